@@ -51,7 +51,9 @@ exit 1
 
 @dataclass(frozen=True)
 class BuiltBundle:
-    """A written bundle."""
+    """A written bundle: its size and those of its parts in bytes, the machines it runs on, and the
+    command that it starts.
+    """
 
     path: Path
     n_bytes: int
@@ -71,12 +73,12 @@ def make_bundle(
     force: bool = False,
     say: Say = lambda text: None,
 ) -> BuiltBundle:
-    """Write program and model to ``out``: for the ``targets``, with wheels from the registry;
-    without targets, with the packages installed here, for this Python.
+    """Write the program and the model as one executable file, ``out``.
 
-    The bundle starts the server with ``serve``; ``args`` are its default arguments. Raises
-    FileError, UnsupportedError (a model in several files; not on Linux), TreadleError (no pex, no
-    network).
+    With ``targets`` the bundle runs on these, with wheels from the package registry; without, on
+    this machine's architecture and Python version, with the packages installed here. It starts the
+    server with ``serve``; ``args`` are default arguments. Raises FileError, UnsupportedError (a
+    model in several files; not on Linux), TreadleError (no pex, no network).
     """
     if NAME != "linux":
         raise UnsupportedError(
@@ -121,7 +123,9 @@ def make_bundle(
 
 
 def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
-    """Return the bundle's header for the model, which is opened and so checked."""
+    """Return the bundle's header for ``model``, which is opened as a check. Raises FileError, and
+    UnsupportedError unless it is a single GGUF file.
+    """
     if model.is_dir() or model.suffix == ".safetensors":
         raise UnsupportedError(
             f"{model}: a bundle needs a single GGUF file: make one with 'treadle convert {model} "
@@ -148,7 +152,8 @@ def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
 
 
 def fetch(own: Path, extras: frozenset[str], targets: Sequence[Target], folder: Path) -> None:
-    """Download wheels for the targets, from the registry that pip is configured for.
+    """Download wheels for the targets into ``folder/wheels``, from the registry that pip is
+    configured for. ``own`` is treadle's wheel.
 
     All targets use the versions that the oldest Python accepts: pex requires one version of each
     pure Python package.
@@ -180,8 +185,8 @@ def _download(wanted: str, targets: Sequence[Target], folder: Path, *more: str) 
 
 
 def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Path:
-    """Pack the wheels as an application that pex unpacks into a virtual environment on its first
-    run.
+    """Pack the wheels in ``folder/wheels`` as an application, ``program.pex``, and return its path.
+    pex unpacks it into a virtual environment on its first run.
     """
     result = folder / "program.pex"
     wanted = f"treadle[{','.join(sorted(extras))}]" if extras else "treadle"
@@ -204,7 +209,9 @@ def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Pat
 
 
 def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> None:
-    """Run a pex command, which writes nothing outside of ``folder``."""
+    """Run a pex command, which writes nothing outside of ``folder``. Raises TreadleError with the
+    text ``failure``.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("PEX")}
     done = subprocess.run(
         [sys.executable, "-m", *command, *more, "--pex-root", str(folder / "pex")],
@@ -220,7 +227,7 @@ def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> Non
 
 
 def digest(path: Path) -> str:
-    """Return the id of the program: a hash of its file."""
+    """Return the program's id: 32 hex digits of the SHA-256 of its file."""
     state = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(PIECE):
@@ -229,7 +236,7 @@ def digest(path: Path) -> str:
 
 
 def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
-    """Return the shell script of the bundle ``name``, a file of ``n_bytes``."""
+    """Return the shell script at the beginning of the bundle ``name``, a file of ``n_bytes``."""
     versions = sorted({target.python for target in targets}, reverse=True)
     pythons = " ".join("python{}.{}".format(*version) for version in versions)
     values = {"ID": name, "PYTHONS": pythons, "BYTES": str(n_bytes)}
@@ -237,7 +244,9 @@ def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
 
 
 def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> None:
-    """Copy the archive with ``front.py`` inserted before pex's own first lines."""
+    """Copy the archive ``program`` to ``to``, with ``front.py`` inserted before pex's own first
+    lines. ``name``: the id under which the program is unpacked.
+    """
     front = Path(__file__).with_name("front.py").read_text("utf-8")
     values = {
         "BUNDLE": name,
@@ -258,7 +267,7 @@ def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> 
 
 
 def write(file: IO[bytes], model: Path, bundled: BundleHeader, program: Path) -> None:
-    """Append the model and the program after the header."""
+    """Append the model, padding and the program to ``file``, which holds the header."""
     with model.open("rb") as source:
         inside = read_bundled(source, model)
         source.seek(inside.start if inside else 0)

@@ -19,7 +19,7 @@ NOEXEC = 8  # ST_NOEXEC, which Python 2.7 does not name
 
 
 def candidates():  # type: () -> list[str]
-    """Return folders to unpack into, best first."""
+    """Return the folders that the program may be unpacked into, best first."""
     if os.environ.get("PEX_ROOT"):
         return [os.environ["PEX_ROOT"]]
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -33,12 +33,14 @@ def candidates():  # type: () -> list[str]
 
 
 def is_ours(path):  # type: (str) -> bool
-    """Return whether this user or root wrote the file."""
+    """Return whether the file belongs to this user or root."""
     return os.stat(path).st_uid in (os.getuid(), 0)
 
 
 def fits(folder):  # type: (str) -> bool
-    """Return whether code can be written there and run, and nobody else can change it."""
+    """Create the folder if it is missing. Return whether code can be written there and run, and no
+    other user can change it.
+    """
     try:
         above = os.path.dirname(folder)
         for one in (above, folder):
@@ -56,8 +58,8 @@ def fits(folder):  # type: (str) -> bool
 
 
 def runs(python, version):  # type: (str, tuple[int, int]) -> bool
-    """Return whether it runs as that version: pyenv has shims for all it knows, and most of them
-    fail.
+    """Return whether the command ``python`` runs as ``version``: pyenv has shims for all versions
+    that it knows, and most of them fail.
     """
     import subprocess
 
@@ -70,7 +72,9 @@ def runs(python, version):  # type: (str, tuple[int, int]) -> bool
 
 
 def fitting_python():  # type: () -> None
-    """Restart with another Python if this one is too old or too new."""
+    """Restart with another Python if this one is not in PYTHONS; exit with an error if there is
+    none.
+    """
     if sys.version_info[:2] in PYTHONS:
         return
     for version in reversed(PYTHONS):
@@ -86,7 +90,9 @@ def fitting_python():  # type: () -> None
 
 
 def start():  # type: () -> None
-    """Run the program if it is unpacked; else set the folder for pex to unpack it into."""
+    """Run the program if it is unpacked; else choose a folder and return, so that pex unpacks it
+    there.
+    """
     if not sys.platform.startswith("linux"):
         sys.exit("treadle: error: this bundle is for Linux, and this is %s" % sys.platform)
     machine = os.uname()[4]

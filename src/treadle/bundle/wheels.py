@@ -32,15 +32,15 @@ ANY_PYTHON = "llvmlite"
 
 
 def plain(name: str) -> str:
-    """Normalize a distribution's name."""
+    """Return the normalised name of a distribution: lower case, with hyphens."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
     """Return the installed distributions that treadle needs with these extras, itself included, by
-    name.
+    normalised name.
 
-    Raises TreadleError for a missing one.
+    Raises TreadleError for one that is not installed.
     """
     from packaging.requirements import Requirement
 
@@ -67,8 +67,8 @@ def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
 
 
 def write_wheel(path: Path, info: str, files: Iterable[tuple[str, bytes]], level: int = 1) -> None:
-    """Write a wheel of the ``files``, by name; ``info`` is its .dist-info folder. ``level``:
-    zlib's; 6 makes it a tenth smaller and takes five times as long.
+    """Write a wheel from ``files``, (name, content) pairs; ``info`` is the name of its .dist-info
+    folder. ``level``: zlib's compression; 6 makes it a tenth smaller and takes five times as long.
     """
     record = []
     with zipfile.ZipFile(path, "w") as archive:
@@ -80,7 +80,7 @@ def write_wheel(path: Path, info: str, files: Iterable[tuple[str, bytes]], level
 
 
 def own_wheel(to: Path) -> Path:
-    """Write a wheel of the running treadle into the folder ``to``."""
+    """Write a wheel of the running treadle into the folder ``to``, and return its path."""
     own = installed.distribution("treadle")
     base = f"treadle-{treadle.__version__}"
     info = f"{base}.dist-info"
@@ -106,7 +106,7 @@ def own_wheel(to: Path) -> Path:
 
 
 def installed_wheel(of: installed.Distribution, to: Path) -> Path:
-    """Write a wheel of an installed distribution into the folder ``to``.
+    """Write a wheel of an installed distribution into the folder ``to``, and return its path.
 
     Raises TreadleError for one without a list of its files, or with missing files.
     """
@@ -171,7 +171,7 @@ class Target:
 
 
 def requirement(name: str) -> str:
-    """Return treadle's requirement for a package, in pip's format."""
+    """Return treadle's requirement for the package ``name``, as pip takes it ("llvmlite>=0.44")."""
     from packaging.requirements import Requirement
 
     asked = (Requirement(text) for text in installed.distribution("treadle").requires or [])
@@ -180,7 +180,7 @@ def requirement(name: str) -> str:
 
 
 def any_python(path: Path) -> Path:
-    """Rename the wheel for every Python, in its folder; the original is removed.
+    """Replace the wheel by one tagged for any Python 3, and return its path.
 
     Raises TreadleError for one with Python extension modules.
     """

@@ -26,9 +26,12 @@ Open = Callable[[Path, Path | None], Source]
 
 @dataclass(frozen=True)
 class CheckpointKind:
-    """A kind of checkpoint. ``fits`` receives a path and the first bytes of a file.
+    """A kind of checkpoint that ``treadle convert`` reads.
 
-    ``own_tokenizer``: the user may name the tokenizer's file.
+    name: description for error messages.
+    fits: returns whether a path is of this kind, given its first bytes (b"" for a folder).
+    open: opens it as a ``Source``, given the path and the path of a tokenizer file or None.
+    own_tokenizer: the user may name a tokenizer file; all other kinds bring their tokenizer.
     """
 
     name: str
@@ -38,7 +41,11 @@ class CheckpointKind:
 
 
 def open_source(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a checkpoint of any kind. Raises FileError, UnsupportedError."""
+    """Open a checkpoint of any kind in KINDS as a conversion source.
+
+    Raises FileError if it cannot be read or is no checkpoint, or if ``tokenizer`` is given for a
+    kind that brings its own; UnsupportedError for a model that treadle does not support.
+    """
     kind = find_kind(path)
     if tokenizer is not None and not kind.own_tokenizer:
         raise FileError(f"{kind.name} has its own tokenizer", path=path)
@@ -49,7 +56,9 @@ def open_source(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def find_kind(path: Path) -> CheckpointKind:
-    """Return the first kind that matches the content. Raises FileError if none does."""
+    """Return the first row of KINDS that matches the content of ``path``. Raises FileError if none
+    does.
+    """
     try:
         head = b"" if path.is_dir() else _head(path)
         for kind in KINDS:
@@ -67,7 +76,11 @@ def find_kind(path: Path) -> CheckpointKind:
 
 
 def _head(path: Path) -> bytes:
-    """Return the file's first bytes; ``GGUF`` for the stem of a shard set, which is no file."""
+    """Return the file's first bytes, at least N_HEAD of them if it is that long.
+
+    The common stem of GGUF shards (``model`` of ``model-00001-of-00003.gguf``) is no file: it gives
+    b"GGUF". Raises FileError for a missing file and for anything that is not a regular file.
+    """
     if not path.exists() and any(path.parent.glob(f"{path.name.removesuffix('.gguf')}-*.gguf")):
         return b"GGUF"
     if not os.path.exists(path):

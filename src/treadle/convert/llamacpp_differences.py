@@ -1,4 +1,5 @@
-"""Differences in how llama.cpp, and programs built on it, read a written file compared to treadle.
+"""Differences between the readings of a written file by llama.cpp (and programs built on it) and
+by treadle.
 
 GGUF has more keys than any one program reads. This module states what llama.cpp's sources of 2026
 do with the architectures that treadle supports: each row of ROWS checks one thing and describes the
@@ -115,7 +116,9 @@ class OutputMetadata:
 
 
 def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> list[str]:
-    """Return a sentence for each difference between llama.cpp's reading and treadle's."""
+    """Return a sentence for each difference between llama.cpp's reading of a file and treadle's; []
+    for an architecture that treadle does not know. ``tensors``: names.
+    """
     arch = ARCHS.get(str(metadata.get("general.architecture")))
     if arch is None:
         return []
@@ -128,7 +131,9 @@ def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> lis
 
 
 def _number(file: OutputMetadata, key: str) -> float | None:
-    """Return a key's number; None if it is absent or, after --set, not a number."""
+    """Return a key's number; None if the key is absent or holds something else (after
+    ``--set``).
+    """
     value = file.keys.get(key)
     return value if isinstance(value, (int, float)) else None
 

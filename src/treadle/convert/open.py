@@ -1,4 +1,6 @@
-"""Opens a model for the engine: a GGUF file, or a Hugging Face directory in place."""
+"""Opens a model for the engine: a GGUF file, or a Hugging Face directory or Whisper model
+in place.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ def packaged_model() -> Path:
 
 
 def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -> GGUF:
-    """Open a model with ``open_gguf``, ``open_hf`` or ``open_whisper``, whichever applies, with the
-    errors of that function.
+    """Open a model for the engine with ``open_gguf``, ``open_hf`` or ``open_whisper``, by its
+    content. Raises the errors of that function.
 
-    Tensors that no file stores in the form used are assembled on first read. With ``progress`` they
-    are assembled at once, with calls of ``progress("unpack", done, total)``.
+    Tensors of a Hugging Face folder that are stored in another form (such as single experts) are
+    assembled in memory when the first of them is read. With ``progress`` they are assembled before
+    this returns, with calls of ``progress("unpack", done, total)``, counted in tensors.
     """
     if not is_hf(path):
         try:
@@ -44,8 +47,9 @@ def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -
 
 
 def open_drafter(path: str | os.PathLike[str]) -> GGUF:
-    """Open a drafter as ``open_model`` does; of a folder that holds a model and its DSpark, the
-    DSpark.
+    """Open a drafter (the small model of speculative decoding) as ``open_model`` does.
+
+    If a folder holds a DeepSeek V4 model and its DSpark drafter, open the drafter.
     """
     if not is_hf(path):
         return open_model(path)
@@ -55,11 +59,11 @@ def open_drafter(path: str | os.PathLike[str]) -> GGUF:
 
 
 def _open_speech(path: str | os.PathLike[str]) -> GGUF | None:
-    """Open a speech model in a format of its own; None if it is none."""
+    """Open a Whisper model that is not a GGUF file; return None if ``path`` is no such model."""
     from treadle.convert.whisper.open import is_whisper, open_whisper
 
     try:
         is_speech = is_whisper(path)
-    except (TreadleError, OSError):  # the other opener has told it
+    except (TreadleError, OSError):  # the caller raises its own error
         return None
     return open_whisper(path) if is_speech else None

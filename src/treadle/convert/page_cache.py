@@ -1,7 +1,7 @@
-"""Page cache hygiene: a conversion drops the pages that it read once.
+"""Page cache hygiene: a conversion drops the pages that it brought into memory.
 
 The kernel reports which pages of a file were in memory before (``mincore``); only the others are
-dropped, so that a model in use by another process keeps its pages. Where this is unknown (not
+dropped, so that a model in use by another process keeps its pages. If the kernel cannot tell (not
 Linux, or a file of another user), nothing is dropped.
 """
 
@@ -40,7 +40,7 @@ class PageCache:
                     self._files[path] = _CachedPages(path)
 
     def expect(self, ranges: Iterable[TensorData]) -> None:
-        """Announce the ranges to be read next, so that the system may prefetch them."""
+        """Tell the kernel which ranges will be read next, so that it may prefetch them."""
         for part in ranges:
             if part.path in self._files:
                 _advise(part.path, [(part.offset, part.n_bytes)], SYSTEM.fetch_pages)
@@ -59,7 +59,9 @@ class PageCache:
 
 
 def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> None:
-    """Advise the kernel about ranges of a file; a file that disappeared is ignored."""
+    """Call ``advise(fd, offset, n_bytes)`` for each range of a file, in bytes. A missing file is
+    ignored.
+    """
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)
         try:
@@ -70,20 +72,25 @@ def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> No
 
 
 def before_opening(path: Path) -> PageCache:
-    """Record the files of a checkpoint before its first byte is read, because reading a header
-    makes the kernel read ahead megabytes.
+    """Record the resident pages of a checkpoint's files. Call it before the first byte is read,
+    because reading a header makes the kernel read ahead megabytes.
+
+    A folder stands for its files, a file also for its neighbours with the same suffix (other
+    shards).
     """
     folder = path if path.is_dir() else path.parent
     try:
         beside = sorted(p for p in folder.iterdir() if path.is_dir() or p.suffix == path.suffix)
     except OSError:
-        beside = []  # opening it will say why
+        beside = []  # opening the checkpoint reports it
     files = (p for p in beside[:MAX_FILES] if p.is_file())
     return PageCache(p for p in files if p.stat().st_size >= SMALL)
 
 
 class _CachedPages:
-    """One file, with a flag per page: whether it was in memory."""
+    """The page cache of one file: ``resident``, bool [n_pages], is true for pages that were in
+    memory.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -32,7 +32,9 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class PartFile:
-    """One file of the output, open for writing and locked against another conversion."""
+    """One file of the output, ``n_bytes`` long, open for writing and locked against other
+    conversions.
+    """
 
     def __init__(self, target: Path, n_bytes: int) -> None:
         self.target = target
@@ -53,12 +55,12 @@ class PartFile:
             os.close(fd)
 
     def clear(self) -> None:
-        """Make it a single hole of the right size."""
+        """Truncate the file to a single hole of ``n_bytes``."""
         os.ftruncate(self.fd, 0)
         os.ftruncate(self.fd, self.n_bytes)
 
     def write(self, data: Bytes, at: int) -> None:
-        """Write at a byte offset; whole pages of zeros stay holes."""
+        """Write uint8 ``data`` at byte offset ``at``; whole pages of zeros stay holes."""
         head = min(-at % HOLE, len(data))
         self._write(data[:head], at)
         n_pages = (len(data) - head) // HOLE
@@ -81,8 +83,8 @@ class PartFile:
             at = at + n
 
     def copy(self, source: int, offset: int, n_bytes: int, at: int) -> bool:
-        """Let the kernel copy (or share) bytes of the open file ``source``; return False if it
-        cannot.
+        """Let the kernel copy ``n_bytes`` from byte ``offset`` of file descriptor ``source`` to
+        byte ``at``. Return False if it cannot; the caller then writes them.
 
         A file system with reflinks shares blocks if both offsets are block-aligned. A hole of the
         source becomes a hole.
@@ -108,13 +110,13 @@ class PartFile:
         return True
 
     def take_place(self) -> None:
-        """Rename it to its target. Raises OSError."""
+        """Rename the part to its target. Raises OSError."""
         if not SYSTEM.RENAMES_OPEN:
             self.close()
         self.path.replace(self.target)
 
     def close(self, *, discard_empty: bool = False) -> None:
-        """Close it and release its lock; with ``discard_empty``, delete it if it is empty."""
+        """Close the file and release its lock; with ``discard_empty``, delete an empty file."""
         if self.fd >= 0:
             if discard_empty and os.fstat(self.fd).st_size == 0:
                 self.path.unlink(missing_ok=True)
@@ -123,7 +125,9 @@ class PartFile:
 
 
 class Journal:
-    """The list of a job's complete tensors; ``done`` holds those of an earlier, killed run."""
+    """The list of a job's complete tensors; ``done`` has those that an earlier, killed run
+    wrote.
+    """
 
     def __init__(self, parts: Sequence[PartFile], job: str, *, resume: bool) -> None:
         self.parts, self.path = parts, Path(f"{parts[0].path}.journal")
@@ -190,5 +194,7 @@ class Journal:
 
 
 def is_full(error: OSError) -> str | None:
-    """Return the reason if the error means that there is no room, else None."""
+    """Return the reason if the error means that the disk is full or a size limit is reached, else
+    None.
+    """
     return FULL.get(error.errno or 0)

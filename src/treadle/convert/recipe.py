@@ -36,10 +36,14 @@ OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment
 
 @dataclass(frozen=True)
 class Options:
-    """The user's options. ``alignment`` in bytes; ``split_max``: bytes per shard, 0 for a single
-    file.
+    """The user's options of ``treadle convert``.
 
-    ``settings`` are ``KEY=VALUE`` for the metadata.
+    type: format of matrices (``--type``); None: the types of the source.
+    alignment: of tensors in the file, in bytes. split_max: largest shard in bytes; 0: a single
+        file.
+    force: replace an existing file. resume: continue the part file of an interrupted run.
+    allow_nonfinite: accept weights that are infinite or NaN.
+    settings: ``KEY=VALUE`` texts, which set metadata.
     """
 
     type: Format | None = None  # None: as in the source
@@ -53,7 +57,9 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class OutputTensor:
-    """A tensor of the output. ``encode`` None: its bytes are the source's."""
+    """A tensor of the output. ``encode`` is the format to encode its weights in; None: copy the
+    source's bytes unchanged.
+    """
 
     tensor: SourceTensor
     encode: Format | None
@@ -62,7 +68,9 @@ class OutputTensor:
 
     @property
     def type(self) -> GGMLType:
-        """Return its type in the output. Raises UnsupportedError for a type without a size."""
+        """Return the ggml type in the output. Raises UnsupportedError for a type whose size is
+        unknown.
+        """
         return replace(self.tensor, ggml_type=self.ggml_type).kind
 
     @property
@@ -72,7 +80,7 @@ class OutputTensor:
 
     @property
     def n_bytes(self) -> int:
-        """Return its size in the output."""
+        """Return the size in the output, in bytes."""
         tensor = self.tensor
         fmt = self.encode
         return tensor.n_bytes if fmt is None else tensor.n_rows * fmt.row_bytes(tensor.k)
@@ -80,7 +88,7 @@ class OutputTensor:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One file of the output."""
+    """One file of the output: path, header with tensor offsets, and tensors in order."""
 
     path: Path
     layout: GgufLayout
@@ -88,8 +96,8 @@ class Shard:
 
 
 def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
-    """Choose every tensor's type and place. Raises UnsupportedError for a type that cannot be
-    written.
+    """Choose every tensor's type, file and offset. Raises UnsupportedError for a type that cannot
+    be written, FileError if the result would be an invalid file.
     """
     entries = plan_entries(source, options.type)
     metadata = build_metadata(source, options, entries)
@@ -103,7 +111,9 @@ def lay_out(
     alignment: int,
     split_max: int = 0,
 ) -> list[Shard]:
-    """Return the file, or its shards. Raises FileError if the result would be invalid."""
+    """Return the output file, or its shards if ``split_max`` (bytes) is not 0, with all offsets.
+    Raises FileError if the result would be invalid.
+    """
 
     def keys_of(no: int, count: int) -> Mapping[str, Any]:
         """Return the keys of shard ``no`` of ``count``; the first holds all keys of the model."""
@@ -169,8 +179,11 @@ def _empty_type(value: Any) -> ValueType | None:
 
 
 def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
-    """Plan each tensor's output: matrices become ``wanted``, vectors and FLOATS become F32; with
-    ``wanted`` None all keep their types.
+    """Choose each tensor's output format.
+
+    With ``wanted``, matrices get that format, other unquantised tensors F32. With None tensors keep
+    their types (or take ``SourceTensor.written``), except that small tensors of FLOATS become F32
+    unless the source is a GGUF file.
     """
     _check_rows(source, wanted)
 
@@ -186,8 +199,8 @@ def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
 
 
 def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> OutputTensor:
-    """Return the tensor in format ``wanted``, or its own if None. Raises UnsupportedError if its
-    own format cannot be read.
+    """Return the output tensor in format ``wanted``; None keeps the source's. Raises
+    UnsupportedError if treadle cannot decode the source's format, so that it cannot change.
     """
     if wanted is None or wanted.ggml_id == tensor.ggml_type:
         return OutputTensor(tensor, None, note)
@@ -198,13 +211,17 @@ def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Out
 
 
 def is_matrix(tensor: SourceTensor) -> bool:
-    """Whether ``--type`` applies to the tensor."""
+    """Whether ``--type`` applies to the tensor: a ``.weight`` of two or more axes, not in
+    FLOATS.
+    """
     name = tensor.name
     return len(tensor.shape) >= 2 and name.endswith(".weight") and not FLOATS.search(name)
 
 
 def _check_rows(source: Source, wanted: Format | None) -> None:
-    """Refuse a format whose blocks do not divide the rows, and name the nearest one that does."""
+    """Raise UnsupportedError if a row of some matrix is not whole blocks of ``wanted``; the message
+    names the nearest format that fits every matrix.
+    """
     if wanted is None:
         return
     matrices = [tensor for tensor in source.tensors.values() if is_matrix(tensor)]
@@ -218,7 +235,9 @@ def _check_rows(source: Source, wanted: Format | None) -> None:
 
 
 def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
-    """Return the format nearest in bits per weight whose blocks divide rows of all these widths."""
+    """Return the format nearest to ``wanted`` in bits per weight whose blocks divide rows of all
+    these widths.
+    """
     rows = list(widths)
 
     def bits(fmt: Format) -> float:
@@ -232,7 +251,9 @@ def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
 
 
 def build_metadata(source: Source, options: Options, entries: list[OutputTensor]) -> dict[str, Any]:
-    """Return the source's keys, updated for this output file."""
+    """Return the output file's metadata: the source's keys, the file type of ``entries``, and the
+    user's ``KEY=VALUE`` settings.
+    """
     metadata = kept_metadata(source)
     if not source.verbatim or options.type is not None:
         metadata.update(_types(entries))
@@ -242,14 +263,15 @@ def build_metadata(source: Source, options: Options, entries: list[OutputTensor]
 
 
 def kept_metadata(source: Source) -> dict[str, Any]:
-    """Return the source's keys, without those that describe only its own files."""
+    """Return the source's keys without those that describe its own files, such as shard counts."""
     return {key: value for key, value in source.metadata.items() if key not in OF_FILES}
 
 
 def notes(source: Source, options: Options) -> list[str]:
-    """Return notes for the user: what the reader assumed, and what other programs read differently.
+    """Return notes for the user: the reader's assumptions, and keys that llama.cpp reads
+    differently.
 
-    A GGUF file that is copied keeps its metadata, so no differences are listed.
+    A source that is a GGUF file keeps its keys, so the second kind is not listed for it.
     """
     said = list(source.notes)
     if not source.verbatim:
@@ -275,7 +297,9 @@ def _types(entries: list[OutputTensor]) -> dict[str, Any]:
 
 
 def set_key(metadata: dict[str, Any], text: str) -> None:
-    """Apply ``KEY=VALUE`` to GGUF metadata; the value keeps the type of the existing key."""
+    """Set a metadata key as ``KEY=VALUE`` says. An existing key keeps its type: UnsupportedError if
+    the value does not fit.
+    """
     key, equals, word = text.partition("=")
     if not equals or not key:
         raise UnsupportedError(f"--set {text!r:.80}: not KEY=VALUE")
@@ -283,8 +307,9 @@ def set_key(metadata: dict[str, Any], text: str) -> None:
 
 
 def _value(key: str, before: Any, word: str) -> Any:
-    """Parse ``word`` as the type of the key's existing value; a new key's type follows from the
-    word.
+    """Parse ``word`` as the type of ``before``, the key's existing value. If that is None (a new
+    key), the word gives the type: bool, int, float or str. Raises UnsupportedError if it does not
+    fit.
     """
     try:
         value: Any = json.loads(word)
@@ -326,9 +351,9 @@ def _value(key: str, before: Any, word: str) -> Any:
 def split(
     entries: list[OutputTensor], alignment: int, split_max: int, first_head: int = 0, head: int = 0
 ) -> list[list[OutputTensor]]:
-    """Group tensors, in order, so that each file has at most ``split_max`` bytes unless a single
-    tensor is larger. ``first_head`` and ``head``: header bytes of the first file and of others,
-    without the tensor infos.
+    """Group tensors, in order, into files of at most ``split_max`` bytes; a tensor that is larger
+    gets a file of its own. ``first_head`` and ``head``: header bytes of the first and of other
+    files, without tensor infos.
     """
     groups: list[list[OutputTensor]] = [[]]
     n_head = first_head

@@ -54,10 +54,12 @@ MAX_WORKERS = 16
 class WriteJob:
     """The output to write, and how to encode it.
 
-    ``encode(entry, rows, begin)`` turns some rows of a source tensor, uint8 [n_bytes] from its byte
-    ``begin`` on, into output rows, uint8 [n_bytes]; ``check`` checks rows that are copied
-    unchanged. Both raise FileError. ``asked`` is a digest of everything that determines the bytes
-    besides the sources, the header and the types.
+    encode: ``encode(entry, rows, begin)`` converts some rows of a source tensor, uint8 [n_bytes]
+        from its byte ``begin`` on, to output rows, uint8 [n_bytes]. Raises FileError.
+    check: has the same arguments; checks rows that are copied unchanged. Raises FileError.
+    asked: digest of all options that determine the bytes, besides sources, headers and types.
+    workers: number of encoding threads. stage: label of the progress bar.
+    resume: continue the part file of an interrupted run.
     """
 
     source: Source
@@ -81,9 +83,9 @@ def convert(
 ) -> list[Path]:
     """Write ``source`` as ``target`` (or as its shards) and return the paths written.
 
-    ``cache`` recorded the pages in memory before ``source`` was opened; it is closed at the end.
-    Otherwise, errors included, this works as ``write``. Raises UnsupportedError for a type that
-    cannot be written.
+    ``progress``, ``say`` and FileErrors are those of ``write``; UnsupportedError for a type that
+    cannot be written. ``cache`` has recorded the pages in memory before ``source`` was opened; it
+    is closed at the end.
     """
     guard_mappings()
     shards = plan_shards(source, target, options)
@@ -112,7 +114,9 @@ def convert(
 
 
 class _Coder:
-    """Converts from one format to another; infinities and NaNs are refused unless allowed."""
+    """The ``encode`` and ``check`` of a conversion: dequantise rows and quantise them to another
+    format. Both raise FileError for infinities and NaNs unless they are allowed.
+    """
 
     def __init__(self, allow_nonfinite: bool) -> None:
         self.allow_nonfinite = allow_nonfinite
@@ -221,7 +225,9 @@ class _Writer:
         return [part.target for part in parts]
 
     def _job(self) -> str:
-        """Return a digest of everything that determines the bytes: sources, headers, options."""
+        """Return a hex digest of everything that determines the bytes: sources, headers, types,
+        options. A part file with another digest is discarded.
+        """
         digest = hashlib.sha256(f"{__version__} ".encode() + self.work.asked)
         for path in _files(self.source):
             about = path.stat()
@@ -235,7 +241,9 @@ class _Writer:
         return digest.hexdigest()
 
     def _check_room(self, parts: list[PartFile]) -> None:
-        """Fail early if there is no room. Blocks that can be shared with the source need none."""
+        """Raise FileError if the disk lacks room. Blocks that can be shared with the source need
+        none.
+        """
         first = self.shards[0]
         folder = first.path.parent
         block = SYSTEM.block_bytes(folder)
@@ -286,7 +294,9 @@ class _Writer:
             self._advance(n_read)
 
     def _copy(self, entry: OutputTensor, data: Bytes, part: PartFile, at: int) -> None:
-        """Write unchanged bytes; the kernel copies them if they are contiguous in a file."""
+        """Write unchanged bytes at byte ``at``; the kernel copies them if they lie in one range of
+        a file.
+        """
         lies = mapped_range(entry.tensor, data)
         # A file inside a bundle starts past 0.
         whole = (file for file in self.mapped.files if not file.start)
@@ -308,8 +318,8 @@ class _Writer:
     def _encoded(
         self, entry: OutputTensor, data: Bytes, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Bytes]]:
-        """Yield the tensor in its new format, strip by strip, each with its number of source bytes;
-        threads encode some strips ahead.
+        """Yield (number of source bytes, encoded bytes) for each strip of rows, in order; threads
+        encode some strips ahead.
         """
         step = max(1, TASK_WEIGHTS // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
 
@@ -338,8 +348,8 @@ class _Writer:
 def mapped_range(tensor: SourceTensor, data: Bytes) -> TensorData | None:
     """Return the file range in which the bytes of ``data`` lie unchanged; None for computed bytes.
 
-    A tensor names the ranges it reads, but not whether it changes the bytes. So check that ``data``
-    is a view of the mapping at that very place.
+    A tensor lists the ranges that it reads, but not whether it changes their bytes. So check that
+    ``data`` is a view of the mapping at that very offset.
     """
     if len(tensor.ranges) != 1 or tensor.ranges[0].n_bytes != data.nbytes:
         return None
@@ -354,7 +364,9 @@ def mapped_range(tensor: SourceTensor, data: Bytes) -> TensorData | None:
 
 
 def _files(source: Source) -> list[Path]:
-    """Return every file that the output may depend on."""
+    """Return every file that the output may depend on: the tensors' files, and for a folder all its
+    files except hidden and GGUF ones.
+    """
     paths: set[Any] = {part.path for t in source.tensors.values() for part in t.ranges}
     if source.path.is_dir():
         beside = (p for p in source.path.iterdir() if not p.name.startswith("."))

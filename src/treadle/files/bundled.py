@@ -32,7 +32,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class BundleHeader:
-    """The record in a bundle's header: the model's place, and the command to run."""
+    """The record in a bundle's header: where the model is, and which command to run."""
 
     name: str  # file name of the model before it was bundled
     start: int  # byte of the file where the model begins, a multiple of START
@@ -41,8 +41,10 @@ class BundleHeader:
     args: tuple[str, ...] = ()  # its default arguments
 
     def head(self, script: bytes) -> bytes:
-        """Return the file's bytes before the model. ``script`` is shell code; its last line must
-        exit, because binary data follows.
+        """Return the file's bytes before the model, padded to ``start``.
+
+        ``script`` is shell code; its last line must exit, because binary data follows. Raises
+        UnsupportedError if the header exceeds ``start`` bytes.
         """
         import json
         from dataclasses import asdict
@@ -55,9 +57,10 @@ class BundleHeader:
 
 
 def read_bundled(file: IO[bytes], path: Path) -> BundleHeader | None:
-    """Read the header of an open bundle; None for any other file. Leaves ``file`` at its beginning.
+    """Return the header of an open bundle; None for any other file. ``file`` is left at byte 0.
 
     Raises FileError for a damaged bundle, UnsupportedError for a bundle of a later version.
+    ``path`` is for messages.
     """
     is_script = file.read(len(SCRIPT)) == SCRIPT
     lines = (SCRIPT + file.read(START)).split(b"\n", 2) if is_script else []

@@ -38,7 +38,9 @@ MAX_DIMS = 8
 
 
 class StorageType(NamedTuple):
-    """An element type of storages: bytes per element, and the ggml type number (-1 if none)."""
+    """An element type of torch's storages: bytes per element, and the ggml type number (-1 if
+    none).
+    """
 
     n_bytes: int
     ggml_type: int
@@ -74,7 +76,9 @@ class _View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor(TensorData):
-    """One tensor of a checkpoint; ``data`` is a view of the mapped file if it is contiguous."""
+    """One tensor of a checkpoint; ``kind`` is torch's element type ("BFloat16"), ``offset`` that of
+    the first element.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -87,12 +91,17 @@ class CheckpointTensor(TensorData):
 
     @property
     def data(self) -> Bytes:
-        """uint8 [n_bytes], row-major; zero copy if the tensor is contiguous."""
+        """The elements in row-major order as uint8: a view of the mapped file if the tensor is
+        contiguous, else a copy. ``n_bytes`` is the tensor's span in the file, which gaps make
+        larger.
+        """
         return np.ascontiguousarray(self._elements).reshape(-1).view(np.uint8)
 
 
 class Checkpoint(MappedReader):
-    """The tensors of one checkpoint, by name. Raises FileError or UnsupportedError."""
+    """The tensors of one checkpoint, by name. Raises FileError for a damaged file, UnsupportedError
+    for a file that is no zip archive (PyTorch before 1.6) or big-endian.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a PyTorch checkpoint")
@@ -120,7 +129,9 @@ class Checkpoint(MappedReader):
     # -- the archive ------------------------------------------------------------------------
 
     def _members(self) -> dict[str, tuple[str, int, int]]:
-        """Return name, offset and size of every member, checked to be stored and in the file."""
+        """Return (name, offset, size in bytes) of every archive member by name. Raises FileError
+        for one that is compressed, encrypted or not within the file.
+        """
         try:
             with zipfile.ZipFile(self.path) as archive:
                 infos = archive.infolist()
@@ -141,7 +152,9 @@ class Checkpoint(MappedReader):
         return found
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Return the offset of a member's bytes: after its local header, which has own lengths."""
+        """Return the byte offset of a member's data. It follows the member's local header, whose
+        lengths may differ from those in the archive's directory.
+        """
         at = info.header_offset
         head = self.map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
         if len(head) < LOCAL_HEADER or head[:4] != ZIP_MAGIC:
@@ -228,7 +241,9 @@ class Checkpoint(MappedReader):
 
 
 def _storage(pid: Any) -> _Storage:
-    """Convert a persistent id ('storage', class, key, device, elements) to a storage."""
+    """Return the storage that a persistent id of the pickle names: ("storage", class, key, device,
+    number of elements). Raises ValueError for any other id.
+    """
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
         raise ValueError("a persistent id that is not a storage")
     _, kind, key, _, n = pid
@@ -240,7 +255,9 @@ def _storage(pid: Any) -> _Storage:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _View:
-    """Stand in for torch._utils._rebuild_tensor_v2: return an unread view of a storage."""
+    """Return an unread view of a storage, as ``torch._utils._rebuild_tensor_v2`` would return a
+    tensor. Raises ValueError for invalid sizes or strides.
+    """
     if type(storage) is not _Storage:
         raise ValueError("a tensor without storage")
     sizes = (*size, *stride, offset) if type(size) is type(stride) is tuple else (None,)

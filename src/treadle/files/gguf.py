@@ -47,7 +47,7 @@ class GGUF:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether every tensor lies in the files, and none was replaced in memory."""
+        """Whether every tensor lies in the files; false if some were replaced in memory."""
         files = {id(file) for file in self._files}
         return all(id(tensor.file) in files for tensor in self.tensors.values())
 

@@ -57,15 +57,17 @@ def decode(raw: bytes) -> str:
 
 
 class GGUFArray(Sequence[Scalar]):
-    """A metadata array: a view of the mapped file, converted to Python objects on demand.
+    """A metadata array: a view of the mapped file, converted to Python objects on access.
 
     ``type`` is the element type. For numbers use ``numpy()``; for strings use ``raw(i)`` to get
     bytes, or ``offsets()`` with ``buffer`` to process all strings at once.
     """
 
     def __init__(self, type: ValueType, buffer: Bytes, start: int, n: int, heads: Offsets) -> None:
-        """Wrap ``n`` elements at byte ``start``. ``heads`` [n + 1] has the offset of each string's
-        length field and the end of the last string; it is empty for numeric arrays.
+        """Wrap ``n`` elements of ``type`` at byte ``start`` of ``buffer``.
+
+        ``heads`` int64 [n + 1] has the offset of each string's length field and the end of the last
+        string; it is empty for numeric arrays.
         """
         self.type = type
         self.buffer = buffer  # uint8 of the whole file, read-only; offsets() are relative to it
@@ -84,8 +86,8 @@ class GGUFArray(Sequence[Scalar]):
         return self.buffer[self._start : self._start + self._n * DTYPES[self.type].itemsize]
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return [n] in the element type, read-only and zero copy (except bools); TypeError for
-        strings.
+        """Return the elements, [n] in their type, read-only and zero copy (except bools). Raises
+        TypeError for strings.
         """
         if self.type is ValueType.STRING:
             raise TypeError("an array of strings has no numpy(): use offsets() and buffer")
@@ -95,7 +97,9 @@ class GGUFArray(Sequence[Scalar]):
         return array
 
     def offsets(self) -> tuple[Offsets, Offsets]:
-        """Return each string's byte offset in ``buffer``, int64 [n], and its length in bytes."""
+        """Return each string's byte offset in ``buffer`` and its length in bytes, both
+        int64 [n].
+        """
         if self.type is not ValueType.STRING:
             raise TypeError("only an array of strings has offsets()")
         return self._heads[:-1] + 8, np.diff(self._heads) - 8
@@ -108,7 +112,7 @@ class GGUFArray(Sequence[Scalar]):
         return bytes(self.buffer[int(self._heads[i]) + 8 : int(self._heads[i + 1])].data)
 
     def raws(self, indices: Sequence[int] | None = None) -> list[bytes]:
-        """Return the bytes of all strings, or of some; they need not be UTF-8."""
+        """Return the bytes of all strings, or of those at ``indices``; they need not be UTF-8."""
         if self.type is not ValueType.STRING:
             raise TypeError("only an array of strings has raws()")
         if indices is None:
@@ -155,6 +159,6 @@ def string_array(strings: Sequence[bytes]) -> GGUFArray:
 
 
 def number_array(type: ValueType, numbers: Sequence[float]) -> GGUFArray:
-    """Build an in-memory GGUFArray of numbers."""
+    """Build an in-memory GGUFArray of numbers in ``type``."""
     buffer = np.array(numbers, DTYPES[type]).view(np.uint8)
     return GGUFArray(type, buffer, 0, len(numbers), np.empty(0, np.int64))

@@ -42,7 +42,7 @@ _NO_HEADS: Offsets = np.empty(0, np.int64)
 
 
 class _Info(NamedTuple):
-    """A tensor's description; ``at`` is its byte offset in the header."""
+    """A tensor's description in the header; ``at`` is the byte offset of the description itself."""
 
     at: int
     name: str
@@ -53,7 +53,9 @@ class _Info(NamedTuple):
 
 
 class Header(FileReader):
-    """Metadata and tensors of one mapped file. Raises FileError or UnsupportedError."""
+    """Metadata and tensors of one mapped GGUF file. Raises FileError for a damaged file,
+    UnsupportedError for other versions and formats.
+    """
 
     word = 8  # bytes of a count, a length or a dimension
     min_kv = 13  # bytes of the smallest metadata entry
@@ -79,7 +81,9 @@ class Header(FileReader):
         self.tensors = self._place(list(infos.values()))
 
     def integer(self, key: str, default: int) -> int:
-        """Return a metadata value that must be an integer from 0 to 2**31 - 1."""
+        """Return the metadata value ``key``, or ``default``. Raises FileError unless it is an
+        integer from 0 to 2**31 - 1.
+        """
         value = self.metadata.get(key, default)
         if type(value) is not int or not 0 <= value < 1 << 31:
             expected = "an integer below 2**31"
@@ -202,7 +206,9 @@ class Header(FileReader):
         raise self.error(f"ggml type {ggml_type}", where=name, expected="a ggml type")
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
-        """Build the tensors, checked to be aligned, inside the file and not overlapping."""
+        """Return the tensors by name. Raises FileError unless they are aligned, inside the file and
+        do not overlap.
+        """
         size = len(self.file)
         data_at = _align(self.at, self.alignment)
         self.header_only = size <= data_at and any(info.n_bytes for info in infos)
@@ -261,7 +267,9 @@ def _align(n: int, alignment: int) -> int:
 
 
 def _is_llama2c(path: Path, head: bytes) -> bool:
-    """Return whether a file has llama2.c's magic, or exactly the size of a legacy checkpoint."""
+    """Return whether a file has llama2.c's magic, or exactly the size of a llama2.c checkpoint
+    without magic. ``head``: its first bytes.
+    """
     from treadle.files.llama2c import MAGIC, n_bytes_of
 
     try:

@@ -25,7 +25,9 @@ _read_u64 = struct.Struct("<Q").unpack_from
 
 
 class StringTooLong(Exception):
-    """Raised if string ``index``, at byte ``offset``, extends past the end of the buffer."""
+    """Raised if the string number ``index``, at byte ``offset``, extends past the end of the
+    buffer.
+    """
 
     def __init__(self, index: int, offset: int) -> None:
         self.index = index
@@ -34,7 +36,8 @@ class StringTooLong(Exception):
 
 
 def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
-    """Return the offset of each of ``n`` strings and the end of the last, int64 [n + 1].
+    """Return the byte offset of each of ``n`` strings from ``start`` on, and the end of the last,
+    int64 [n + 1].
 
     The caller has checked that ``8 * n`` bytes are left. Raises StringTooLong.
     """
@@ -65,8 +68,8 @@ def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
 
 
 def _guess(buffer: Bytes, lo: int, hi: int) -> tuple[Offsets, Offsets]:
-    """Return likely string offsets in ``lo:hi``, ascending, and indices of those whose string does
-    not end at the next offset.
+    """Return likely byte offsets of strings in ``lo:hi``, ascending int64 [m], and the indices of
+    those whose string does not end at the next offset.
     """
     lo = max(4, lo // 4 * 4)
     words = buffer[lo : lo + max(0, min(hi, len(buffer)) - lo) // 4 * 4].view("<u4")
@@ -84,7 +87,9 @@ def _guess(buffer: Bytes, lo: int, hi: int) -> tuple[Offsets, Offsets]:
 
 
 def _walk(buffer: Bytes, heads: Offsets, i: int, stop: int, pos: int) -> int:
-    """Fill ``heads[i:stop]`` from ``pos``, string by string. Return the end of the last string."""
+    """Fill ``heads[i:stop]`` string by string, the first at byte ``pos``. Return the end of the
+    last string. Raises StringTooLong.
+    """
     data = buffer.data
     end = len(buffer)
     for index in range(i, stop):

@@ -33,7 +33,7 @@ class _Entry(NamedTuple):
 
 
 class GgufLayout(NamedTuple):
-    """Layout of a file: the bytes before the tensors, and each tensor's offset."""
+    """Layout of a file: the bytes before the tensors, and each tensor's byte offset by name."""
 
     header: bytes
     offsets: dict[str, int]  # absolute
@@ -63,13 +63,13 @@ class GGUFWriter:
             self.add("general.alignment", alignment)
 
     def add(self, key: str, value: Any, type: ValueType | None = None) -> None:
-        """Add a metadata entry, or replace the entry of the same key.
+        """Add a metadata entry, or replace the entry of the same key. Raises FileError for a value
+        that GGUF cannot hold.
 
-        ``value``: bool, int, float, str, bytes (a string), a numpy scalar or 1-D array, a
-        sequence, or a GGUFArray, which is copied unchanged. ``type`` is the value's type (for a
-        sequence, its element type). By default a numpy value keeps its type; a Python float is
-        FLOAT32 unless too large; an int is UINT32 (in a sequence INT32, as llama.cpp expects)
-        unless it does not fit.
+        ``value``: bool, int, float, str, bytes (a string), a numpy scalar or 1-D array, a sequence,
+        or a GGUFArray, which is copied unchanged. ``type`` is the value's type (for a sequence, its
+        element type). By default a numpy value keeps its type; a Python float is FLOAT32 unless too
+        large; an int is UINT32 (in a sequence INT32, as llama.cpp expects) unless it does not fit.
         """
         if key == "general.alignment":
             if not isinstance(value, int) or not 0 < value < 1 << 32 or value & (value - 1):
@@ -85,6 +85,7 @@ class GGUFWriter:
         self, name: str, shape: Sequence[int], fmt: Format | str | int, data: Data
     ) -> None:
         """Add a tensor: ``shape`` slowest dimension first, ``data`` in the format's byte layout.
+        Raises FileError for a shape that is not whole blocks.
 
         ``fmt`` is a Format, its name, or a ggml type number (for types that treadle can copy but
         not read). ``data`` is an array or bytes, or a callable that returns these and is called
@@ -106,7 +107,9 @@ class GGUFWriter:
         self._tensors[name] = _Entry(name, dims, ggml_type, n_bytes, data)
 
     def write(self) -> None:
-        """Write the file to a temporary path, then rename it, so that it is never seen in part."""
+        """Write the file to a temporary path, then rename it: a reader never sees a part of it. An
+        existing file is replaced.
+        """
         check_target(self.path, force=True)
         layout = self.layout()
         check_room(self.path, layout.n_bytes)
@@ -157,7 +160,9 @@ class GGUFWriter:
 
 
 def _ggml_type(fmt: Format | str | int) -> int:
-    """Return a format's ggml type number, known to treadle or not; -1 for a name ggml lacks."""
+    """Return the ggml type number of a format, a name or a number (unchanged); -1 for an unknown
+    name.
+    """
     if isinstance(fmt, Format):
         return fmt.ggml_id
     if isinstance(fmt, int):
@@ -178,7 +183,7 @@ def _string(text: Any) -> bytes:
 
 
 def _encode(value: Any, type: ValueType | None) -> bytes:
-    """Encode a value with its type number, as stored in a file."""
+    """Return a value as stored in a file: its type number, then its bytes. None: infer the type."""
     if isinstance(value, GGUFArray):
         return _array(value.type, len(value), value.payload.tobytes())
     one = isinstance(value, (str, bytes, int, float, np.generic))
@@ -207,7 +212,7 @@ def _array(type: ValueType, n: int, raw: bytes) -> bytes:
 
 
 def _infer(items: Sequence[Any] | npt.NDArray[Any], one: bool) -> ValueType:
-    """Infer the type of a value, or the element type of a sequence."""
+    """Infer the type of a value (``one``: the only item), or the element type of a sequence."""
     dtype = getattr(items[0] if one else items, "dtype", None)
     if dtype is not None and (dtype.kind, dtype.itemsize) in _BY_DTYPE:
         return _BY_DTYPE[dtype.kind, dtype.itemsize]

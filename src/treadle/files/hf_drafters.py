@@ -1,5 +1,5 @@
-"""Folders of drafters that read another model's states: their layouts of ``config.json``, whose
-``model_type`` is that of their layers, or none.
+"""Layouts of ``config.json`` in folders of drafters that read a target model's hidden states. Their
+``model_type`` is that of their layers, or missing, so the kind of drafter is set here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _AUX = "aux_hidden_state_layer_ids"  # speculators' list, counted as GGUF's
 
 
 def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of a drafter with all keys at the top, under a ``model_type`` of its kind;
-    another model's as it is.
+    """Return a drafter's config with all keys at the top, and its kind (EAGLE3, DFLASH ..) as
+    ``model_type``. Other models' configs are returned unchanged.
     """
     classes = config.get("architectures")
     names = [*classes] if isinstance(classes, list) else []
@@ -67,12 +67,16 @@ _OUTSIDE = re.compile(
 
 
 def has_dspark(config: Mapping[str, Any]) -> bool:
-    """Return whether the folder of a DeepSeek V4 model holds its DSpark too."""
+    """Return whether the folder of a DeepSeek V4 model also holds its DSpark drafter (its
+    ``mtp.N``).
+    """
     return config.get("model_type") == "deepseek_v4" and "dspark_block_size" in config
 
 
 def stage_name(name: str) -> str:
-    """Return the name of a tensor of DSpark in a model of its own, "" for one of the model."""
+    """Return the name that a tensor of DSpark has in a model of its own, without ``mtp.N``; "" for
+    a tensor of the main model.
+    """
     match = _STAGE.fullmatch(name)
     if match is None:
         return ""
@@ -81,7 +85,9 @@ def stage_name(name: str) -> str:
 
 
 def of_stages(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
-    """Return the config of the DSpark of a model with tensors ``names``."""
+    """Return the config of the DSpark in a DeepSeek V4 folder, from the main model's ``config`` and
+    the names of all tensors.
+    """
     found = [int(match["stage"]) for name in names if (match := _STAGE.fullmatch(name))]
     n = 1 + max(found, default=0)
     lists = ("layer_types", "mlp_layer_types", "compress_rates")

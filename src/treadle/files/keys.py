@@ -13,11 +13,12 @@ POSITION_MAX = 1 << 31  # tokens
 
 
 class MetadataReader:
-    """Metadata values of one GGUF or JSON file; errors name the file and the full key.
+    """Typed access to the metadata of one GGUF or JSON file. Errors name the file and the full key.
 
-    ``prefix`` is prepended to each key in errors. A key that is absent or None (JSON's null) takes
-    its value from ``defaults``, else from the call's ``default``. ``missing`` is the error text if
-    there is no value at all. Raises FileError.
+    A key that is absent or None (JSON's null) takes its value from ``defaults``, else from the
+    call's ``default``. If there is none either, or the value has another type or is out of range,
+    FileError is raised; ``missing`` is its text for no value. ``prefix`` is prepended to keys in
+    errors only.
     """
 
     def __init__(
@@ -35,52 +36,60 @@ class MetadataReader:
         self.missing = missing
 
     def error(self, key: str, found: str, expected: str | None = None) -> FileError:
-        """Return a FileError about a key."""
+        """Return a FileError about ``key``; ``found`` and ``expected`` are clauses for the
+        message.
+        """
         return FileError(found, path=self.path, where=self.prefix + key, expected=expected)
 
     def fail(self, key: str, found: str, expected: str | None = None) -> NoReturn:
-        """Raise a FileError about a key."""
+        """Raise the FileError that ``error`` returns."""
         raise self.error(key, found, expected)
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raise UnsupportedError about a key."""
+        """Raise UnsupportedError about ``key``: its value is valid, but not supported, because of
+        ``why``.
+        """
         raise UnsupportedError(f"{self.path}: {self.prefix}{key}: {why}")
 
     def has(self, key: str) -> bool:
-        """Return whether the file itself has the key (defaults do not count)."""
+        """Return whether the file itself has the key, even as null; defaults do not count."""
         return key in self.values
 
     def get(self, key: str) -> Any:
-        """Return the value, of any type; None if there is none."""
+        """Return the value or its default, of any type; None if there is neither."""
         value = self.values.get(key)
         return self.defaults.get(key) if value is None else value
 
     def integer(
         self, key: str, default: int | None = None, *, lo: int = 1, hi: int = SIZE_MAX
     ) -> int:
-        """Return an integer from ``lo`` to ``hi``."""
+        """Return the integer ``key``. Raises FileError unless it is from ``lo`` to ``hi``."""
         value: int = self._read(key, default, int, f"an integer from {lo} to {hi}", lo, hi)
         return value
 
     def number(
         self, key: str, default: float | None = None, *, lo: float, hi: float = 1e12
     ) -> float:
-        """Return a number from ``lo`` to ``hi``."""
+        """Return the number ``key`` as a float. Raises FileError unless it is from ``lo`` to
+        ``hi``.
+        """
         expected = f"a number from {lo:g} to {hi:g}"
         return float(self._read(key, default, (int, float), expected, lo, hi))
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean."""
+        """Return the boolean ``key``. Raises FileError for other types."""
         value: bool = self._read(key, default, bool, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
+        """Return the string ``key``. Raises FileError for other types."""
         value: str = self._read(key, default, str, "a string")
         return value
 
     def within(self, key: str) -> MetadataReader | None:
-        """Return a reader of the nested object ``key``; None if it is absent."""
+        """Return a reader of the nested object ``key``, without defaults; None if it is absent or
+        null.
+        """
         if self.get(key) is None:
             return None
         value = self._read(key, None, dict, "an object")

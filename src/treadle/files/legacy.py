@@ -43,7 +43,9 @@ WHY = {
 
 
 class Legacy(FileReader):
-    """One file: ``sizes``, vocabulary (``scores`` is None if the format has none), tensors."""
+    """One file: ``sizes`` from its header, ``pieces`` and ``scores`` of the vocabulary (None: the
+    format has no scores), and tensors by name.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a GGML file")

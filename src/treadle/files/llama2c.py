@@ -59,7 +59,7 @@ NEWER = (ATTN_NORM, FFN_NORM, NORM, EMBD, *ATTENTION, *FFN)
 
 @dataclass(frozen=True, eq=False)
 class Llama2cTensor(TensorData):
-    """One tensor: int8 codes with a scale per ``group`` weights, or f32."""
+    """One tensor: f32, or int8 codes with an f32 scale per ``group`` weights."""
 
     name: str  # GGUF name
     shape: tuple[int, ...]
@@ -71,13 +71,13 @@ class Llama2cTensor(TensorData):
 
     @property
     def data(self) -> Bytes:
-        """The f32 weights as uint8, or the codes; a view."""
+        """uint8 view of the mapped file: the bytes of f32 weights, or the int8 codes."""
         n = math.prod(self.shape)
         return self.file[self.offset : self.offset + (n if self.group else 4 * n)]
 
     @property
     def scales(self) -> npt.NDArray[np.float32]:
-        """Scales of a quantised tensor, float32 [n / group], a view."""
+        """Scales of a quantised tensor, f32 [n / group], a view of the mapped file."""
         at = self.offset + math.prod(self.shape)
         return self.file[at : self.offset + self.n_bytes].view("<f4")
 
@@ -118,7 +118,12 @@ Header = tuple[int, int, bool, dict[str, int]]
 
 
 def read_header(head: bytes, path: Path) -> Header:
-    """Return version (0: legacy), group size (0: f32), tied embeddings, and sizes, all checked."""
+    """Return version (0: legacy), group size in weights (0: f32), whether the output is tied to the
+    embeddings, and sizes by name.
+
+    ``head``: the file's first HEADER bytes. Raises FileError for invalid sizes, UnsupportedError
+    for later versions.
+    """
     version = group = at = 0
     if head[:4] == MAGIC:
         version = struct.unpack_from("<i", head.ljust(8, b"\0"), 4)[0]
@@ -147,7 +152,7 @@ def read_header(head: bytes, path: Path) -> Header:
 
 
 def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Yield stem, shape and count of each kind of tensor, in file order."""
+    """Yield (stem, shape, number of layers) of each kind of tensor, in file order."""
     version, _, tied, n = header
     head_dim = n["n_embd"] // n["n_head"]
     words = n | {"n_kv": n["n_head_kv"] * head_dim, "n_half": head_dim // 2}
@@ -157,6 +162,8 @@ def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 
 def n_bytes_of(head: bytes, path: Path) -> int:
-    """Return the size of a legacy checkpoint with this header; it identifies the format."""
+    """Return the size in bytes of a legacy checkpoint with this header; a file of that size is
+    taken for one, because the format has no magic.
+    """
     kinds = kinds_of(read_header(head, path))
     return 4 * (len(SIZES) + sum(count * math.prod(shape) for _, shape, count in kinds))

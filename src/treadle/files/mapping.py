@@ -37,7 +37,9 @@ _freed: list[int] = []  # free rows; used without a lock, because __del__ must n
 
 
 class MappedFile(mmap.mmap):
-    """A read-only mapping of a file, registered in ``FAULTS`` while it is open."""
+    """A read-only mapping of a file. While it is open it has a row in ``FAULTS``, if one is
+    free.
+    """
 
     path: Path
     start: int  # offset in the file of the mapping's first byte
@@ -67,23 +69,25 @@ class MappedFile(mmap.mmap):
 
     @property
     def end(self) -> int:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self._begin + len(self)
 
     @property
     def state(self) -> tuple[int, ...]:
-        """The file's device, number, size in bytes and time of its last change in nanoseconds, as
-        they were when it was mapped.
+        """The file's device, inode, size in bytes and modification time in ns, as they were when it
+        was mapped.
         """
         return self._found
 
     def check(self) -> None:
-        """Raise FileError if a page was missing when read, and zeros were returned instead."""
+        """Raise FileError if a missing page was read, which gave zeros."""
         if self._row is not None and (fault := _words[3 * self._row + 2]):
             raise self._error(self.start + fault - self._begin)
 
     def reopen(self) -> int | None:
-        """Return a new descriptor of the file; None if its name is gone or now another file's."""
+        """Return a new file descriptor of the file; None if its path is gone or now another
+        file's.
+        """
         with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY | SYSTEM.BINARY)
             if _state(os.fstat(fd))[:2] == self._found[:2]:
@@ -92,13 +96,17 @@ class MappedFile(mmap.mmap):
         return None
 
     def check_unchanged(self) -> None:
-        """Raise FileError as ``check`` does, and also if the file was written to since mapping."""
+        """Raise FileError if a missing page was read, or if the file was written to since
+        mapping.
+        """
         self.check()
         if self._is_changed():
             raise self._error()
 
     def _is_changed(self) -> bool:
-        """Return whether the file was written to. A new file under the same name does not count."""
+        """Return whether the file was written to since mapping. A new file under the same path does
+        not count.
+        """
         try:
             found = _state(os.stat(self.path))
         except OSError:  # the name is gone, but the pages stay valid
@@ -106,7 +114,9 @@ class MappedFile(mmap.mmap):
         return found[:2] == self._found[:2] and found != self._found
 
     def _error(self, offset: int | None = None) -> FileError:
-        """Return the FileError; ``offset`` is the first byte that could not be read, if any."""
+        """Return the FileError for this file's present state: shrunk, modified or unreadable.
+        ``offset`` is the first byte that could not be read, if any.
+        """
         n_bytes = now = self._found[2]
         with contextlib.suppress(OSError, ValueError):
             now = self.size()
@@ -120,7 +130,7 @@ class MappedFile(mmap.mmap):
         return FileError(what, path=self.path, expected=f"{n_bytes} bytes, unchanged")
 
     def close(self) -> None:
-        """Unmap the file. Raises BufferError while views of it exist."""
+        """Unmap the file. Raises BufferError while numpy views of it exist."""
         self._leave()  # first: other mappings may reuse the addresses at once
         try:
             super().close()
@@ -141,8 +151,10 @@ class MappedFile(mmap.mmap):
             self._row = row
 
     def _leave(self, words: memoryview[int] = _words, freed: list[int] = _freed) -> None:
-        """Free the row. The defaults keep the table: when Python ends, it sets the names of modules
-        to None, and some mappings are dropped after that.
+        """Free the mapping's row of ``FAULTS``.
+
+        The arguments' defaults keep the table alive: at exit, Python sets modules' names to None,
+        and some mappings are dropped after that.
         """
         row = self._row
         self._row = None
@@ -155,7 +167,7 @@ class MappedFile(mmap.mmap):
 
 
 class Mappings:
-    """The mapped files of one model."""
+    """The mapped files of one model, checked and closed together."""
 
     def __init__(self, files: Iterable[MappedFile]) -> None:
         self.files = list(files)
@@ -184,7 +196,7 @@ class Mappings:
 
 
 def mappings_of(paths: Iterable[Path]) -> Mappings:
-    """Return the current mappings of ``paths``; the latest one of a file mapped twice."""
+    """Return the open mappings of ``paths``; of a file that is mapped twice, the latest."""
     latest = {file.path: file for file in list(_mapped.values()) if not file.closed}
     return Mappings(latest[path] for path in paths if path in latest)
 

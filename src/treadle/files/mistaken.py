@@ -1,4 +1,4 @@
-"""Identification of files that are not models: broken downloads and other formats.
+"""Descriptions of files that are not models: broken downloads and other formats.
 
 A row of KINDS has a file's first bytes, and its description for an error message.
 """
@@ -29,7 +29,9 @@ KINDS: tuple[tuple[bytes, str], ...] = (
 
 
 def what_is(head: bytes) -> str | None:
-    """Describe the file that begins with ``head`` (N_HEAD bytes suffice); None if unknown."""
+    """Return a description, with a remedy, of the file that begins with ``head`` (N_HEAD bytes
+    suffice); None if it is unknown, which models are, too.
+    """
     if head.startswith(LFS):
         size = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE)
         stands = f" for {n_bytes(int(size[1]))}" if size else ""
@@ -52,7 +54,7 @@ def what_is(head: bytes) -> str | None:
 
 
 def _text(head: bytes) -> str | None:
-    """Return the head as text if it is printable and has at least 8 characters, else None."""
+    """Return ``head`` as text if it is printable UTF-8 of at least 8 characters, else None."""
     try:
         text = head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -65,7 +67,9 @@ def _text(head: bytes) -> str | None:
 
 
 def _error_in(text: str) -> str:
-    """Return the error message in a site's JSON response, as a clause; empty if none."""
+    """Return the error message in a web site's JSON response, as the clause " that says ..."; "" if
+    it has none.
+    """
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Names of files, as callers give them."""
+"""Checks of file names that callers give."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR)  # no such file
 
 
 def file_name(path: Name | bytes, of: str = "path") -> Path:
-    """Return ``path`` as a Path; it must not be empty, since ``Path("")`` is the current folder.
-    Bytes are decoded as file names. ``of`` is the argument's name, for errors.
+    """Return ``path`` as a Path. An empty name is refused, since ``Path("")`` is the current
+    folder.
 
-    Raises FileError for an invalid name, or one in a folder that may not be read.
+    Bytes are decoded as file names. ``of`` is the argument's name, for errors. Raises FileError for
+    an invalid name, or one in a folder that may not be read; TreadleError for a value that is no
+    path.
     """
     try:
         text = os.fsdecode(path)

@@ -21,7 +21,9 @@ MAX_BYTES = 64 << 20  # size limit of a pickle: 10,000 tensors take 2 MB
 
 
 class Name(NamedTuple):
-    """A global that the pickle named, and its entry in the caller's table."""
+    """A name (function or class) in the pickle that the caller's table has; ``meaning`` is its
+    value there.
+    """
 
     module: str
     name: str
@@ -36,7 +38,8 @@ Persistent = Callable[[Any], Any]
 
 
 def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path, where: str) -> Any:
-    """Return the object that the pickle ``raw`` describes; ``where`` names its member of ``path``.
+    """Return the object that the pickle ``raw`` describes; ``path`` and ``where``, its archive
+    member, are for messages.
 
     ``names`` maps each allowed (module, name) to a callable, which REDUCE may call with the
     pickle's arguments, or to any other value, which is only passed on. ``persistent`` converts a
@@ -66,7 +69,7 @@ def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path,
 
 
 class _Machine:
-    """The pickle machine: stack, marks and memo."""
+    """The stack machine that a pickle is written for: stack, marks and memo."""
 
     def __init__(self, names: Names, persistent: Persistent) -> None:
         self.names = names
@@ -84,7 +87,7 @@ class _Machine:
         self.stack = []
 
     def to_mark(self) -> list[Any]:
-        """Pop the last mark and return all items above it."""
+        """Remove the last mark and all items above it from the stack, and return these."""
         items = self.stack
         self.stack = self.below.pop()
         return items
@@ -135,7 +138,9 @@ class _Machine:
         self.push(function.meaning(*args))
 
     def build(self) -> None:
-        """Drop the state of an OrderedDict: torch's ``_metadata``, which is unused."""
+        """Handle BUILD: drop the state of an OrderedDict (torch's ``_metadata``), which is
+        unused.
+        """
         target, state = self.take(2)
         if type(target) is not dict or type(state) is not dict:
             raise ValueError(f"sets the state of a {_kind(target)}")
@@ -146,7 +151,7 @@ class _Machine:
 
 
 def _kind(value: Any) -> str:
-    """Return the type's name, never the contents: a value may contain itself many times."""
+    """Return the name of the value's type, for messages: its contents may be huge."""
     return str(value) if type(value) is Name else type(value).__name__
 
 

@@ -1,4 +1,6 @@
-"""Projector files: how they are named, where they lie, and which of several belongs to a model."""
+"""Projector files (the vision or audio encoder of a GGUF model): names, places, and the choice
+among several for one model.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,33 @@ _OTHERS = 2  # rank of a projector that is named for another model
 
 
 def is_projector_name(path: str) -> bool:
-    """Return whether a path's last part is the name of a projector file: a GGUF with ``mmproj``."""
+    """Return whether the last part of ``path`` is a projector's name: a ``.gguf`` with the word
+    ``mmproj``.
+    """
     name = PurePosixPath(path).name
     return name.lower().endswith(".gguf") and _NAME.search(name[: -len(".gguf")]) is not None
 
 
 def ranked_projectors(paths: Iterable[str], model: str) -> list[str]:
-    """Return the projector files among ``paths``, the most likely one of a model's file first:
-    named for it, named for no model, named for another; then by type of weights, as TYPES.
+    """Return the projector files among ``paths``, the most likely one for the model file ``model``
+    first.
+
+    Names that contain the model's come first, then those that name no model, then the others.
+    Within these the order is that of their types in TYPES.
     """
     names = [path for path in paths if is_projector_name(path)]
     return sorted(names, key=lambda path: (_strangeness(path, model), _type_rank(path), path))
 
 
 def named_for_another(path: str, model: str) -> bool:
-    """Return whether a projector file's name states another model than that of ``model``."""
+    """Return whether a projector's file name states another model than the file ``model``."""
     return _strangeness(path, model) == _OTHERS
 
 
 def projectors_beside(path: Path) -> list[Path]:
-    """Return the projector files that may belong to a model's file, the most likely one first: in
-    its folder, and in those above it within a repository of the hub's cache.
+    """Return the projector files that may belong to the model file ``path``, the most likely one
+    first: those in its folder, and within the hub's cache also those in the folders above, up to
+    the repository's root.
     """
     found = []
     for folder in _folders(path):
@@ -46,8 +54,8 @@ def projectors_beside(path: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """Yield a file's folder, and those above it up to the root of its repository, if it is in the
-    hub's cache: ``models--OWNER--REPO/snapshots/COMMIT``.
+    """Yield the folder of ``path``; within the hub's cache,
+    ``models--OWNER--REPO/snapshots/COMMIT``, also those above it up to COMMIT.
     """
     yield path.parent
     above = list(path.absolute().parents)
@@ -61,7 +69,9 @@ def _is_snapshot(folder: Path) -> bool:
 
 
 def _strangeness(path: str, model: str) -> int:
-    """Return 0 for a projector that is named for a model's file, 1 for one named for none."""
+    """Return 0 if a projector's name contains the model's, 1 if it names no model, 2 for another
+    model.
+    """
     bare = PurePosixPath(path).name[: -len(".gguf")]
     named = _words(_TYPE.sub("", _NAME.sub("", bare))).removeprefix("ggml").removeprefix("model")
     if not named:

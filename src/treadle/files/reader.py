@@ -21,7 +21,9 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def read_head(path: Path, n: int, expected: str) -> bytes:
-    """Return the first ``n`` bytes of a file, or all of a shorter one. Raises FileError."""
+    """Return the first ``n`` bytes of a file, or all of a shorter one. Raises FileError, with the
+    text ``expected``, if it cannot be read.
+    """
     try:
         with path.open("rb") as f:
             return f.read(n)
@@ -30,7 +32,9 @@ def read_head(path: Path, n: int, expected: str) -> bytes:
 
 
 class MappedReader:
-    """Base class of readers: a mapped file with bounds checks and errors."""
+    """Base class of file readers: a mapped file (``file``: its bytes as uint8) with bounds checks
+    and errors.
+    """
 
     tensors: Any = ()  # by name
 
@@ -47,7 +51,9 @@ class MappedReader:
             self.map.close()
 
     def check_inside(self, at: int, n_bytes: int, where: str) -> None:
-        """Raise FileError unless the file has ``n_bytes`` bytes from ``at``."""
+        """Raise FileError unless the file has ``n_bytes`` bytes from byte ``at``; ``where`` names
+        the part.
+        """
         if at + n_bytes > len(self.file):
             what = f"cut short: the file has {len(self.file)} bytes"
             raise self.error(what, at, where, str(at + n_bytes))
@@ -59,14 +65,16 @@ class MappedReader:
         where: str | None = None,
         expected: str | None = None,
     ) -> FileError:
-        """Return a FileError about this file."""
+        """Return a FileError about this file: ``what`` was found at byte ``offset``, in the part
+        ``where``, and what was ``expected``.
+        """
         return FileError(what, path=self.path, offset=offset, where=where, expected=expected)
 
 
 class FileReader(MappedReader):
-    """A sequential reader; ``where`` is the name of a part in errors.
-
-    Errors are reported at ``at``, the current byte offset, unless another offset is given.
+    """A sequential reader. ``at`` is the next byte to read, and the offset in errors unless another
+    is given; ``where`` names the part that is read, for errors. Reading past the end raises
+    FileError.
     """
 
     def __init__(self, path: Path, expected: str) -> None:
@@ -75,7 +83,7 @@ class FileReader(MappedReader):
         self.at = 0
 
     def take(self, n: int, where: str) -> bytes:
-        """Read the next ``n`` bytes."""
+        """Read the next ``n`` bytes. Raises FileError if fewer are left."""
         left = len(self.file) - self.at
         if n > left:
             raise self.error(f"cut short: {left} bytes left", where=where, expected=f"{n} bytes")
@@ -83,11 +91,13 @@ class FileReader(MappedReader):
         return self.map[self.at - n : self.at]
 
     def uint(self, where: str, n_bytes: int = 4) -> int:
-        """Read an unsigned little-endian integer."""
+        """Read an unsigned little-endian integer of ``n_bytes``."""
         return int.from_bytes(self.take(n_bytes, where), "little")
 
     def count(self, where: str, item_bytes: int, n_bytes: int) -> int:
-        """Read a count, ``n_bytes`` wide, of items that follow, of at least ``item_bytes`` each."""
+        """Read a count, an integer of ``n_bytes``, of items that follow. Raises FileError if the
+        file has no room for so many items of at least ``item_bytes`` each.
+        """
         at = self.at
         n = self.uint(where, n_bytes)
         left = len(self.file) - self.at
@@ -98,7 +108,7 @@ class FileReader(MappedReader):
         return n
 
     def text(self, n: int, where: str, at: int) -> str:
-        """Read the next ``n`` bytes as UTF-8; errors report byte ``at``."""
+        """Read the next ``n`` bytes as UTF-8; errors have the byte offset ``at``."""
         raw = self.take(n, where)
         try:
             return raw.decode()

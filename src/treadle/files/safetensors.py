@@ -79,7 +79,7 @@ class SafeTensors:
         self.maps = Mappings(file.map for file in files)
 
     def join(self, other: SafeTensors) -> None:
-        """Take over the files of ``other``, but not its tensors."""
+        """Take over the files of ``other``, which this then closes; its tensors are not added."""
         self.paths += other.paths
         self.n_bytes += other.n_bytes
         self.maps.files += other.maps.files
@@ -99,7 +99,7 @@ class SafeTensors:
 def open_safetensors(path: str | os.PathLike[str]) -> SafeTensors:
     """Open a .safetensors file, an index of shards, or a folder with either.
 
-    Raises FileError if a file is damaged, missing or invalid.
+    Raises FileError if a file is damaged, missing or invalid, or a tensor is in two files.
     """
     given = Path(path)
     found = find_weights(given) if given.is_dir() else given
@@ -116,7 +116,9 @@ def open_file(path: Path) -> SafeTensors:
 
 
 def find_weights(folder: Path) -> Path | None:
-    """Return ``model.safetensors``, else the index, else the only .safetensors file, else None."""
+    """Return ``model.safetensors``, else the index, else the only .safetensors file, else None.
+    Raises FileError for several files without an index.
+    """
     for name in (SINGLE, INDEX):
         if os.path.lexists(folder / name):  # a dangling link is reported later, not skipped
             return folder / name
@@ -151,7 +153,9 @@ def _open_shards(index: Path) -> SafeTensors:
 
 
 def _shard_name(index: Path, name: str, shard: Any) -> str:
-    """Check that ``shard`` is the name of a file in the index's folder, and return it."""
+    """Return ``shard``, the file that ``index`` gives for the tensor ``name``. Raises FileError
+    unless it is a file name in the index's folder.
+    """
     if (
         not isinstance(shard, str)
         or shard in ("", ".", "..")
@@ -168,7 +172,9 @@ def _shard_name(index: Path, name: str, shard: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object of a JSON file. Raises FileError if it is invalid or above MAX_JSON."""
+    """Return the object in a JSON file. Raises FileError if it is invalid or above MAX_JSON
+    bytes.
+    """
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError("not a regular file", path=path, expected="a JSON file")
     raw = read_head(path, MAX_JSON + 1, "a JSON file")
@@ -178,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
-    """Parse the JSON object ``raw``, found at ``offset`` of ``path``. Raises FileError."""
+    """Return the JSON object ``raw``, which is at byte ``offset`` of ``path``. Raises FileError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -205,7 +211,7 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
 
 
 class _File(MappedReader):
-    """One mapped file; each tensor's description is checked against the file."""
+    """One mapped safetensors file; each tensor's description is checked against its size."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a safetensors file")

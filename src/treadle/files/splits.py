@@ -26,12 +26,16 @@ SHOWN = 5  # names in a message
 
 
 def shard_name(stem: str, no: int, count: int) -> str:
-    """Return the file name of shard ``no`` (from 0) of ``count``."""
+    """Return the file name of shard ``no`` (from 0) of ``count``: ``STEM-00001-of-00003.gguf`` for
+    0.
+    """
     return f"{stem}-{no + 1:05d}-of-{count:05d}.gguf"
 
 
 def shard_path(path: Path, no: int, count: int) -> Path | None:
-    """Return shard ``no`` (from 0) of the set of ``path``; None if ``path`` has no shard name."""
+    """Return the path of shard ``no`` (from 0) of ``count``, next to the shard ``path``; None if
+    ``path`` is not named as one of ``count`` shards.
+    """
     match = SHARD.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         return None
@@ -39,7 +43,9 @@ def shard_path(path: Path, no: int, count: int) -> Path | None:
 
 
 def is_hf(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is a Hugging Face directory or one of its weight files."""
+    """Return whether ``path`` is a Hugging Face directory (config.json and safetensors) or one of
+    its weight files.
+    """
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     if not os.path.lexists(folder / CONFIG):
@@ -53,7 +59,8 @@ def model_inside(path: str | os.PathLike[str]) -> Path:
     """Return the file to open for ``path``: a file or first shard, a stem of shards, or a folder.
 
     ``model.gguf`` and ``model`` stand for ``model-00001-of-00003.gguf``; a folder stands for its
-    only model, or for CTranslate2's. Raises FileError if no model, or more than one, matches.
+    only GGUF model, or for CTranslate2's model.bin. Raises FileError if no model, or more than one,
+    matches.
     """
     if not os.fspath(path):
         raise FileError("an empty name", path="''", expected="a GGUF file")
@@ -90,7 +97,9 @@ def first_shard(stem: Path) -> Path | None:
 
 
 def missing(path: Path) -> str:
-    """Explain why there is no file at ``path``, such as a dangling link or an unreadable folder."""
+    """Return a message why there is no readable file at ``path``: a dangling link, a folder without
+    permission, or nothing there.
+    """
     try:
         path.stat()
     except FileNotFoundError:
@@ -104,7 +113,9 @@ def missing(path: Path) -> str:
 
 
 def shards_beside(path: Path) -> list[Path]:
-    """Return all shards of the set that ``path`` belongs to or is the stem of; [] if none."""
+    """Return all shards of the set that ``path`` is one of, or whose stem it is; [] if there are
+    none.
+    """
     match = SHARD.fullmatch(path.name)
     stem = match["stem"] if match else path.name.removesuffix(".gguf")
     if not match and path.exists():

@@ -20,10 +20,11 @@ ADDED = 32  # bytes that ``part_of`` may add to a name
 
 
 def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = False) -> None:
-    """Raise FileError unless a new file may replace ``path``.
+    """Raise FileError unless ``path`` can be written as a new file: it is no folder, device, pipe
+    or one of ``sources``, its folder is writable, and it does not exist unless ``force``.
 
-    A finished file is renamed over its target. A rename replaces anything but a folder, so it would
-    delete a device, a pipe, or one of the ``sources``, the files that are read.
+    A finished file is renamed over its target. A rename replaces anything but a folder, so without
+    this check it could delete one of the files that are read.
     """
     path = Path(path)
     if str(path) == "-":  # other programs' name for standard output
@@ -49,7 +50,7 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
 
 
 def check_not_read(path: Name, sources: Iterable[Path]) -> None:
-    """Raise FileError if ``path`` is one of the ``sources``, by any name."""
+    """Raise FileError if ``path`` is the same file as one of ``sources``, under any name."""
     if os.path.exists(path) and any(s.exists() and s.samefile(path) for s in sources):
         raise FileError("is also the input: choose another name for the output", path=path)
 
@@ -64,7 +65,7 @@ def check_folder(path: Name) -> None:
 
 
 def check_room(path: Name, need: int) -> None:
-    """Raise FileError unless ``need`` bytes fit on the disk of ``path``; call before the work."""
+    """Raise FileError unless ``need`` bytes are free on the disk of ``path``."""
     import shutil  # imported late: it imports compressors
 
     if need > shutil.disk_usage(Path(path).parent).free:
@@ -72,15 +73,17 @@ def check_room(path: Name, need: int) -> None:
 
 
 def room(path: Name, need: int) -> str:
-    """Describe the space that a file needs (``need`` bytes) and the disk's free space."""
+    """Return a message with the space needed (``need`` bytes) and the free space on the disk of
+    ``path``.
+    """
     import shutil
 
     return f"{n_bytes(need)} needed, {n_bytes(shutil.disk_usage(Path(path).parent).free)} free"
 
 
 def part_of(path: Path, mark: str = "") -> Path:
-    """Return the hidden temporary path of an unfinished file, in the same folder. ``mark``
-    distinguishes several parts.
+    """Return the hidden temporary path for an unfinished file, in the folder of ``path``. ``mark``
+    distinguishes several of them.
     """
     name = path.name
     if len(os.fsencode(name)) > LONGEST - ADDED:
@@ -92,10 +95,11 @@ def part_of(path: Path, mark: str = "") -> Path:
 
 @contextmanager
 def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file that atomically replaces ``path`` when the ``with`` block ends.
+    """Open a new file that atomically replaces ``path`` when the ``with`` block ends without an
+    error.
 
-    It is written to a temporary file in the same folder. Raises FileError if the system refuses.
-    ``need`` is the expected size, for the error of a full disk; ``mode`` are the permissions.
+    It is written to a temporary file in the same folder. ``need``: expected size in bytes, for the
+    message if the disk is full; ``mode``: permissions. Raises FileError if the system refuses.
     """
     import secrets  # imported late: it loads OpenSSL, which readers do not need
 
@@ -116,8 +120,8 @@ def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]
 
 
 def files_of(*sources: Name | None) -> list[Path]:
-    """Return all files of the given models and other inputs: every shard, every file of a Hugging
-    Face folder.
+    """Return all files of the given models and other inputs: every shard of a GGUF file, every file
+    of a folder except GGUF files.
     """
     return [file for source in sources if source is not None for file in _files(Path(source))]
 

@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]  # callback of long work: stage, amou
 
 
 class TensorData:
-    """Base class of tensors of any file format: description, and a view of the mapped bytes."""
+    """Base class of tensors in any file format: description, and a view of the mapped bytes."""
 
     name: str
     shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
@@ -37,7 +37,9 @@ class TensorData:
     def error(
         self, what: str, expected: str | None = None, *, offset: int | None = None
     ) -> FileError:
-        """Return a FileError about this tensor."""
+        """Return a FileError about this tensor; ``what`` and ``expected`` are clauses for the
+        message.
+        """
         return FileError(what, path=self.path, offset=offset, where=self.name, expected=expected)
 
 
@@ -73,13 +75,15 @@ class Tensor(TensorData):
 
     @property
     def arrays(self) -> list[Bytes]:
-        """The tensor's arrays, like ``data``: one in most formats, several in some."""
+        """The tensor's arrays, uint8, read-only: one (``data``) in most formats, several in
+        MLX's.
+        """
         return [self.data]
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
-        """``format.whole`` [..., K / block]: read-only, zero copy; a copy if the format's rows have
-        scales of their own.
+        """The tensor's blocks, [.., K / block] of numpy's ``format.whole``: read-only and zero
+        copy, but a copy if rows of the format have scales of their own.
 
         Raises UnsupportedError if ``format`` is None.
         """
@@ -91,7 +95,7 @@ class Tensor(TensorData):
         return fmt.blocks_of(self.data.reshape(prod(rows), fmt.row_bytes(k))).reshape(shape)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return all weights as float32 [shape]. Raises UnsupportedError if ``format`` is None."""
+        """Return all weights, f32 [*shape]. Raises UnsupportedError if ``format`` is None."""
         fmt = self._known()
         data = fmt.join(self.arrays)
         if fmt.head:
@@ -99,7 +103,7 @@ class Tensor(TensorData):
         return fmt.dequantize_rows(data).reshape(self.shape)
 
     def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
-        """Return an in-memory tensor derived from this one, with other data."""
+        """Return an in-memory tensor with these ``data``; ``path`` is this tensor's, for errors."""
         return Tensor(name, shape, fmt.ggml_id, fmt, data.nbytes, self.path, 0, data)
 
     def _known(self) -> Format:
@@ -110,7 +114,8 @@ class Tensor(TensorData):
 
 @dataclass(frozen=True, eq=False)
 class PartedTensor(Tensor):
-    """A tensor of several arrays (``parts``, in the format's order), each anywhere in a file.
+    """A tensor whose format has several arrays (``parts``, in the format's order), each anywhere in
+    a file, such as codes, scales and biases.
 
     ``path`` and ``offset`` are those of the first part; ``n_bytes`` counts all.
     """
@@ -124,13 +129,15 @@ class PartedTensor(Tensor):
 
     @property
     def arrays(self) -> list[Bytes]:
-        """Views of the mapped files, read-only."""
+        """The parts: views of the mapped files, uint8, read-only."""
         return list(self.parts)
 
 
 @dataclass(frozen=True, eq=False)
 class MadeTensor(Tensor):
-    """A tensor that ``make`` builds in memory; its path and offset are those of its source."""
+    """A tensor whose bytes ``make`` returns; its path and offset are those of its source in
+    a file.
+    """
 
     make: Callable[[], Bytes] = field(repr=False)
 

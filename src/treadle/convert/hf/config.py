@@ -37,9 +37,9 @@ from treadle.models.keys import N_LAYER_MAX
 
 @dataclass(frozen=True)
 class HfConfig:
-    """The content of config.json: GGUF keys, and facts needed to map the tensors.
+    """config.json translated to GGUF keys, with facts needed to map the tensors.
 
-    ``factors``: the contents of RoPE tensors, float32 [rope dims / 2] by name.
+    ``factors``: the contents of RoPE factor tensors, f32 ``[rope dims / 2]``, by GGUF name.
     """
 
     family: Family
@@ -51,7 +51,7 @@ class HfConfig:
     tied: bool
     factors: dict[str, npt.NDArray[np.float32]]
     packing: Quantization | None  # MLX's
-    nested: bool = False  # the text part of a model of text and images
+    nested: bool = False  # the text part of a multimodal model
     scores: bool = False  # has a head that scores pairs of texts
     n_skipped: int = 0  # unused rows before the first learned position
     rules: Sequence[DerivationRule] = ()  # for tensors that GGUF stores differently
@@ -63,7 +63,7 @@ class HfConfig:
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
-    """Check ``config`` (of file ``path``) and translate it.
+    """Return config.json, parsed as ``config``, in GGUF's terms; ``path`` is the file, for errors.
 
     Raises FileError for keys missing or out of range, UnsupportedError for an unsupported model,
     RoPE scaling or quantisation.
@@ -182,10 +182,10 @@ _BY_LAYER = {"feed_forward_length": "n_ff", "attention.head_count": "n_attn"}
 
 
 def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
-    """Return the config for a folder whose taps are in mlx-lm's layout: mlx-lm has shifted norms as
-    well.
+    """Return ``hyper`` for a folder that mlx-lm wrote: its norm weights are already 1 larger, as in
+    GGUF, so ``norm_shift`` is 0.
 
-    Raises UnsupportedError if mlx-lm has multiplied factors into the weights.
+    Raises UnsupportedError for a family whose weights mlx-lm multiplies by factors of config.json.
     """
     if hyper.family.folded_by_mlx:
         what = (
@@ -196,9 +196,10 @@ def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
 
 
 def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
-    """Whether the output is tied to the embeddings. For a text part, the whole model's key takes
-    precedence, unless only the part's own says true. An output tensor that exists is used in any
-    case.
+    """Whether the output matrix is tied to the embeddings.
+
+    In a multimodal model, ``tie_word_embeddings`` of the whole model takes precedence over the text
+    part's, unless only the latter is true. An output tensor that exists is used in any case.
     """
     part = OUTER.get(str(whole.get("model_type")))
     given = whole.get("tie_word_embeddings")
@@ -213,7 +214,9 @@ Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
 def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Size]:
-    """Return the numbers of query heads and of key/value heads; null stands for as many."""
+    """Return the numbers of query heads and of key/value heads; ``num_key_value_heads`` of null
+    means as many as query heads.
+    """
     heads = _size(keys, family.word("num_attention_heads"), n_layer)
     word = family.word("num_key_value_heads")
     if keys.values.get(word, 0) is None:  # null: as many as queries
@@ -222,7 +225,9 @@ def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Si
 
 
 def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = None) -> Size:
-    """Return a number of heads, or a width."""
+    """Return a size that config.json gives as one integer or as a list for the layers: the largest,
+    and the list if the layers differ (else []).
+    """
     each = keys.get(word)
     if not isinstance(each, list):
         return keys.integer(word, default), []
@@ -233,7 +238,9 @@ def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = N
 
 
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Keys as the file has them: behind the architecture's name, but for treadle's and text's."""
+    """Return keys as in a GGUF file: prefixed with "{arch}.", except ``treadle.*`` and
+    ``tokenizer.*``. Keys of None are dropped.
+    """
     found = {key: value for key, value in keys.items() if value is not None}
     whole = ("treadle.", "tokenizer.")
     return {key if key.startswith(whole) else f"{arch}.{key}": v for key, v in found.items()}
@@ -281,7 +288,10 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Metadat
 def _refuse_others(
     whole: MetadataReader, keys: MetadataReader, family: Family, packing: Quantization | None
 ) -> None:
-    """Refuse models that would load but be wrong: other heads, unsupported packed weights."""
+    """Raise UnsupportedError for models that would load but give wrong results: another class of
+    output head, unsupported packed weights, another attention mask, a value excluded by
+    ``Family.only``.
+    """
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
@@ -311,8 +321,8 @@ def _refuse_others(
 
 
 def _activation(keys: MetadataReader, family: Family) -> dict[str, str]:
-    """Return a key for the FFN's activation if it differs from that of GGUF's architecture:
-    GPT-NeoX-20B, Cerebras-GPT.
+    """Return the key of the FFN's activation if it differs from the architecture's (GPT-NeoX-20B,
+    Cerebras-GPT), else {}. Raises UnsupportedError for unsupported functions.
     """
     usual = _SAME.get(family.activation, family.activation)
     said = {}
@@ -339,7 +349,7 @@ _SCORING = "ForSequenceClassification"
 
 
 def _kinds(whole: MetadataReader, head: str) -> bool:
-    """Whether the model's class has this ending."""
+    """Whether the name of a model class in ``architectures`` ends with ``head``."""
     kinds = whole.get("architectures") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
@@ -353,8 +363,9 @@ def _has_no_head(whole: MetadataReader) -> bool:
 
 
 def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
-    """Return the caps of attention scores and logits; 0 if the file has none but the architecture
-    would. Only for families that have caps: transformers ignores the keys elsewhere.
+    """Return the caps of attention scores and of logits. 0 if config.json has none but GGUF's
+    architecture has a default. Only for families that have caps: transformers ignores the keys
+    elsewhere.
     """
     found = {}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -368,7 +379,10 @@ def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
 def _attention_scale(
     keys: MetadataReader, family: Family, n_layer: int, n_embd: int, n_head: int, head_dim: int
 ) -> dict[str, float]:
-    """Return the attention scale if it differs from the architecture's."""
+    """Return the key of the attention scale if it differs from the architecture's default; else {}.
+
+    The scale is ``query_pre_attn_scalar ** -0.5`` (Gemma).
+    """
     wide = n_layer in ARCHS[family.arch].width_scaled
     usual = n_embd / n_head if wide else float(head_dim)
     key = "query_pre_attn_scalar"  # Gemma's
@@ -377,7 +391,9 @@ def _attention_scale(
 
 
 def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
-    """Return the sliding window and its layers; nothing if no layer has one."""
+    """Return the keys of the sliding window's size and of its layers; if no layer has a window, {}
+    or a size of 0 where the architecture has a default.
+    """
     own = dict(ARCHS[family.arch].keys)
     without = {} if own.get(WINDOW) == 0 or PATTERN not in own else {WINDOW: 0}
     flags = family.windowed(keys, n_layer)

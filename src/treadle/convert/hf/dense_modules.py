@@ -1,4 +1,4 @@
-"""Matrices after the pooling: sentence-transformers' Dense modules."""
+"""sentence-transformers' Dense modules: matrices applied to the vector after pooling."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _TANH = "torch.nn.modules.activation.Tanh"  # the default
 def read_dense(
     folder: Path, hyper: HfConfig, weights: SafeTensors
 ) -> tuple[dict[str, MappedTensor], dict[str, Any]]:
-    """Return the matrices by GGUF's names, and GGUF's keys for them; adds their files to
-    ``weights``. Raises FileError and UnsupportedError.
+    """Return the Dense matrices by GGUF name, and the GGUF keys of their sizes.
+
+    The modules' safetensors files are added to ``weights``, which closes them. Raises FileError for
+    damaged files, UnsupportedError for biases, residuals and activations.
     """
     named: dict[str, MappedTensor] = {}
     keys: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""Tensors of drafters' folders that are not as in other folders: tables of tokens, and the name of
-EAGLE's only layer.
+"""Tensors of drafters' folders that differ from other folders: integer tables of token ids, and the
+name of EAGLE's only layer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ Tables = dict[str, npt.NDArray[np.int64]]
 
 
 def with_usual_names(tensors: Mapping[str, SafeTensor]) -> tuple[dict[str, SafeTensor], Tables]:
-    """Return the tensors of a drafter with the names of other folders, and its tables by GGUF's
-    name: ``d2t`` has how much larger a drafted token is than its row's number. Raises FileError for
-    a table that holds no integers.
+    """Return a drafter's tensors under the names of ordinary folders, and its integer tables, i64,
+    by GGUF name.
+
+    A file's ``d2t`` has the offset from each draft row to the target model's token id; the returned
+    table has the ids. Raises FileError for a table that holds no integers.
     """
     found: dict[str, SafeTensor] = {}
     tables: Tables = {}

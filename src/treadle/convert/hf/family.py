@@ -18,7 +18,7 @@ GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of GGUF's gelu
 
 @dataclass(frozen=True)
 class Family:
-    """One ``model_type`` of transformers.
+    """One ``model_type`` of transformers: its differences from Llama.
 
     defaults: transformers' own, for keys that config.json may omit. A key that only few families
         have must be listed here to be read, with None if it has no default.
@@ -30,8 +30,8 @@ class Family:
     older_activation: the value in its first files, which transformers treats as ``activation``.
     norm_shift: amount added to norm weights in GGUF (Gemma multiplies by 1 + weight).
     unshifted: endings of the names of norms that ``norm_shift`` leaves as they are.
-    windowed: layers that see ``sliding_window`` tokens only, used without ``layer_types``; None if
-        the window is unused.
+    windowed: returns a flag per layer: whether it sees ``sliding_window`` tokens only. Used
+        without ``layer_types``; None if the window is unused.
     own_local_rope: layers with a window have their own RoPE base, never scaled.
     paired: RoPE pairs are adjacent in a head, as in GGUF; its rows keep their order.
     copied: further keys, numbers and flags, and their GGUF names.
@@ -41,27 +41,28 @@ class Family:
     transposed: matrices in layers are [in, out].
     score_names: tensor names of the head that scores pairs of texts, if it may have one.
     positions_behind_pad: learned positions start after that of ``pad_token_id``.
-    in_place: GGUF has no architecture for it: it runs from its folder only.
-    respelt: returns its keys in this family's names, if some have several spellings.
-    variant: chooses the actual family from the keys, if one name stands for several; None: this
-        one.
+    in_place: GGUF has no such architecture: the model runs from its folder only.
+    respelt: returns its keys under this family's names, if some have several spellings.
+    variant: chooses the actual family from the keys, if one ``model_type`` stands for several;
+        None: this one.
     n_ff_default: ``intermediate_size`` if it is null, in units of ``hidden_size``.
     experts: it is a mixture of experts.
-    derived: derivation rules for tensors that GGUF stores differently, see
+    derived: returns rules for tensors that GGUF stores differently, see
         ``convert/sources/derived_tensors.py``.
-    packed: the ``quant_method`` of packed weights that ``made`` handles.
+    packed: the ``quant_method`` of packed weights that the rules of ``derived`` unpack.
     extra_layers: the key with the number of MTP layers after the last layer.
     turns: whether queries and keys have RoPE, if the architecture has one.
-    more: further GGUF keys, added after those of all families; None removes a key.
+    more: returns further GGUF keys, added after those of all families; None removes a key.
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
     numbers: single-number tensors of each layer, named after "layers.N.", and the GGUF key of the
         list; after a slash the last two words of one outside layers, and its key.
-    beside: further GGUF keys from outside the text part of a multimodal model.
+    beside: returns further GGUF keys from outside the text part of a multimodal model.
     in_layers: returns a tensor's name with the number of its layer, if folders count the layers of
         several stacks separately.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
-    drafts: a drafter, which may lack embeddings, output and tokenizer: it has the model's.
-    copies: tensors that are one matrix in the model: the first that a checkpoint has is used.
+    drafts: it is a drafter, which may lack embeddings, output and tokenizer: these are the model's.
+    copies: names of tensors that hold one and the same matrix: the first that a checkpoint has is
+        used.
     copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key
         shows them.
     """
@@ -104,5 +105,5 @@ class Family:
     in_layers: Callable[[MetadataReader, str], str] | None = None
 
     def word(self, key: str) -> str:
-        """Return this family's name of Llama's ``key``."""
+        """Return this family's name of the key that Llama calls ``key``."""
         return self.words.get(key, key)

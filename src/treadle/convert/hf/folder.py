@@ -90,7 +90,9 @@ _F32 = GGML_TYPE["F32"]
 
 @dataclass
 class HfFolder:
-    """An opened and checked directory, the common start of both uses."""
+    """An opened and checked Hugging Face directory, from which ``open_hf`` makes a model to run and
+    ``open_hf_source`` a source to convert.
+    """
 
     path: Path  # the directory
     hyper: HfConfig
@@ -105,9 +107,9 @@ class HfFolder:
 def open_hf(path: str | os.PathLike[str], *, drafter: bool = False) -> HFModel:
     """Open a Hugging Face directory to run in place.
 
-    ``path`` is the directory, or its weight file or index. ``drafter``: of a folder that holds a
-    model and its DSpark, the DSpark. Raises FileError for damaged, missing or
-    contradictory files, and UnsupportedError for an unsupported model or tokenizer.
+    ``path`` is the directory, or its weight file or index. ``drafter``: if the folder holds both a
+    DeepSeek V4 model and its DSpark drafter, open the drafter. Raises FileError for damaged,
+    missing or contradictory files, and UnsupportedError for an unsupported model or tokenizer.
     """
     checkpoint = read_checkpoint(path, drafter=drafter)
     if said := tasks_left_out(checkpoint.weights):
@@ -118,7 +120,7 @@ def open_hf(path: str | os.PathLike[str], *, drafter: bool = False) -> HFModel:
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> HfFolder:
-    """Open and check a directory; ``drafter`` and errors as ``open_hf``."""
+    """Open and check a directory; ``path``, ``drafter`` and errors are those of ``open_hf``."""
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
@@ -176,7 +178,9 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
 
 
 def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
-    """Return the folder with its MTP layers, or without them if they are incomplete."""
+    """Return the folder with its MTP layers added. If these are incomplete or unsupported, return
+    it without them, with the reason in ``lost``.
+    """
     from treadle.convert.hf.mtp import check_further, further_keys, name_further
 
     try:
@@ -197,7 +201,9 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
 
 
 def _check_text(config: Mapping[str, Any], folder: Path, place: Path) -> None:
-    """Raise UnsupportedError if a folder's text model, which may be another one, is not in it."""
+    """Raise UnsupportedError if a multimodal folder has no weights of its text model: some publish
+    these in a repository of their own.
+    """
     with closing(open_safetensors(place)) as weights:
         if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
             return
@@ -228,15 +234,15 @@ def _weights_of(folder: Path) -> Path:
 
 
 class HFModel(GGUF):
-    """A directory with the interface of a GGUF file: the same keys; tensors are in the mapped
-    files.
+    """A Hugging Face directory with the interface of a GGUF file: GGUF's keys, and tensors in the
+    mapped files.
 
-    Memory holds only norms that GGUF has one larger, RoPE factors, tensors that GPT-2 and GPT-NeoX
-    order differently, and tensors derived from others.
+    In memory are only norms that GGUF stores 1 larger, RoPE factors, tables of token ids, tensors
+    whose rows or axes GGUF has in another order, and tensors derived from others.
     """
 
     def __init__(self, checkpoint: HfFolder) -> None:
-        """Take over the checkpoint's files."""
+        """Take over the checkpoint's files: closing the model closes them."""
         hyper = checkpoint.hyper
         weights = checkpoint.weights
         self.path = checkpoint.path
@@ -267,12 +273,12 @@ class HFModel(GGUF):
         self._maps = weights.maps
 
     def make(self, progress: Progress) -> None:
-        """Assemble all derived tensors now. Raises FileError for damaged parts."""
+        """Assemble all derived tensors in memory now. Raises FileError for damaged parts."""
         self._workshop.make(progress)
 
 
 class _Outline(GGUF):
-    """The keys and shapes of a directory, for a graph to check before weights are read."""
+    """The keys and tensor shapes of a directory. The graph checks them before weights are read."""
 
     def __init__(self, checkpoint: HfFolder) -> None:
         self.path = checkpoint.path
@@ -336,11 +342,11 @@ def _shift(named: MappedTensor, hyper: HfConfig) -> float:
 
 
 def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source:
-    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors. ``mtp``:
-    of the layers, those for multi-token prediction alone; of a folder that holds a model and its
-    DSpark, the DSpark.
+    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors.
 
-    Errors as ``open_hf``'s; UnsupportedError if there are no such layers.
+    ``mtp``: only the layers for multi-token prediction; if the folder holds a DeepSeek V4 model and
+    its DSpark drafter, only the drafter. Raises UnsupportedError if there are none, or if GGUF
+    lacks the architecture; other errors are those of ``open_hf``.
     """
     checkpoint = read_checkpoint(path, drafter=mtp)
     try:
@@ -375,8 +381,9 @@ def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source
 
 
 def _without_mtp_heads(checkpoint: HfFolder) -> str:
-    """Leave out MTP layers with a mix of streams of their own, for which a file beside the model's
-    layers has no names. Return a note, "" if there are none.
+    """Remove MTP layers that mix their streams with tensors of their own (DeepSeek V4): GGUF has no
+    names for these beside the model's layers. Return a note for the user, "" if nothing was
+    removed.
     """
     if not any(HEAD in name for name in checkpoint.tensors):
         return ""
@@ -389,7 +396,10 @@ def _without_mtp_heads(checkpoint: HfFolder) -> str:
 
 
 def _mtp_alone(checkpoint: HfFolder) -> str:
-    """Leave out all other layers, as llama.cpp's converter with ``--mtp``."""
+    """Remove all layers but the MTP layers, as llama.cpp's converter does with ``--mtp``;
+    embeddings, output and its norm stay. Return "": there is no note. Raises UnsupportedError if
+    there are none.
+    """
     n_layer = checkpoint.hyper.n_layer
     found: dict[str, MappedTensor] = {}
     for name, named in checkpoint.tensors.items():
@@ -407,7 +417,7 @@ def _mtp_alone(checkpoint: HfFolder) -> str:
 
 
 def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
-    """Return notes for the user on MLX formats that GGUF cannot hold."""
+    """Return notes for the user on MLX formats that GGUF lacks."""
     kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
     return [
         f"{name} weights have no GGUF format: they are dequantised and written as {kind}, the type "
@@ -417,7 +427,7 @@ def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
 
 
 def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
-    """Return notes on quantised weights whose numbers fit no GGUF block format."""
+    """Return notes for the user on quantised weights whose numbers fit no GGUF block format."""
     found = [each for each in tensors if isinstance(each, DequantizedTensor)]
     kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
     return [
@@ -466,7 +476,9 @@ def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
 
 
 def _filled_up(named: MappedTensor, more: int) -> SourceTensor:
-    """Return a table with its first row appended ``more`` times: llama.cpp's has all rows."""
+    """Return a table with its first row appended ``more`` times: in llama.cpp it needs a row for
+    each token.
+    """
     shape = (named.shape[0] + more, *named.shape[1:])
 
     def read() -> Bytes:

@@ -1,4 +1,4 @@
-"""A folder's derived tensors, assembled in memory for running in place."""
+"""Derived tensors of a folder that is run in place, assembled in memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class Workshop:
-    """Tensors that no file stores in the form used. The first read assembles all of them at once,
-    with one thread per processor (numpy releases the GIL). Reading only names and shapes waits for
-    nothing.
+    """The tensors of a folder whose stored form differs from the engine's, assembled in memory.
+
+    The first read of any of them assembles all, with one thread per processor (numpy releases the
+    GIL). Names and shapes are available without that.
     """
 
     def __init__(self, folder: Path, tensors: Mapping[str, MappedTensor]) -> None:
@@ -41,7 +42,7 @@ class Workshop:
         self._lock = threading.Lock()
 
     def tensor(self, named: MappedTensor) -> MadeTensor:
-        """Return a tensor in the engine's form."""
+        """Return a tensor in the engine's form; its ``data`` assembles all tensors on first use."""
         fmt = FORMATS.get(named.ggml_type)  # None: integers
         size = _size(named)
         at = named.tensor.path, named.tensor.offset, named.tensor.file
@@ -53,8 +54,8 @@ class Workshop:
         return self._rows[name]
 
     def make(self, progress: Progress = lambda *_: None) -> None:
-        """Assemble all of them, once. Raises FileError if memory is too small, and for weights of a
-        quantised checkpoint that are not finite.
+        """Assemble all tensors, once. ``progress("unpack", done, total)`` counts tensors. Raises
+        FileError if memory is too small, or for non-finite weights of a quantised checkpoint.
         """
         with self._lock:
             if len(self._rows) == len(self.tensors):
@@ -68,7 +69,9 @@ class Workshop:
                     progress("unpack", i + 1, len(self.tensors))
 
     def _check_room(self, n: int) -> None:
-        """Raise before the system would kill the process."""
+        """Raise FileError if ``n`` bytes exceed the free memory; else the system would kill the
+        process.
+        """
         bound = usable_memory()
         if bound and n > bound.free_bytes:
             what = f"{n_bytes(n)} of its weights must be converted in memory"
@@ -87,13 +90,13 @@ def _rows_of(named: MappedTensor) -> Bytes:
 
 
 def _is_unpacked(tensor: SafeTensor) -> bool:
-    """Whether it is computed from codes and scales."""
+    """Whether the tensor is computed from quantised codes and scales, possibly in several steps."""
     made = isinstance(tensor, DerivedTensor) and any(map(_is_unpacked, tensor.sources))
     return made or isinstance(tensor, DequantizedTensor)
 
 
 def _size(named: MappedTensor) -> int:
-    """Return its bytes in GGUF's form."""
+    """Return the tensor's size in GGUF's form, in bytes."""
     kind = type_of(named.ggml_type)
     assert kind is not None
     return kind.tensor_bytes(named.shape)

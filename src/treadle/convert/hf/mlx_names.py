@@ -1,4 +1,5 @@
-"""mlx-lm's names and layouts where they differ from transformers': experts, latent attention, taps.
+"""mlx-lm's tensor names and layouts where they differ from transformers': experts, latent
+attention, convolution taps.
 
 mlx-lm stacks experts (``switch_mlp``), splits fused matrices, stores a convolution's taps as
 [channels, taps, 1], and norms of Qwen's delta nets larger by one, as GGUF does.
@@ -32,8 +33,8 @@ _TAPS = (".conv1d.weight", ".conv.conv.weight")
 
 
 def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
-    """Return the tensors with taps as [channels, 1, taps], and whether mlx-lm's layout was
-    found.
+    """Return the tensors with convolution taps as [channels, 1, taps], and whether any had mlx-lm's
+    layout, [channels, taps, 1].
     """
     result = dict(tensors)
     laid = False

@@ -1,9 +1,9 @@
-"""MTP layers, which follow a model's last layer and predict further tokens, under GGUF's names.
+"""MTP layers under GGUF's names. They follow a model's last layer and predict further tokens.
 
-Some families number them as ``model.layers.N``, from the number of layers on, with a few additional
-tensors. Qwen has one in a separate part, ``mtp.``, where a layer's input and output tensors are
-outside the layer. DeepSeek V4 numbers them from 0 as ``mtp.N``; each has the two halves of the
-first matrix apart, and a mix of the streams behind it of its own.
+Some families number them as ``model.layers.N``, with N from ``num_hidden_layers`` on, with a few
+additional tensors. Qwen has one MTP layer in a separate part, ``mtp.``, where a layer's input and
+output tensors are outside the layer. DeepSeek V4 numbers them from 0 as ``mtp.N``: each has the two
+halves of ``eh_proj`` as two tensors, and its own tensors to mix the streams after it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _APART: Names = {
 
 
 def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
-    """Map ``tensors``, all of MTP layers, to GGUF's names, layer by layer.
+    """Return the MTP layers' ``tensors`` under GGUF's names, ordered by layer.
 
     Raises UnsupportedError for an unsupported architecture or layout, FileError for an unknown
     tensor.
@@ -81,7 +81,9 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
 
 
 def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
-    """Return a tensor of ``mtp.N`` under the name that it would have behind the last layer."""
+    """Return a tensor ``mtp.N.*`` renamed to ``layers.{n_layer + N}.*``, other tensors
+    unchanged.
+    """
     match = _NUMBERED.fullmatch(tensor.name)
     if match is None:
         return tensor
@@ -89,7 +91,7 @@ def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
 
 
 def _beside(left: Rows, right: Rows) -> Rows:
-    """Return the matrix of which both are columns."""
+    """Return the two matrices side by side, joined along columns."""
     return np.concatenate([left, right], axis=1)
 
 
@@ -97,7 +99,7 @@ _JOINED = DerivationRule(("e_proj.weight", "h_proj.weight"), {"eh_proj.weight": 
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
-    """Return the layer, and the name after it."""
+    """Return the layer's number, and GGUF's name of the tensor within the layer."""
     apart = tensor.name.startswith(_PART)
     match = NAME.fullmatch(tensor.name.removeprefix(_PART))
     layer = int(match["layer"] or 0) if match else 0
@@ -125,7 +127,9 @@ _LISTS = {
 
 
 def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
-    """Return GGUF's keys that change with these layers."""
+    """Return the GGUF keys that change if the MTP layers ``tensors`` are added: the numbers of
+    layers, and lists with a value per layer.
+    """
     n = max(int(name.split(".")[1]) for name in tensors) + 1 - hyper.n_layer
     made: dict[str, Any] = {"block_count": hyper.n_layer + n, NEXTN: n}
     prefix = f"{hyper.family.arch}."
@@ -137,7 +141,8 @@ def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[s
 
 
 def check_further(model: GGUF, hyper: HfConfig) -> None:
-    """Check the MTP layers of a model (complete but for its weights) against their rows.
+    """Check the MTP layers of ``model``, which needs keys and shapes only, against the tensors that
+    the MTP graph uses.
 
     Raises FileError for a tensor that is missing, unknown, or of another shape.
     """

@@ -1,4 +1,4 @@
-"""Pooling of a text's states to one vector, from sentence-transformers' files."""
+"""Pooling of a text's hidden states to one vector, from sentence-transformers' files."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ _VECTOR = "sentence_embedding"
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> dict[str, Any]:
-    """Return GGUF's pooling keys; none if no file has any. Raises FileError, UnsupportedError."""
+    """Return GGUF's pooling keys; {} if no file states a pooling. Raises FileError,
+    UnsupportedError.
+    """
     arch = hyper.family.arch
     if hyper.scores:
         result = {f"{arch}.pooling_type": RANK}
-        if "cls.norm" in hyper.family.score_names.values():  # the others have one method
+        if "cls.norm" in hyper.family.score_names.values():  # other heads have one method
             how = config.get("classifier_pooling", "cls")
             if how not in ("cls", "mean"):
                 raise UnsupportedError(f"{folder}: classifier_pooling is {how!r:.60}")
@@ -60,14 +62,18 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> di
 
 
 def pooling_file(folder: Path) -> Path:
-    """Return the file of the pooling, which may not exist. Errors as ``read_modules``'s."""
+    """Return the path of the Pooling module's config.json, which may not exist. Errors as
+    ``read_modules``'s.
+    """
     places = [place for kind, place in read_modules(folder) if kind == "Pooling"]
     return folder / (places[0] if places else _POOLING) / "config.json"
 
 
 def read_modules(folder: Path) -> list[tuple[str, str]]:
-    """Return the kinds of a folder's modules and their folders, in order; empty without a list.
-    Raises FileError for an invalid list, UnsupportedError for unknown modules that change a vector.
+    """Return (kind, subfolder) of each module in modules.json, in order; [] without that file.
+
+    Raises FileError for an invalid list, UnsupportedError for other kinds or another order than
+    Transformer, Pooling, Dense, Normalize.
     """
     import json
 
@@ -107,7 +113,9 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def check_in_and_out(said: Mapping[str, Any], path: Path) -> None:
-    """Refuse a module that reads or writes anything but the text's vector."""
+    """Raise UnsupportedError for a module that reads or writes anything but ``sentence_embedding``.
+    ``said`` is the module's config.json, ``path`` its file.
+    """
     for key in ("module_input_name", "module_output_name"):
         if said.get(key) not in (None, _VECTOR):
             what = f"is {said[key]!r:.60}: treadle supports only {_VECTOR!r}"

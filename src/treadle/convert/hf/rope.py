@@ -42,8 +42,10 @@ Factors = dict[str, npt.NDArray[np.float32]]  # RoPE factor tensors by name
 def read_rope(
     keys: MetadataReader, family: Family, head_dim: int
 ) -> tuple[dict[str, Any], Factors]:
-    """Return base and scaling keys, and factor tensors, from ``rope_theta`` and ``rope_scaling`` or
-    ``rope_parameters``.
+    """Return GGUF's keys of RoPE's base, dims and scaling, and RoPE factor tensors by GGUF name.
+
+    They come from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``. Raises
+    FileError for invalid values, UnsupportedError for scaling that treadle lacks.
     """
     older = keys.within("rope_scaling")
     local = None
@@ -102,7 +104,7 @@ def read_rope(
 
 
 def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
-    """Pad factors with 1 to ``n`` pairs."""
+    """Pad factors, f32 [pairs], with ones to [n]."""
     return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
 
 
@@ -114,7 +116,7 @@ def _kind(rope: MetadataReader) -> str:
 
 
 def _said(rope: MetadataReader) -> dict[str, Any]:
-    """Return all keys that are set, with one spelling of the kind."""
+    """Return all keys that are not null; the kind is always under ``rope_type``, never ``type``."""
     said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
     return {**said, "rope_type": _kind(rope)}
 
@@ -128,7 +130,9 @@ _STILL = 1e30  # factor of pairs that do not rotate, as llama.cpp's converter wr
 
 
 def _n_ctx_orig(rope: MetadataReader, keys: MetadataReader, lo: int = 1) -> int:
-    """Return the context length before scaling. transformers prefers the one outside ``rope``."""
+    """Return the context length before scaling, in tokens. As in transformers, the model's key
+    takes precedence over the one in ``rope``.
+    """
     for said in (keys, rope):
         if said.get(_ORIGINAL) is not None:
             return said.integer(_ORIGINAL, lo=lo, hi=POSITION_MAX)
@@ -147,8 +151,8 @@ def _linear(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) 
 def _llama3(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Divide low frequencies by ``factor``, keep high ones, and interpolate in between.
 
-    Frequencies are in turns per context length before scaling. Equal bounds (Llama 4 Scout) leave
-    nothing in between.
+    A frequency is measured in rotations per context length before scaling. If both bounds are equal
+    (Llama 4 Scout) there is no interpolation.
     """
     factor = rope.number("factor", lo=1e-3, hi=1e6)
     low = rope.number("low_freq_factor", lo=1e-3, hi=1e6)
@@ -188,8 +192,8 @@ def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) ->
 
 
 def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return two lists of factors: for the context length before scaling, and for longer
-    prompts.
+    """Return two factor tensors: for prompts within the context length before scaling, and for
+    longer ones.
     """
     n_ctx = keys.integer(_STRETCHED, hi=POSITION_MAX)
     original = _n_ctx_orig(rope, keys, lo=2)
@@ -211,8 +215,8 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
 
 
 def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Mark dynamic scaling, which is plain RoPE within the model's context. Hunyuan's, with
-    ``alpha``, is another base at any length.
+    """Return the flag of dynamic scaling, which equals plain RoPE within the model's context. With
+    ``alpha`` (Hunyuan) return a larger base instead, which applies at any length.
     """
     if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
         rope.number("factor", lo=1e-3, hi=1e6)
@@ -221,7 +225,9 @@ def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int)
 
 
 def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Apply Gemma 4's: the first pairs rotate as if all did, the others do not rotate."""
+    """Return Gemma 4's scaling: frequencies are computed over the whole head, but only the first
+    pairs rotate.
+    """
     if keys.get(_WIDE) is not None:
         head_dim, _ = wide_heads(keys)
     elif keys.get("head_dim") is not None:
@@ -235,8 +241,8 @@ def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims:
 
 
 def wide_heads(keys: MetadataReader) -> tuple[int, int]:
-    """Return head width and number of key heads of layers without a window. They come from two
-    keys, or per layer in files that transformers wrote.
+    """Return head size and number of key heads of layers without a window (Gemma 4). They are two
+    keys, or per-layer values in files that transformers wrote.
     """
     n_kv = keys.integer("num_key_value_heads")
     if (layers := keys.within("per_layer_config")) is not None:
@@ -264,8 +270,8 @@ def wide_heads(keys: MetadataReader) -> tuple[int, int]:
 
 
 def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Apply Alibaba's NTK scaling: a larger base at all lengths, and all wavelengths slightly
-    longer.
+    """Return Alibaba's NTK scaling, which applies at all lengths: a larger base, and each
+    wavelength longer by one factor.
     """
     if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
         rope.refuse("type", "'ntk': treadle supports it only in GTE, without mixed_b")
@@ -290,13 +296,13 @@ _SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scal
 
 
 def f32(value: float) -> float:
-    """Round as GGUF stores it, so that a model is the same before and after conversion."""
+    """Round to float32, as GGUF stores it: a folder run in place and its GGUF file then agree."""
     return float(np.float32(value))
 
 
 def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Check SmolLM 3's layers without RoPE: GGUF has no key for them, so only llama.cpp's pattern
-    is accepted.
+    """Check that every fourth layer has no RoPE (SmolLM 3), and return {}. Raises UnsupportedError
+    for another pattern, which GGUF has no key for.
     """
     key = "no_rope_layers"
     every = f"every {NOPE_PERIOD}th layer without RoPE"

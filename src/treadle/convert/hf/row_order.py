@@ -28,7 +28,9 @@ _FUSED = ("attn_qkv.weight", "attn_qkv.bias")
 def layout_of(
     name: str, shape: tuple[int, ...], hyper: HfConfig, *, linear: bool = False
 ) -> tuple[Layout | None, tuple[int, ...]]:
-    """Return the function that reorders a tensor to GGUF's rows, or None, and the new shape.
+    """Return the function that brings a tensor into GGUF's row order (None if it has it), and the
+    resulting shape. Row order of RoPE is separate: see ``turning_of``.
+
     ``name``: GGUF's, without the layer; ``linear``: the tensor is [out, in] in every family.
     """
     n_k = hyper.sizes["n_k"]
@@ -42,9 +44,9 @@ def layout_of(
 
 
 def turning_of(name: str, shape: tuple[int, ...], hyper: HfConfig) -> Layout | None:
-    """Return the function that moves the rows of each head to adjacent pairs, as GGUF files have
-    them; None for tensors without such rows. A model run in place keeps its rows, as its metadata
-    says.
+    """Return the function that makes the two rows of each RoPE pair adjacent, as in GGUF files;
+    None for tensors without RoPE rows. Only for converters: a model run in place keeps its rows,
+    and its metadata says so.
     """
     if hyper.family.paired or ARCHS[hyper.family.arch].rope in (IN_PLACE, "none"):
         return None
@@ -61,8 +63,8 @@ def turning_of(name: str, shape: tuple[int, ...], hyper: HfConfig) -> Layout | N
 
 
 def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
-    """Reorder rows [n_head * d, ..] within each head so that i and i + d/2 become adjacent; with
-    ``share``, only within the first part of each head.
+    """Reorder rows [n_head * d, ..] so that rows i and i + d/2 of each head become adjacent.
+    ``share``: the fraction of each head, from its first row, to which this applies.
     """
     if share != 1.0:
         heads = rows.reshape(n_head, -1, *rows.shape[1:])
@@ -75,24 +77,26 @@ def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
 
 
 def _turned_stack(rows: Rows, n_head: int, share: float) -> Rows:
-    """Reorder the rows of each of several matrices [n, rows, ..]."""
+    """Apply ``halves_to_pairs`` to each matrix of a stack [n, rows, ..]."""
     return np.stack([halves_to_pairs(each, n_head, share) for each in rows])
 
 
 def _first_turned(rows: Rows, n: int, n_head: int, share: float) -> Rows:
-    """Reorder the first ``n`` rows: queries and keys of one matrix with values."""
+    """Apply ``halves_to_pairs`` to the first ``n`` rows: the queries and keys of a fused qkv
+    matrix.
+    """
     return np.concatenate([halves_to_pairs(rows[:n], n_head, share), rows[n:]])
 
 
 def turned_share(hyper: HfConfig) -> float:
-    """Return the rotated fraction of each head."""
+    """Return the fraction of each head that RoPE rotates."""
     turned = hyper.metadata.get(f"{hyper.family.arch}.rope.dimension_count")
     return 1.0 if turned is None else int(turned) * hyper.n_head / hyper.sizes["n_q"]
 
 
 def by_matrix(rows: Rows, n_head: int, n_head_kv: int) -> Rows:
-    """Regroup rows from queries, key and value of each key head to all queries, all keys, all
-    values.
+    """Reorder a fused qkv matrix from (queries, key, value) of each key head to all queries, then
+    all keys, then all values.
     """
     groups = rows.reshape(n_head_kv, n_head // n_head_kv + 2, -1, *rows.shape[1:])
     parts = (groups[:, :-2], groups[:, -2], groups[:, -1])

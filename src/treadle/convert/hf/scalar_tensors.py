@@ -1,4 +1,4 @@
-"""Single-number tensors, of each layer or outside layers, which are keys in GGUF."""
+"""Single-number tensors, in each layer or outside layers, which are metadata keys in GGUF."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _IN_LAYER = re.compile(r".*\blayers\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
 def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
-    """Remove them from ``weights`` and return the full keys. Raises FileError if one is missing, or
-    is not a single number.
+    """Remove the tensors of ``Family.numbers`` from ``weights`` and return their values by GGUF
+    key: one number, or f32 [n_layer]. Raises FileError if one is missing, or is not a single
+    number.
     """
     names: Mapping[str, str] = hyper.family.numbers
     result: dict[str, Any] = {}
@@ -54,7 +55,7 @@ def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
 
 
 def _number(tensor: SafeTensor) -> float:
-    """Return a tensor's only number."""
+    """Return the value of a tensor of one element. Raises FileError for other sizes and types."""
     kind = tensor.dtype
     values = by_name(kind).dequantize_rows(tensor.data).tolist() if kind in GGML_TYPE else []
     if len(values) != 1:

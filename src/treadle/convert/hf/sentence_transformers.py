@@ -34,7 +34,9 @@ _HARMLESS = (  # no effect on the vector of a text that is not truncated
 
 
 def read_sentences(folder: Path) -> dict[str, Any]:
-    """Return treadle's keys for embedding texts. Raises FileError and UnsupportedError."""
+    """Return treadle's metadata keys for embedding texts: the maximum number of tokens, and the
+    default prompt. Raises FileError and UnsupportedError.
+    """
     result: dict[str, Any] = {}
     _refuse_arguments(folder)
     if limit := _max_seq_length(folder):
@@ -45,7 +47,9 @@ def read_sentences(folder: Path) -> dict[str, Any]:
 
 
 def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
-    """Return the key of a cross-encoder's prompt before the query, if any. Errors as above."""
+    """Return the key of the prompt that a cross-encoder puts before the query; {} if there is none.
+    Raises FileError, and UnsupportedError if the model is not an encoder.
+    """
     prompt = _default_prompt(folder)
     if prompt and ARCHS[hyper.family.arch].graph != "encoder":
         what = "treadle supports default prompts only for rerankers that are encoders"
@@ -54,7 +58,7 @@ def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
 
 
 def _refuse_arguments(folder: Path) -> None:
-    """Refuse arguments that override config.json and the tokenizer's files."""
+    """Raise UnsupportedError for arguments that override config.json or the tokenizer's files."""
     path = sentences_file(folder)
     said = MetadataReader(read_optional(path), path)
     for given in filter(None, map(said.within, _ARGUMENTS)):
@@ -64,8 +68,8 @@ def _refuse_arguments(folder: Path) -> None:
 
 
 def _max_seq_length(folder: Path) -> int:
-    """Return the maximum tokens; 0: only the model's limit. Without a number, the tokenizer's
-    applies.
+    """Return the maximum number of tokens of a text; 0: only the model's limit applies. Without
+    ``max_seq_length``, the tokenizer's ``model_max_length`` applies.
     """
     path = sentences_file(folder)
     sentences = MetadataReader(read_optional(path), path)

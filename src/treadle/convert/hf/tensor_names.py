@@ -1,6 +1,8 @@
-"""Tensor names of transformers and GGUF: a table for each spelling of families.
+"""Tensor names of transformers and GGUF: a table for each naming scheme.
 
-Keys are the parts after "layers.N.", and names outside layers; model prefixes are stripped.
+A table maps transformers' name to GGUF's stem. Names are those after "layers.N.", or those of
+tensors outside layers; prefixes such as "model." are stripped, and ".weight" and ".bias" are left
+out.
 """
 
 from __future__ import annotations
@@ -220,7 +222,9 @@ NOT_TEXT = re.compile(
 
 
 def experts_123(at: str) -> Names:
-    """Return names of experts whose matrices are numbered, as in Llama's first code."""
+    """Return a name table for experts whose matrices are ``w1`` (gate), ``w2`` (down) and ``w3``
+    (up). ``at``: the prefix of their names.
+    """
     return {
         f"{at}gate": "ffn_gate_inp",
         **dict.fromkeys(("mlp.gate", "mlp.router"), "ffn_gate_inp"),  # transformers 5's adapters
@@ -232,7 +236,9 @@ def experts_123(at: str) -> Names:
 
 
 def spelt_as(name: str, sibling: str, layer: int) -> str:
-    """Return ``name``, of a table, in the full spelling of a checkpoint that has ``sibling``."""
+    """Return the full checkpoint name of ``name``, a name as in the tables with its suffix, in
+    ``layer`` (-1: outside layers), with the prefixes that the tensor ``sibling`` has.
+    """
     match = NAME.fullmatch(sibling)
     before = _PREFIX.match(sibling)
     prefix = before[0] if before else ""

@@ -88,9 +88,10 @@ _PIECE = 1 << 22  # bytes compared at a time
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A checkpoint tensor under its GGUF name; ``packed``: it is an MLX module of three tensors.
+    """A checkpoint tensor under its GGUF name.
 
-    ``shape`` is GGUF's; ``layout`` reorders the checkpoint's rows to GGUF's, None: they are equal.
+    packed: the three tensors of an MLX module; None for an ordinary tensor.
+    shape: GGUF's. layout: reorders the checkpoint's rows to GGUF's; None: the order is equal.
     """
 
     name: str
@@ -102,11 +103,12 @@ class MappedTensor:
 
     @property
     def origin(self) -> str:
-        """Return its file and name, for messages."""
+        """Return the file and the checkpoint's tensor name, for messages."""
         return f"{self.tensor.path}: {self.tensor.name}"
 
     def floats(self, shift: float = 0.0) -> npt.NDArray[np.float32]:
-        """Return all of it as float32, flat. Raises FileError if a value is not finite.
+        """Return all values plus ``shift`` as f32 [n], in GGUF's order. Raises FileError if a value
+        is not finite.
 
         This copies: use it only for norms and biases.
         """
@@ -122,17 +124,20 @@ class MappedTensor:
         return values + np.float32(shift)
 
     def rows(self) -> npt.NDArray[np.uint8]:
-        """Return all of it as stored, in GGUF's order: a view, or with a layout a copy."""
+        """Return all values as stored, uint8 [n_bytes], in GGUF's order: a view of the file, or a
+        copy if there is a layout.
+        """
         if self.layout is None:
             return self.tensor.data
         return self.layout(elements(self.tensor)).reshape(-1).view(np.uint8)
 
 
 def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTensor]:
-    """Return every tensor that the model may use, by GGUF name; ``check_named`` checks the set.
+    """Return every tensor that the model may use, by GGUF name. ``check_named`` checks the set
+    later.
 
     Raises FileError for an unknown or duplicate tensor, and for embeddings that are missing or of
-    another shape; UnsupportedError for types other than floats of 16 bits or more.
+    another shape; UnsupportedError for types that treadle does not run or convert.
     """
     found: dict[str, MappedTensor] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
@@ -170,8 +175,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
 
 
 def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
-    """Return the tensors without an output that equals the embeddings. Both are read up to the
-    first difference. A model run in place keeps the copy, with the same results.
+    """Return the tensors without an output matrix that equals the embeddings, for a converter. Both
+    are read up to the first difference.
     """
     kept = dict(found)
     output = kept.get(OUTPUT)
@@ -184,7 +189,7 @@ def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
 
 
 def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
-    """Whether two tensors are equal."""
+    """Whether two tensors have equal shape, type and bytes."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
         return False
     starts = range(0, tensor.n_bytes, _PIECE)
@@ -196,7 +201,9 @@ def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
 def named_as(
     name: str, tensor: SafeTensor, hyper: HfConfig, packed: PackedModule | None = None
 ) -> MappedTensor:
-    """Return a tensor under GGUF's ``name``. Raises UnsupportedError for an unsupported type."""
+    """Return a tensor under GGUF's ``name``, with the layout that brings it into GGUF's order.
+    Raises UnsupportedError for an unsupported type, or packed weights that need reordering.
+    """
     linear = isinstance(tensor, DequantizedTensor)  # unpacked as [out, in] in every model
     layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper, linear=linear)
     if name.endswith(FACTOR):
@@ -216,7 +223,9 @@ def named_as(
 
 
 def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTensor]:
-    """Return the tensors of MTP layers after the last layer, which ``convert/hf/mtp.py`` names."""
+    """Return the tensors of MTP layers, by checkpoint name. ``convert/hf/mtp.py`` maps them to
+    GGUF.
+    """
     return {
         name: tensor
         for name, tensor in weights.tensors.items()
@@ -225,12 +234,14 @@ def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTens
 
 
 def count_other_parts(weights: SafeTensors, hyper: HfConfig) -> int:
-    """Return the number of tensors of the parts for pictures and sound, which are left out."""
+    """Return the number of tensors of a multimodal model's parts for images and sound, which are
+    left out.
+    """
     return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
 
 
 def tasks_left_out(weights: SafeTensors) -> str:
-    """Return a note on task adapters inside the model, or ""."""
+    """Return a note for the user on task adapters inside the model, "" if there are none."""
     if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
         return ""
     return (
@@ -242,10 +253,11 @@ def tasks_left_out(weights: SafeTensors) -> str:
 def check_named(
     weights: SafeTensors, hyper: HfConfig, found: Mapping[str, MappedTensor], model: GGUF
 ) -> dict[str, MappedTensor]:
-    """Return the tensors in GGUF's order, checked against the rows of the graph that will run them.
+    """Return ``found`` in GGUF's order of tensors, checked against the tensors that the graph
+    names.
 
-    ``model`` has the keys, and the tensors in the shapes of ``found``. Raises FileError for a
-    tensor that is missing, unknown or of another shape, and the errors of reading the keys.
+    ``model`` has the metadata, and the tensors in the shapes of ``found``. Raises FileError for a
+    tensor that is missing, unknown or of another shape, and for invalid keys.
     """
     arch = row_of(hyper.family.arch, model.metadata)
     graph = GRAPHS[arch.graph]
@@ -263,7 +275,7 @@ def check_named(
         _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
         order[name] = layer_of(name)[0], i
     for name, named in found.items():
-        if name.startswith(SCORING) or name in DENSE:  # behind the states
+        if name.startswith(SCORING) or name in DENSE:  # applied after the last states
             order[name] = -1, len(order)
         elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
             order[name] = *at, 1
@@ -278,8 +290,8 @@ def check_named(
 def renamed(
     name: str, named: MappedTensor, names: Iterable[tuple[str, str]]
 ) -> tuple[str, MappedTensor]:
-    """Return the tensor under the name in files of the architecture, if it differs from the
-    graph's.
+    """Return name and tensor, renamed from the graph's name to the one in GGUF files if ``names``
+    has a row for it: (name in files, name in the graph).
     """
     for theirs, ours in names:
         if theirs.endswith(".") and name.startswith(ours):
@@ -290,8 +302,8 @@ def renamed(
 
 
 def _is_other(tensor: SafeTensor, hyper: HfConfig) -> bool:
-    """Whether the tensor is no weight of the model, or empty: transformers writes matrices without
-    rows for 0 shared experts.
+    """Whether to skip the tensor: it is no weight of the text model, belongs to an MTP layer, or is
+    empty (transformers writes matrices without rows for 0 shared experts).
     """
     name = tensor.name
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
@@ -312,11 +324,11 @@ def _is_further(name: str, hyper: HfConfig) -> bool:
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
-    """Return the name in GGUF. Raises FileError if there is none."""
+    """Return GGUF's name of the tensor. Raises FileError if the family's table has none."""
     match = NAME.fullmatch(tensor.name)
     names = _names(hyper)
     layer = match["layer"] if match else None
-    # A model with both has names of its own for either; an encoder's layers are its only ones.
+    # An encoder with a decoder has names with the side; an encoder alone has them without.
     side = match["side"] if match and ARCHS[hyper.family.arch].encoder else None
     stem = names.get(f"{side}.{match['stem']}" if side else match["stem"]) if match else None
     if match is None or stem is None or (layer is not None and int(layer) >= _n_layers(hyper)):
@@ -330,21 +342,24 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
 
 
 def _n_layers(hyper: HfConfig) -> int:
-    """Return the number of layers; of an encoder and a decoder, the larger one."""
+    """Return the number of layers; for an encoder with a decoder, the larger of the two numbers."""
     n_decoder: int = hyper.metadata.get(f"{hyper.family.arch}.{N_DECODER_LAYER}", 0)
     return max(hyper.n_layer, n_decoder)
 
 
 def _names(hyper: HfConfig) -> Names:
-    """Return GGUF's stems by the family's names, those of its head included."""
+    """Return GGUF's stems by checkpoint name: the family's table, its scoring head, and mlx-lm's
+    names.
+    """
     scores = hyper.family.score_names if hyper.scores else {}
     own = {**hyper.family.names, **scores}
     return own | {name: stem for name, stem in MLX_NAMES.items() if name not in own}
 
 
 def _wanted(name: str, hyper: HfConfig) -> str:
-    """Return the target of a packed MLX module: F32 for small ones as in GGUF, BLOCKS for those
-    that rules move and for single experts to be stacked, else "".
+    """Return how to unpack the MLX module whose weight is ``name``: "F32" for tensors that GGUF has
+    in F32; BLOCKS for those that a derivation rule or the stacking of experts moves; "" to leave it
+    packed.
     """
     rest = name_in_layer(name)
     if EXPERT.fullmatch(name) or any(rest in rule.of for rule in hyper.rules):
@@ -359,7 +374,7 @@ def _model(hyper: HfConfig) -> str:
 
 
 def _width(tensor: SafeTensor, hyper: HfConfig) -> int | None:
-    """Return the row length given by config.json."""
+    """Return the row length of a matrix by config.json; None if its key does not give one."""
     return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
 
 
@@ -371,7 +386,9 @@ def _check(
     found: Mapping[str, MappedTensor],
     words: str = "",
 ) -> None:
-    """Check that the tensor exists in this shape. FileError with the checkpoint's own names."""
+    """Raise FileError unless the tensor exists in this shape. The message has the checkpoint's
+    name.
+    """
     if name not in found:
         where = _hf_name(name, hyper, found)
         expected = f"shape {list(shape)}"
@@ -382,7 +399,9 @@ def _check(
 
 
 def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> str:
-    """Return transformers' name of GGUF's ``name``, as this checkpoint spells it."""
+    """Return the checkpoint's name of GGUF's tensor ``name``, in the style of the tensors
+    ``found``, for messages.
+    """
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
     names = [hf for hf, gguf in _names(hyper).items() if gguf == stem]

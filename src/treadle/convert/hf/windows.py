@@ -1,4 +1,8 @@
-"""Per-layer patterns of families: layers with a sliding window, and layers with attention."""
+"""Per-layer patterns of families: which layers have a sliding window, and which have attention.
+
+Functions that "put the window" return a flag per layer, bool [n_layer], true for a window; None if
+the window is unused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,9 @@ def every_layer(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in layers from ``max_window_layers`` on, if in use (Qwen 2 and 3)."""
+    """Put the window in layers from ``max_window_layers`` on, if ``use_sliding_window`` (Qwen 2 and
+    3).
+    """
     if not keys.flag("use_sliding_window", False):
         return None
     first = keys.integer("max_window_layers", lo=0)
@@ -27,14 +33,16 @@ def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def every_layer_if_used(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers, if in use (Qwen 3 MoE): transformers ignores
+    """Put the window in all layers, if ``use_sliding_window`` (Qwen 3 MoE): transformers ignores
     ``max_window_layers`` there.
     """
     return [True] * n_layer if keys.flag("use_sliding_window", False) else None
 
 
 def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in every other layer below ``max_window_layers``, if in use (Qwen 2 MoE)."""
+    """Put the window in every other layer below ``max_window_layers``, if ``use_sliding_window``
+    (Qwen 2 MoE).
+    """
     if not keys.flag("use_sliding_window", False):
         return None
     end = keys.integer("max_window_layers", lo=0)
@@ -44,8 +52,10 @@ def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
 def all_but_every(
     usual: int, *, overridable: bool = False
 ) -> Callable[[MetadataReader, int], Windowed]:
-    """Put the window in all layers but every ``usual``-th. ``overridable``:
-    ``sliding_window_pattern`` overrides it, which transformers reads only in some families.
+    """Return a rule that puts the window in all layers but every ``usual``-th.
+
+    ``overridable``: the key ``sliding_window_pattern``, which transformers reads only in some
+    families, overrides ``usual``; 0 means no layer.
     """
 
     def windowed(keys: MetadataReader, n_layer: int) -> Windowed:
@@ -63,15 +73,15 @@ def all_but_first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def still_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in layers without RoPE, if in use (SmolLM 3). Listed layers have it in any
-    case.
+    """Put the window in layers without RoPE, if ``use_sliding_window`` (SmolLM 3). A
+    ``layer_types`` list overrides this in any case.
     """
     used = keys.flag("use_sliding_window", False)
     return [used and not turns for turns in by_period(NOPE_PERIOD, n_layer)]
 
 
 def has_attention(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention (true) or a recurrent state."""
+    """Return a flag per layer: true for attention with a KV cache, false for a recurrent state."""
     kinds = keys.get("layer_types")
     if kinds is None:
         every = keys.integer(INTERVAL, _EVERY)

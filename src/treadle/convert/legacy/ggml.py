@@ -22,14 +22,16 @@ RENAMED = {"tokenizer.ggml.separator_token_id": "tokenizer.ggml.seperator_token_
 
 
 def open_gguf_v1(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a GGUF of version 1, or from before its release."""
+    """Open a GGUF file of version 1, or one from before its release (``FUGG``), as a source."""
     source = gguf_source(GGUF([HeaderV1(path)]))
     source.metadata = {RENAMED.get(key, key): v for key, v in source.metadata.items()}
     return source
 
 
 def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a GGML, GGMF or GGJT file; the first two may be split (``FILE``, ``FILE.1`` ...)."""
+    """Open a GGML, GGMF or GGJT file as a source; the first two may be split (``FILE``, ``FILE.1``
+    ...).
+    """
     first = Legacy(path)
     parts = [first]
     while first.layout == 0 and (more := Path(f"{path}.{len(parts)}")).is_file():
@@ -66,8 +68,8 @@ def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def _vocabulary(file: Legacy) -> dict[str, Any]:
-    """Return the vocabulary's keys. GGML files have no scores, and all have LLaMA's vocabulary: its
-    scores count down from the first merged piece.
+    """Return the vocabulary's keys. GGML files have no scores, but all have LLaMA's vocabulary,
+    whose scores count down from 0 at the first merged piece.
     """
     scores = file.scores
     if scores is None:

@@ -28,8 +28,8 @@ HALF_MAX = float(np.finfo(np.float16).max)
 
 
 def open_llama2c(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a checkpoint with the given tokenizer, or the one next to it. Raises FileError,
-    UnsupportedError.
+    """Open a checkpoint as a source, with the given tokenizer file or the one next to it. Raises
+    FileError, UnsupportedError.
     """
     model = Llama2c(path)
     n = model.sizes
@@ -58,7 +58,9 @@ def _dequantized(t: Llama2cTensor) -> Bytes:
 
 
 def _as_q8_0(t: Llama2cTensor) -> Bytes:
-    """Convert to Q8_0: blocks of a group share its scale, and codes are kept."""
+    """Convert to Q8_0 bytes: codes are kept, and the blocks of a group get its scale. Raises
+    FileError for scales beyond f16.
+    """
     scales = t.scales
     if not bool(np.all(np.abs(scales) <= HALF_MAX)):
         what = "a scale that is not finite in f16"
@@ -74,7 +76,9 @@ def _as_q8_0(t: Llama2cTensor) -> Bytes:
 
 
 def find_tokenizer(path: Path, n_vocab: int) -> Path:
-    """Return the tokenizer next to a checkpoint, by llama2.c's file names."""
+    """Return the tokenizer file next to a checkpoint, by llama2.c's file names. Raises FileError if
+    there is none.
+    """
     names = [f"tok{n_vocab}.model", f"tok{n_vocab}.bin", "tokenizer.model", "tokenizer.bin"]
     for name in names:
         if (path.parent / name).is_file():
@@ -84,7 +88,7 @@ def find_tokenizer(path: Path, n_vocab: int) -> Path:
 
 
 def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
-    """Return GGUF's keys of a ``tokenizer.bin``, or of the sentencepiece model that it is made
+    """Return GGUF's keys of a ``tokenizer.bin``, or of the sentencepiece model that it was exported
     from.
 
     ``tokenizer.bin``: the longest piece's length, then ``n_vocab`` x {score:f32 length:i32 bytes}.

@@ -33,7 +33,9 @@ FLOATS = ("Float", "Half", "BFloat16", "Double")  # accepted element types of we
 
 
 def open_meta(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a folder of Meta's, or one of its .pth files. Raises FileError, UnsupportedError."""
+    """Open a folder of Meta's, or one of its .pth files, as a source. ``tokenizer``: its tokenizer
+    file, by default the one in the folder. Raises FileError, UnsupportedError.
+    """
     folder = path if path.is_dir() else path.parent
     params = MetadataReader(read_json(folder / PARAMS), folder / PARAMS)
     shards = [Checkpoint(shard) for shard in find_shards(folder)]
@@ -46,7 +48,9 @@ def open_meta(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Return ``consolidated.00.pth`` and so on. Raises FileError for none, or a gap."""
+    """Return the paths of ``consolidated.00.pth`` and so on, in order. Raises FileError if there
+    are none, or one is missing.
+    """
     found = {int(m[1]): p for p in folder.iterdir() if (m := SHARD.fullmatch(p.name))}
     if not found:
         raise FileError("no checkpoint", path=folder, expected="consolidated.00.pth")
@@ -58,7 +62,9 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
-    """Return keys of a sentencepiece model or of Llama 3's list; ``scaled``: Llama 3.1 or later."""
+    """Return the ``tokenizer.ggml.*`` keys of a sentencepiece model or of Llama 3's list of ranks;
+    ``scaled``: the special tokens are those of Llama 3.1 and later.
+    """
     if is_tiktoken(read_head(path, 256, "a tokenizer")):
         return read_tiktoken(path, LLAMA31 if scaled else LLAMA3)
     return read_spm_keys(path)
@@ -112,7 +118,9 @@ class _Model:
         return self.params.number("rope_theta", 10000.0, lo=1.001, hi=1e12)
 
     def _context(self, eps: float, theta: float) -> int:
-        """Return the trained context length. No file gives it: other settings tell the release."""
+        """Return the trained context length in tokens. Unless ``max_seq_len`` gives it, it is
+        deduced from settings that identify the release, with a note for the user.
+        """
         if self.params.get("max_seq_len") is not None:
             return self.params.integer("max_seq_len", hi=POSITION_MAX)
         if self.params.flag("use_scaled_rope", False):
@@ -167,7 +175,9 @@ class _Model:
     def _without_copies(
         self, name: str, pieces: list[CheckpointTensor]
     ) -> tuple[list[CheckpointTensor], list[tuple[CheckpointTensor, CheckpointTensor]]]:
-        """Drop copies: if ranks outnumber key heads, consecutive ranks hold the same head."""
+        """Return the pieces to join, and pairs of pieces that must be equal. If there are more
+        ranks than key heads, consecutive ranks hold copies of one head.
+        """
         heads = self.n["n_head_kv"] * self.n["head_dim"]
         n_rows = pieces[0].shape[0] * len(pieces)
         if not name.endswith(("attn_k.weight", "attn_v.weight")) or n_rows <= heads:

@@ -1,8 +1,7 @@
-"""Adapters of matrices that the model has joined or split: queries, keys and values; experts' gates
-and ups.
+"""LoRA adapters of matrices that the model has fused or split: q, k and v; experts' gates and ups.
 
-For several matrices that the model has as one, the A matrices are stacked, and the rows of B of
-each are 0 at the others' ranks. The parts of a split matrix share its A.
+For several matrices that the model fuses to one, the A matrices are stacked. The rows of B that
+belong to one matrix are 0 at the ranks of the others. The parts of a split matrix share its A.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Check = Callable[[str, LowRank, tuple[int, ...]], None]
 
 
 def as_model_has(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:
-    """Return the adapter mapped to the model's matrices. ``check`` raises for a part of another
-    shape.
+    """Return the adapter with its pairs fused or split like the model's matrices. ``check(name,
+    pair, shape)`` raises if a part has another shape.
     """
     ranks = dict(adapter.ranks)
     for name in adapter.ranks:
@@ -75,7 +74,9 @@ def _join_or_part(
 def _joined(
     ranks: dict[str, LowRank], shapes: Mapping[str, tuple[int, ...]], check: Check
 ) -> LowRank:
-    """Join the pairs that exist; ``shapes`` lists all matrices, from top to bottom."""
+    """Remove the pairs of the matrices in ``shapes``, which lists them from top to bottom, and
+    return one pair for the fused matrix. Matrices without a pair get zeros.
+    """
     parts = [ranks.pop(name, None) for name in shapes]
     for (name, shape), low in zip(shapes.items(), parts, strict=True):
         if low is not None:

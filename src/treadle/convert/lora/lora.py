@@ -76,9 +76,11 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
 
 
 def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
-    """Load adapters for an engine, each a path or (path, scale), default scale 1: new requests use
-    them. A duplicate name gets a number appended. Errors as ``open_adapter``'s, and TreadleError
-    for other values.
+    """Load adapters into an engine; new requests use them. Each is a path or (path, scale), with
+    scale 1 by default.
+
+    A duplicate name gets a number appended. Errors as ``open_adapter``'s, and TreadleError for
+    other values.
     """
     adapters: list[Adapter] = []
     scales: list[float] = []
@@ -154,11 +156,12 @@ def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
 def write_adapter(
     folder: Path, base: Path, target: Path, fmt: Format | None = None, *, force: bool = False
 ) -> int:
-    """Write a PEFT folder, or a task's adapter, as a GGUF adapter for models like ``base``, whole
-    or not at all: in ``fmt``, None for the types it has. Return the file's size in bytes.
+    """Write a PEFT folder, or a task's adapter, as a GGUF adapter for models like ``base``. Return
+    the file's size in bytes. On errors no file is written.
 
-    A GGUF file has one alpha: if factors differ, the remainder goes into B. Errors as
-    ``open_adapter``'s; FileError if ``target`` exists without ``force``.
+    ``fmt``: format of A and B; None: the types that they have. A GGUF file has one alpha: if
+    factors differ between matrices, the rest goes into B. Errors as ``open_adapter``'s; FileError
+    if ``target`` exists without ``force``.
     """
     check_target(target, files_of(folder, base), force=force)
     with open_model(base) as gguf:
@@ -196,7 +199,9 @@ def write_adapter(
 
 
 def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
-    """Return the adapter; ``pairs``: RoPE pairs are adjacent rows, as in a GGUF model."""
+    """Return the adapter of a PEFT folder. ``pairs``: the model has the rows of RoPE pairs side by
+    side, as GGUF files do, so B's rows are reordered.
+    """
     ranks = {}
     turned = ARCHS[config.arch.name].rope == "norm" and pairs
     if turned and peft.paired and config.arch.rope != ARCHS[config.arch.name].rope:
@@ -214,13 +219,13 @@ def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
 
 
 def _share(name: str, config: Config) -> float:
-    """Return the rotated fraction of each head, for a matrix in a layer."""
+    """Return the fraction of each head that RoPE rotates, in the layer of the matrix ``name``."""
     layer = config.layers[int(name.split(".")[1])]
     return 1.0 if layer.rope is None else config.ropes[layer.rope].dims / layer.head_dim
 
 
 def _heads(name: str, config: Config) -> int:
-    """Return the number of heads of a matrix with RoPE rows; 0 for all others."""
+    """Return the number of heads of a matrix whose rows RoPE rotates (q or k); 0 for all others."""
     if not name.endswith(TURNED) or config.arch.name not in ARCHS:
         return 0
     if ARCHS[config.arch.name].rope != "norm":
@@ -233,7 +238,9 @@ def _heads(name: str, config: Config) -> int:
 
 
 def _pairs_to_halves(tensor: Tensor, n_head: int, share: float) -> Floats:
-    """Reorder rows within the rotated ``share`` of each head, for a model run in place."""
+    """Reorder B's rows from GGUF's adjacent RoPE pairs to halves of a head, for a model run in
+    place; only within the rotated ``share`` of each head.
+    """
     rows = _floats(tensor)
     heads = rows.reshape(n_head, -1, rows.shape[1])
     n = round(heads.shape[1] * share)
@@ -262,7 +269,9 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
 
 
 def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
-    """Return the adapter mapped to the model's matrices, and checked against them."""
+    """Return the adapter mapped to the model's matrices, and checked against them. Raises
+    FileError, UnsupportedError.
+    """
     result = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
     for name, low in result.ranks.items():
         _check(result, name, low, gguf)
@@ -270,7 +279,7 @@ def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
-    """Check a pair against the model's matrix, or its experts' matrices."""
+    """Raise FileError or UnsupportedError unless ``low`` fits the model's matrix ``name``."""
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")

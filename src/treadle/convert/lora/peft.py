@@ -67,8 +67,9 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass
 class Peft:
-    """A PEFT folder, read for models of one architecture. Rows of B are in transformers' order,
-    except for matrices that GGUF reorders as a whole.
+    """A PEFT folder, read for models of one architecture.
+
+    Rows of B are in transformers' order, except for matrices whose rows GGUF reorders as a whole.
     """
 
     path: Path
@@ -79,15 +80,17 @@ class Peft:
 
 
 def is_peft(path: Path) -> bool:
-    """Whether the path is a PEFT folder, or a file in one."""
+    """Whether ``path`` is a folder with adapter_config.json, or a .safetensors file in one."""
     return ((path if path.is_dir() else path.parent) / CONFIG).is_file() and (
         path.is_dir() or path.suffix == ".safetensors"
     )
 
 
 def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
-    """Read a folder for the model ``gguf``. Raises FileError for damaged files; UnsupportedError
-    for an adapter that is not a plain sum, and for modules without a matrix in the model.
+    """Read a folder for the model ``gguf``.
+
+    Raises FileError for damaged files; UnsupportedError for adapters that are not W + s B A (such
+    as DoRA), and for modules without a matrix in the model.
     """
     folder = path if path.is_dir() else path.parent
     keys = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
@@ -149,8 +152,8 @@ def _check_weights(folder: Path) -> None:
 def _pairs_of(
     tensors: Iterable[SafeTensor], state: Hash
 ) -> tuple[dict[str, dict[str, SafeTensor]], set[str]]:
-    """Return tensors A and B by module, and the modules that are embedding tables. Adds names and
-    contents to ``state``.
+    """Return tensors "A" and "B" by module, and the modules that are embedding tables. Names and
+    contents are added to the hash ``state``.
     """
     pairs: dict[str, dict[str, SafeTensor]] = {}
     tables: set[str] = set()
@@ -203,7 +206,9 @@ def _what(name: str) -> str:
 
 
 def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule]:
-    """Return the model's matrices for a module."""
+    """Return the model's matrices for a module. Raises UnsupportedError, naming ``tensor``, for
+    none.
+    """
     try:
         return modules.find(module)
     except UnsupportedError as error:
@@ -211,16 +216,16 @@ def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule
 
 
 def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> int:
-    """Return the matrix's number of experts; without such a matrix, one more than the largest
-    index.
+    """Return the number of experts in the model's matrix; if the model lacks it, the largest index
+    in ``each`` plus one.
     """
     matrix = gguf.tensors.get(part.name)
     return matrix.shape[0] if matrix is not None and len(matrix.shape) == 3 else max(each) + 1
 
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
-    """Return A and B as ``LowRank``; the side that ``part`` derives is converted to the order of
-    the GGUF's matrix.
+    """Return A and B as ``LowRank``. The side that ``part.make`` applies to is converted to the
+    order of the GGUF matrix.
     """
     a = pair.a
     b = pair.b
@@ -239,7 +244,9 @@ def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
 
 
 def _targets(keys: MetadataReader) -> list[str]:
-    """Return the last names of parameters with adapters that are not modules."""
+    """Return the last words of the names in ``target_parameters``: parameters, not modules, that
+    have adapters.
+    """
     given = keys.get("target_parameters")
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         keys.fail("target_parameters", f"is {given!r:.40}", "a list of names")
@@ -251,7 +258,9 @@ def _factor(keys: MetadataReader, module: str, rank: int) -> float:
 
 
 def _alpha(keys: MetadataReader, module: str) -> float:
-    """Return a module's alpha; PEFT matches patterns against the end of its name."""
+    """Return a module's alpha. As in PEFT, a regular expression of ``alpha_pattern`` must match the
+    whole name or its end after a dot; else ``lora_alpha`` applies.
+    """
     patterns: Any = keys.get("alpha_pattern") or {}
     if not isinstance(patterns, dict):
         keys.fail("alpha_pattern", f"is {patterns!r:.40}", "an object")
@@ -268,7 +277,7 @@ def _alpha(keys: MetadataReader, module: str) -> float:
 
 
 def _is_rslora(keys: MetadataReader) -> bool:
-    """Whether the adapter is rsLoRA, which divides by the root of the rank."""
+    """Whether the adapter is rsLoRA, whose scale is alpha / sqrt(rank) in place of alpha / rank."""
     return keys.flag("use_rslora", False)
 
 
@@ -288,7 +297,9 @@ def _made(tensor: SafeTensor, make: Make) -> Floats:
 
 
 def _made_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
-    """Return the shape of ``_made``'s result without reading the values."""
+    """Return the shape of what ``part.make`` makes of the tensor, without reading its values.
+    Raises FileError if it does not fit.
+    """
     assert part.make is not None
     try:
         shape: tuple[int, ...] = part.make(np.zeros(tensor.shape, np.float32)).shape

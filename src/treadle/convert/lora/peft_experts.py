@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class ExpertPair:
-    """A module's A and B; ``types``: their stored types."""
+    """A and B of a module, stored in ``types``; ``factor`` multiplies B A."""
 
     a: SafeTensor
     b: SafeTensor
@@ -31,7 +31,9 @@ class ExpertPair:
 
 
 def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
-    """Group pairs by module without the expert index, then by that index."""
+    """Group pairs by module name without the expert's index, then by that index; other modules get
+    one index of their own.
+    """
     found: dict[str, dict[int, ExpertPair]] = {}
     for module, pair in pairs.items():
         match = EXPERT.fullmatch(module)
@@ -41,8 +43,10 @@ def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair
 
 
 def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
-    """Stack pairs to one for the whole matrix; if factors differ, they go into B. Raises FileError
-    for an expert that the model lacks, and for experts of different shapes.
+    """Stack the pairs of single experts to one pair, A [E, rank, k] and B [E, m, rank], zeros for
+    experts without one; if factors differ, they go into B.
+
+    Raises FileError for an expert that the model lacks, and for experts of different shapes.
     """
     first = pairs[min(pairs)]
     factors = {pair.factor for pair in pairs.values()}

@@ -48,8 +48,9 @@ _SAME: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class PeftModule:
-    """A matrix, or part of one, that a module maps to; ``make``: transforms that ``side`` of a
-    pair, None: both are unchanged.
+    """A GGUF matrix, or part of one, that a module of transformers maps to.
+
+    ``make`` converts A or B, as ``side`` says ("A", "B"); None: both stay unchanged.
     """
 
     name: str
@@ -59,7 +60,9 @@ class PeftModule:
 
 
 class Modules:
-    """The modules of one model. Raises UnsupportedError for an architecture without any."""
+    """The map from transformers' module names to matrices of one model. Raises UnsupportedError for
+    an architecture that no family has.
+    """
 
     def __init__(self, gguf: GGUF, arch: str) -> None:
         every = (*FAMILIES.values(), *VARIANTS)
@@ -104,7 +107,9 @@ class Modules:
         raise UnsupportedError(why)
 
     def is_unread(self, module: str) -> bool:
-        """Whether the module follows an encoder's final states and is unused."""
+        """Whether the module comes after an encoder's last hidden states (pooling, heads), so that
+        treadle does not run it.
+        """
         if any(name.startswith(SCORING) for name in self._gguf.tensors):
             return False
         return self._is_encoder and bool(NOT_STATES.fullmatch(f"{module}.weight"))
@@ -126,7 +131,7 @@ class Modules:
 
 
 def stem_of(family: Family, made: str) -> str:
-    """Return GGUF's stem for the result of a rule."""
+    """Return GGUF's stem for the tensor ``made`` by a rule."""
     return family.names[made.removesuffix(".weight")]
 
 

@@ -1,5 +1,6 @@
-"""Adapters of all experts in one parameter, as in transformers 5 (PEFT's ``target_parameters``): A
-``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an expert's columns are E apart.
+"""LoRA adapters of all experts in one parameter, as in transformers 5 (PEFT's
+``target_parameters``): A ``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an
+expert's columns are E apart.
 
 A tensor name gives the module but not its parameter, which follows from shapes. PEFT before 0.19
 took the parameter's last axis as its output, whichever it is. Later PEFT asks the module, which
@@ -39,7 +40,9 @@ _BOTH = "gate_up_proj"
 
 
 class Parameters(NamedTuple):
-    """The experts of one layer. ``n_ff`` and ``n_embd``: outputs and inputs of gates and ups."""
+    """The experts of one layer. ``n_ff`` and ``n_embd``: outputs and inputs of the gate and up
+    matrices.
+    """
 
     module: str
     layer: str
@@ -49,14 +52,16 @@ class Parameters(NamedTuple):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Return (outputs, inputs) of each possible parameter."""
+        """Return (outputs, inputs) of each parameter that an adapter may target."""
         one = self.n_ff, self.n_embd
         each = {_BOTH: (2 * self.n_ff, self.n_embd), "gate_proj": one, "up_proj": one}
         return {**each, "down_proj": (self.n_embd, self.n_ff)}
 
 
 def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
-    """Return a module's parameters; None unless it is all experts of a layer of the model."""
+    """Return the experts that ``module`` names; None unless it is all experts of a layer of the
+    model.
+    """
     match = _MODULE.fullmatch(module)
     name = NAME.fullmatch(f"{match['module']}.weight") if match else None
     if match is None or name is None or name["layer"] is None:
@@ -69,7 +74,7 @@ def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
 
 
 class ParameterPair(NamedTuple):
-    """A and B of a parameter; ``targets``: the parameters that the folder names."""
+    """A and B of one parameter; ``targets``: the parameters that adapter_config.json names."""
 
     of: Parameters
     a: SafeTensor
@@ -77,7 +82,9 @@ class ParameterPair(NamedTuple):
     targets: Sequence[str]
 
     def fits(self) -> tuple[list[str], list[str]]:
-        """Return the parameters that fit straight, and those that fit swapped."""
+        """Return the parameters that A [.., inputs] and B [outputs, ..] fit, and those that they
+        fit with A and B swapped.
+        """
         given = self.a.shape[-1:]
         gives = self.b.shape[:1]
         shapes = {name: shape for name, shape in self.of.shapes.items() if name in self.targets}
@@ -88,8 +95,10 @@ class ParameterPair(NamedTuple):
 
 
 def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: object) -> bool:
-    """Whether A takes the parameter's inputs, decided for the whole file; ``version``: PEFT's,
-    recorded since 0.18. Raises UnsupportedError if it is ambiguous.
+    """Whether A takes the parameter's inputs, as it should, in this file; false if PEFT swapped A
+    and B.
+
+    ``version``: PEFT's, recorded since 0.18. Raises UnsupportedError if it is ambiguous.
     """
     fits = [tuple(map(bool, pair.fits())) for pair in pairs]
     told = {straight for straight, turned in fits if straight != turned}
@@ -111,10 +120,10 @@ def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: objec
 def read_parameter(
     pair: ParameterPair, modules: Modules, read: Read, *, straight: bool
 ) -> Iterator[tuple[str, str, LowRank]]:
-    """Yield the parameter, the GGUF name and the pair with a factor of 1, for each matrix that a
-    pair adds to. ``straight``: the result of ``is_straight``, used if both ways fit.
+    """Yield (parameter, GGUF name, pair with a factor of 1) for each matrix that a pair adds to.
 
-    Raises FileError for shapes of no parameter, UnsupportedError if they fit two.
+    ``straight``: the result of ``is_straight``, used if shapes fit either way. Raises FileError for
+    shapes of no parameter, UnsupportedError if they fit two.
     """
     of, a, b, targets = pair
     (n_rows, given), (gives, n_columns) = (
@@ -147,14 +156,18 @@ def read_parameter(
 
 
 def _half(read: Callable[[], tuple[Floats, Floats]], which: int, rows: Any = slice(None)) -> Floats:
-    """Return A, or some rows of B."""
+    """Return ``read()[which]``, A (0) or B (1) of all experts, with only ``rows`` of each
+    expert.
+    """
     return np.ascontiguousarray(read()[which][:, rows])
 
 
 def _matrices(
     of: Parameters, parameter: str, shape: tuple[int, int], modules: Modules
 ) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """Yield GGUF's names of the matrices made from a parameter, with the rows that each takes."""
+    """Yield the GGUF name of each matrix made from a parameter of ``shape`` [m, k], and the
+    parameter's rows that it takes, int [n].
+    """
     if own := _rule(parameter, modules):
         family, rule = own
         for to, make in rule.gives.items():
@@ -170,7 +183,7 @@ def _matrices(
 
 
 def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | None:
-    """Return the family's rule for the parameter, or None."""
+    """Return the family's rule for the parameter, with the family, or None."""
     for family, rule in modules.rules():
         if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):
             return family, rule
@@ -187,7 +200,9 @@ def _is_turned(parameter: str, modules: Modules) -> bool:
 
 
 def _rows(make: Make, shape: tuple[int, int]) -> npt.NDArray[np.intp]:
-    """Return the rows of a matrix that ``make`` selects, by passing it row numbers."""
+    """Return the numbers of the rows that ``make`` selects from a matrix of ``shape``, int [n], by
+    passing it a matrix of row numbers.
+    """
     numbers = np.repeat(np.arange(shape[0], dtype=np.float32)[:, None], shape[1], 1)[None]
     found = np.asarray(make(numbers))
     if (found != found[..., :1]).any():  # ``make`` transposes its input

@@ -1,5 +1,5 @@
-"""Task adapters inside a model's folder (jina-embeddings-v3): a task's adapter is named like a file
-there, ``FOLDER/retrieval.query``.
+"""Task adapters inside a model's folder (jina-embeddings-v3). The path of a task's adapter is
+``FOLDER/retrieval.query``, as if it were a file there.
 
 A matrix ``NAME.parametrizations.weight.original`` comes with ``0.lora_A [n_tasks, rank, k]`` and
 ``0.lora_B [n_tasks, m, rank]``; for an embedding table, A and B are swapped.
@@ -34,7 +34,9 @@ KEY = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<side>[A
 
 
 def tasks_of(folder: Path) -> list[str]:
-    """Return the tasks for which a model's folder has adapters."""
+    """Return the names of the tasks for which a model's folder has adapters; [] for other
+    folders.
+    """
     config = folder / "config.json"
     if not config.is_file():
         return []
@@ -43,7 +45,7 @@ def tasks_of(folder: Path) -> list[str]:
 
 
 def is_task(path: Path) -> bool:
-    """Whether ``path`` names a task of a model's folder, not a file."""
+    """Whether ``path`` names a task of a model's folder; false if it is an existing file."""
     return not path.exists() and bool(tasks_of(path.parent))
 
 
@@ -93,7 +95,7 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
 
 
 def _floats(tensor: SafeTensor, i: int) -> Floats:
-    """Return one task's values."""
+    """Return the f32 values of task ``i`` in a tensor [n_tasks, ..]."""
     own = tensor.data.reshape(tensor.shape[0], -1)[i]
     values: Floats = by_name(tensor.dtype).dequantize_rows(own)
     if not np.isfinite(values).all():

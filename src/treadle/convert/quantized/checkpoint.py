@@ -57,7 +57,9 @@ _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
 
 
 def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None:
-    """Return the checkpoint's quantisation settings if the method is one of METHODS, else None."""
+    """Return the checkpoint's quantisation settings, from config.json or ModelOpt's own file; None
+    if the method is none of METHODS.
+    """
     if config.get(KEY) is None and (folder / MODELOPT).is_file():
         found = MetadataReader(read_json(folder / MODELOPT), folder / MODELOPT).within(
             "quantization"
@@ -68,7 +70,9 @@ def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None
 
 
 def said_in(config: MetadataReader) -> MetadataReader | None:
-    """Return config.json's quantisation settings, its own or its text part's, of any method."""
+    """Return the quantisation settings in config.json, of the model or of its text part, whatever
+    the method; None if there are none.
+    """
     found = config.within(KEY) or config.within(_OLDER)
     if found is None and (text := config.within("text_config")) is not None:
         found = text.within(KEY)
@@ -148,7 +152,9 @@ def _gptq(found: Found, settings: MetadataReader) -> None:
 
 
 def _read_gptq(found: Found, settings: MetadataReader, first: bool) -> None:
-    """Unpack GPTQ matrices; ``first``: version 1, whose stored zero points are one less."""
+    """Unpack all GPTQ matrices in ``found``. ``first``: version 1, whose stored zero points are 1
+    too small.
+    """
     meta = settings.within("meta")
     words_lack = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
     said = GptqLayout(
@@ -196,20 +202,24 @@ def _bitsandbytes(found: Found, settings: MetadataReader) -> None:
 
 
 def _words(found: Found) -> Found:
-    """Remove every ``qweight`` and return them by the name of the future matrix."""
+    """Remove every ``NAME.qweight`` from ``found`` and return them as ``NAME.weight``, the name of
+    the unpacked matrix.
+    """
     names = [name for name in found if name.endswith(".qweight")]
     return {f"{name.removesuffix('qweight')}weight": found.pop(name) for name in names}
 
 
 def _weights(settings: MetadataReader) -> list[MetadataReader]:
-    """Return compressed-tensors' settings of weights, group by group."""
+    """Return compressed-tensors' settings of weights, a reader for each of its
+    ``config_groups``.
+    """
     groups = settings.within("config_groups")
     each = [groups.within(name) for name in groups.values] if groups else []
     return [weights for keys in each if keys and (weights := keys.within("weights"))]
 
 
 def _sizes(*settings: MetadataReader) -> Sizes:
-    """Return the rows and columns of scale blocks named in the settings."""
+    """Return the candidate sizes of scale blocks in the settings: rows, and columns."""
     rows = list[int]()
     columns = list[int]()
     for keys in settings:

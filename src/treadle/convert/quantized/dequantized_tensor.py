@@ -28,14 +28,14 @@ _CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 
 @dataclass(frozen=True, eq=False)
 class DequantizedTensor(DerivedTensor):
-    """A tensor that ``make`` computes from its sources' numbers: bytes in ``dtype``, a ggml type
-    name.
+    """A tensor that ``make`` computes from the values of its sources (``numbers``) when it is read:
+    bytes in ``dtype``, the name of a ggml type.
     """
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """Return its bytes, uint8 [n_bytes], in memory. Raises FileError for numbers beyond
-        ``dtype``.
+        """Return the tensor's bytes, uint8 [n_bytes], computed anew. Raises FileError for values
+        that ``dtype`` cannot hold.
         """
         try:
             made = self.make(*map(numbers, self.sources))
@@ -47,7 +47,9 @@ class DequantizedTensor(DerivedTensor):
 def unpacked(
     name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
 ) -> DequantizedTensor:
-    """Return the tensor ``name``, weights [*shape] in ``dtype``."""
+    """Return a tensor of ``shape`` in ``dtype`` that ``make(*values of sources)`` computes when it
+    is read.
+    """
     first = sources[0]
     (block, block_bytes) = block_of(dtype)
     size = math.prod(shape) // block * block_bytes
@@ -57,7 +59,9 @@ def unpacked(
 
 
 def numbers(tensor: SafeTensor) -> Array:
-    """Return [*shape] in the tensor's type: integers, or float32; 8-bit floats as raw bytes."""
+    """Return the tensor's values [*shape]: integers in their type, floats as float32, 8-bit floats
+    as raw bytes.
+    """
     if tensor.dtype in _CODES:
         return tensor.data.reshape(tensor.shape)
     if kind := _WHOLE.get(tensor.dtype):
@@ -76,7 +80,9 @@ def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOA
 
 
 def take_if(found: Found, name: str, kinds: Sequence[str]) -> SafeTensor | None:
-    """Do the same as ``take`` for an optional part."""
+    """Remove ``name`` from ``found`` and return it; None if it is missing. Raises FileError if its
+    type is none of ``kinds``.
+    """
     part = found.pop(name, None)
     return part and typed(part, kinds)
 
@@ -89,12 +95,12 @@ def typed(tensor: SafeTensor, kinds: Sequence[str]) -> SafeTensor:
 
 
 def floats_of(scale: SafeTensor) -> str:
-    """Return the float type for products with these scales."""
+    """Return the type of products with these scales: theirs if it is F16 or BF16, else BF16."""
     return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"
 
 
 def matrix(tensor: SafeTensor) -> tuple[int, int]:
-    """Return rows and columns. Raises FileError for another number of axes, or an empty one."""
+    """Return (rows, columns). Raises FileError unless there are two axes, none of them empty."""
     if len(tensor.shape) != 2:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
     m, k = matrix_shape(tensor)
@@ -102,21 +108,21 @@ def matrix(tensor: SafeTensor) -> tuple[int, int]:
 
 
 def matrix_shape(tensor: SafeTensor) -> tuple[int, ...]:
-    """Return the shape [.., M, K]. Raises FileError for a vector, or an empty one."""
+    """Return the shape [.., M, K]. Raises FileError for less than two axes, or an empty one."""
     if len(tensor.shape) < 2 or 0 in tensor.shape:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
     return tensor.shape
 
 
 def shared(n: int, parts: int, *said: int) -> int:
-    """Return the group size, of the candidates ``said``, by which ``n`` weights have ``parts``
-    scales; the last group may be smaller. 0: none fits.
+    """Return the first group size of ``said`` for which ``n`` weights have ``parts`` scales; the
+    last group may be smaller. 0: none fits.
     """
     return next((size for size in said if size > 0 and -(-n // size) == parts), 0)
 
 
 def one_number(tensor: SafeTensor) -> SafeTensor:
-    """Return the tensor. Raises FileError if it holds several numbers."""
+    """Return the tensor. Raises FileError unless it has exactly one element."""
     if math.prod(tensor.shape) != 1:
         raise tensor.error(f"shape {list(tensor.shape)}", "one number")
     return tensor

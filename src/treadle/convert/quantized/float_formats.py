@@ -53,9 +53,11 @@ def is_float8(tensor: SafeTensor) -> bool:
 
 
 def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> None:
-    """Replace the weights by BF16: multiply by ``name``_scale or ``name``_scale_inv (which holds
-    the scale itself): one number, one per row, per block or per matrix of a stack, or exponents of
-    powers of two.
+    """Replace the 8-bit floats ``name`` in ``found`` by BF16: multiplied by ``name``_scale, or by
+    ``name``_scale_inv, which holds the scale itself.
+
+    There is one scale for all, per row, per block (candidate sizes ``said``), or per matrix of a
+    stack; a float, or an exponent of a power of two. Raises FileError for other shapes.
     """
     end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
     scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrix_shape(tensor)
@@ -78,7 +80,9 @@ def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> Non
 
 
 def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the scales' shape with as many axes as the weights; zeros if it does not match."""
+    """Return the shape of scales with as many axes as the weights; zeros if it does not match
+    these.
+    """
     if math.prod(scales) == 1:
         return (1,) * len(shape)
     if scales == shape[:-1]:  # one a row
@@ -93,8 +97,11 @@ def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_float4(
     found: Found, name: str, tensor: SafeTensor, whole: str = "", *, divides: bool = False
 ) -> None:
-    """Replace pairs of E2M1 with scales ``name``_scale: powers of two make MXFP4; scales in E4M3
-    make NVFP4, with an optional factor tensor ``whole`` that multiplies (or divides) all weights.
+    """Replace the pairs of E2M1 ``name`` in ``found`` by blocks: with powers of two in
+    ``name``_scale MXFP4, with E4M3 scales NVFP4.
+
+    ``whole``: name of a factor that multiplies (or divides) all weights of NVFP4; "": none. Rows
+    that are not whole NVFP4 blocks become BF16.
     """
     scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrix_shape(tensor)
@@ -118,7 +125,9 @@ def read_float4(
 
 
 def _packed(scale: SafeTensor, pack: Make) -> Make:
-    """Wrap ``pack`` to refuse NaN scales, which GGUF's types would read as 0 or 2**127."""
+    """Return ``pack`` with a check that raises FileError for NaN scales, which GGUF's types would
+    read as 0 or 2**127.
+    """
 
     def make(pairs: Array, scales: Array) -> Array:
         bad = is_nonfinite(scales, E4M3) if scale.dtype == E4M3 else scales == NO_POWER
@@ -136,7 +145,7 @@ def _factor(number: Array, divides: bool) -> Array:
 
 
 def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> Array:
-    """Multiply out NVFP4 whose rows are not whole blocks."""
+    """Return NVFP4 weights as BF16 bytes, for rows that are not whole blocks."""
     each = float8(scales, E4M3)
     for number in numbers:
         each = each * _factor(number, divides)
@@ -144,9 +153,10 @@ def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> 
 
 
 def read_table(found: Found, name: str, state: SafeTensor) -> None:
-    """Unpack bitsandbytes' 4-bit weights: a table of 16 values, scaled by ``absmax`` per
-    ``blocksize`` weights; the scales may themselves be table codes. ``state``: JSON with these
-    settings.
+    """Replace bitsandbytes' 4-bit weights ``name`` in ``found`` by F16 or BF16.
+
+    Each code selects one of 16 values, scaled by ``absmax`` per ``blocksize`` weights; the scales
+    may be 8-bit codes of a second table. ``state``: the tensor with the settings as JSON.
     """
     if name not in found:
         raise state.error(f"has no {name}")

@@ -40,8 +40,8 @@ _ONE_MORE = {
 
 
 def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]) -> None:
-    """Unpack I8 [M, K] with ``name``_scale and optional ``name``_zero_point; ``sizes``: group
-    sizes.
+    """Replace I8 ``name`` [M, K] in ``found`` by Q8_0 or floats, with ``name``_scale and an
+    optional ``name``_zero_point; ``sizes``: candidate group sizes.
     """
     scale = take(found, tensor, f"{name}_scale")
     zero = take_if(found, f"{name}_zero_point", (INT8,))
@@ -61,7 +61,9 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
 
 
 def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
-    """Unpack bitsandbytes' I8, where 127 is the largest magnitude of a row."""
+    """Replace bitsandbytes' I8 ``name`` [M, K] in ``found`` by Q8_0 or BF16. Code 127 stands for
+    the row's largest magnitude, ``scale`` [M].
+    """
     tensor = found.get(name)
     if tensor is None or tensor.dtype != INT8:
         raise scale.error(f"has no {name} in I8")
@@ -80,9 +82,11 @@ def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
 def read_rows(
     found: Found, name: str, tensor: SafeTensor, said: Sequence[int], sizes: Sequence[int]
 ) -> None:
-    """Unpack compressed-tensors' words along K [M, K * bits / 32], with zero points in words along
-    M, offset by half the range; ``said``: candidate bits in config.json, ``sizes``: candidate group
-    sizes.
+    """Unpack compressed-tensors' int32 words along K, [M, K * bits / 32], into ``found[name]``;
+    zero points are in words along M, offset by half the range.
+
+    ``said``: candidate bits in config.json, ``sizes``: candidate group sizes. Raises FileError,
+    UnsupportedError.
     """
     scale = take(found, tensor, f"{name}_scale")
     zero = take_if(found, f"{name}_zero_point", [INT32])
@@ -121,7 +125,7 @@ def read_rows(
 class GptqLayout:
     """GPTQ settings common to all matrices.
 
-    bits: bits per code, unless ``g_idx`` implies them by its length.
+    bits: bits per code, unless the length of ``g_idx`` implies others.
     size: weights per group; -1: a whole row.
     ordered: with ``desc_act``, the weights of a group may be anywhere in a row.
     codes_lack: amount by which each stored zero point is too small.
@@ -136,8 +140,8 @@ class GptqLayout:
 
 
 def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) -> None:
-    """Unpack GPTQ's words along K [K * bits / 32, M], with ``qzeros`` [G, M * bits / 32],
-    ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
+    """Unpack GPTQ's int32 words along K, [K * bits / 32, M], into ``found[name]``, with ``qzeros``
+    [G, M * bits / 32], ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
@@ -173,7 +177,9 @@ def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) 
 
 
 def read_awq(found: Found, name: str, tensor: SafeTensor) -> None:
-    """Unpack AWQ's words along M [K, M / 8], with ``qzeros`` [G, M / 8] and ``scales`` [G, M]."""
+    """Unpack AWQ's int32 words along M, [K, M / 8], into ``found[name]``, with ``qzeros`` [G, M /
+    8] and ``scales`` [G, M].
+    """
     module = name.removesuffix("weight")
     zero = take(found, tensor, f"{module}qzeros", [INT32])
     scale = take(found, tensor, f"{module}scales")
@@ -194,7 +200,7 @@ def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
 
 
 def _on(grid: tuple[int, int], values: Array) -> Array:
-    """Broadcast one number, one per row, or [M, G], to [M, G]."""
+    """Broadcast scales or zero points, one for all, [M] or [M, G], to [M, G]."""
     return np.broadcast_to(values.reshape(-1, grid[1]), grid)
 
 
@@ -203,7 +209,9 @@ def _there(*sources: SafeTensor | None) -> tuple[SafeTensor, ...]:
 
 
 def _scales_a_row(scale: SafeTensor, m: int) -> int:
-    """Return G of scales [M, G], [M] or a single one. Raises FileError for other shapes."""
+    """Return the number of scales per row, G, for scales [M, G], [M] or a single one. Raises
+    FileError for other shapes.
+    """
     n = scale.shape[-1] if len(scale.shape) > 1 else 1
     if len(scale.shape) > 2 or n < 1 or math.prod(scale.shape) not in (1, m * n):
         raise scale.error(f"shape {list(scale.shape)} for {m} rows")
@@ -211,7 +219,9 @@ def _scales_a_row(scale: SafeTensor, m: int) -> int:
 
 
 def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array | None:
-    """Return each weight's group, int64 [K]; None if the groups are contiguous and whole."""
+    """Return the scale group of each weight in a row, int64 [K], from ``g_idx`` if there is one;
+    None if groups are contiguous and whole. Raises FileError for invalid groups.
+    """
     in_turn = np.arange(k) // group
     if order is None:
         return None if k % group == 0 else in_turn
@@ -226,8 +236,8 @@ def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array
 
 
 def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: SafeTensor) -> str:
-    """Return the block format that holds the same numbers, or a float type; ``middle``: every zero
-    point is the middle code.
+    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``middle``: every
+    zero point is the middle code.
     """
     if groups is not None or group % BLOCK or (bits > 4 and not middle):
         return floats_of(scale)

@@ -53,13 +53,15 @@ _SETTINGS = ("group_size", "bits", "mode")
 
 @dataclass(frozen=True)
 class Quantization:
-    """config.json's settings of packed weights."""
+    """config.json's settings of MLX's packed weights: for all modules, and for some by name."""
 
     keys: MetadataReader
     modules: Mapping[str, Any]  # modules with their own settings, or left unquantised (false)
 
     def mode(self, module: str) -> str:
-        """Return a module's mode. Raises UnsupportedError for an unknown one."""
+        """Return a module's mode ("affine", "mxfp4" ..). Raises UnsupportedError for an unknown
+        one.
+        """
         own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
         keys = own or self.keys
         mode = keys.text("mode", AFFINE)
@@ -68,7 +70,7 @@ class Quantization:
         return mode
 
     def settings(self, module: str) -> tuple[int, int, str]:
-        """Return group size, bits, and the place in config.json that gives them."""
+        """Return a module's group size and bits, and the place in config.json that gives them."""
         own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
         keys = own or self.keys
         self.mode(module)
@@ -96,7 +98,9 @@ def find_quantization(config: MetadataReader) -> Quantization | None:
 
 @dataclass(frozen=True)
 class PackedModule:
-    """The three tensors of a module, checked against each other."""
+    """The three tensors of a packed module, checked against each other. ``shape`` is that of the
+    weights.
+    """
 
     weight: SafeTensor
     scales: SafeTensor
@@ -117,12 +121,14 @@ class PackedModule:
 
     @property
     def n_bytes(self) -> int:
-        """Return the bytes of all three tensors."""
+        """Return the size of all three tensors in bytes."""
         return sum(tensor.n_bytes for tensor in self.arrays)
 
 
 def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
-    """Return the tensors with each module of FLOATS as one. FileError for mismatched parts."""
+    """Return the tensors; each module packed in a mode of FLOATS (mxfp4, nvfp4, mxfp8) becomes one
+    tensor. Raises FileError for mismatched parts.
+    """
     result = dict(tensors)
     for name, scales in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -149,9 +155,10 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
 def unpack(
     tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
 ) -> Found:
-    """Return the tensors with some affine modules as one. ``wanted`` gives the target of a module
-    by the name of its ``weight``: "" to leave it, a type, or BLOCKS: ggml blocks that hold the
-    codes, else floats. Errors as ``find_packed``'s.
+    """Return the tensors; affine modules chosen by ``wanted`` become one tensor each.
+
+    ``wanted(name of the weight)`` returns "" to leave a module packed, a float type, or BLOCKS:
+    Q4_1 blocks where they hold the codes, else floats. Errors as ``find_packed``'s.
     """
     result = dict(tensors)
     for name in tensors:
@@ -182,8 +189,8 @@ def find_packed(
     found: Quantization,
     width: Callable[[SafeTensor], int | None],
 ) -> dict[str, PackedModule]:
-    """Return every packed matrix by the name of its ``weight``; ``width``: its K, if known. Raises
-    FileError, UnsupportedError.
+    """Return every packed matrix by the name of its ``weight``. ``width(weight)`` returns the row
+    length K, None if unknown. Raises FileError, UnsupportedError.
     """
     packed: dict[str, PackedModule] = {}
     for name, tensor in tensors.items():
@@ -223,7 +230,9 @@ def _pack(
     found: Quantization,
     width: int | None,
 ) -> PackedModule:
-    """Check the shapes against each other and the settings, and return the module."""
+    """Return the module of these three tensors. Raises FileError if their shapes do not match each
+    other and the settings. ``width``: K if known, from which bits and group size follow.
+    """
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)
     if weight.dtype != CODES:

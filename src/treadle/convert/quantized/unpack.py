@@ -66,8 +66,8 @@ def to_bytes(values: F32Array, dtype: str) -> Array:
 
 
 def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: str) -> Array:
-    """Multiply codes, uint8 [.., M, K], by scales [.., R, C] of blocks [m, k]; BF16, uint8 [.., M,
-    2 K].
+    """Return 8-bit float codes, uint8 [.., M, K], times scales [.., R, C] of blocks [m, k], as
+    BF16, uint8 [.., M, 2 K].
     """
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     (m, k), (n_rows, n_columns) = block, codes.shape[-2:]
@@ -119,8 +119,10 @@ def split_bytes(joined: Array, bits: int) -> Array:
 
 
 def split_awq(words: Array) -> Array:
-    """Unpack AWQ words, int32 [N, W]: the lower four nibbles are even columns, the upper four odd
-    ones, which suits a GPU's conversion to f16; uint8 [N, 8 W].
+    """Unpack AWQ words, int32 [N, W], to codes in column order, uint8 [N, 8 W].
+
+    In a word the lower four nibbles are even columns, the upper four odd ones, which suits a GPU's
+    conversion to f16.
     """
     halves = split_words(words, 4).reshape(len(words), -1, 2, 4)
     return halves.swapaxes(-1, -2).reshape(len(words), -1)
@@ -193,14 +195,16 @@ def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Ar
 
 
 def from_mxfp4(pairs: Array, scales: Array) -> Array:
-    """Convert pairs, uint8 [.., K / 2], and exponents [.., K / 32] to ggml blocks, uint8 [.., row
-    bytes].
+    """Convert pairs, uint8 [.., K / 2], and exponents [.., K / 32] to ggml's MXFP4 blocks, uint8
+    [.., row bytes].
     """
     return mxfp4_blocks(pairs.reshape(*scales.shape, -1), scales)
 
 
 def from_nvfp4(pairs: Array, scales: Array) -> Array:
-    """Convert pairs, uint8 [.., K / 2], and E4M3 scales [.., K / 16] to ggml blocks, as above."""
+    """Convert pairs, uint8 [.., K / 2], and E4M3 scales [.., K / 16] to ggml's NVFP4 blocks, uint8
+    [.., row bytes].
+    """
     codes = split_bytes(pairs, 4).reshape(*scales.shape, 2, NV_GROUP // 2)
     joined = codes[..., 0, :] | codes[..., 1, :] << 4
     a_block = NV_BLOCK // NV_GROUP
@@ -213,8 +217,8 @@ def from_nvfp4(pairs: Array, scales: Array) -> Array:
 
 
 def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> Array:
-    """Look up uint8 [n / 2], the even weight in the upper half, with one scale per block of
-    neighbours regardless of rows; F16 or BF16, uint8 [2 n].
+    """Look up 4-bit codes, uint8 [n / 2] with the even weight in the upper half, in ``table`` [16],
+    times one scale per block of neighbours, regardless of rows. Return F16 or BF16, uint8 [2 n].
     """
     a_block = 2 * pairs.size // scales.size
     byte = np.arange(256)
@@ -228,6 +232,6 @@ def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> A
 
 
 def _pieces(m: int, k: int) -> list[slice]:
-    """Return slices of rows of about ``_AT_ONCE`` weights."""
+    """Return slices of ``m`` rows of ``k`` weights, each of about ``_AT_ONCE`` weights."""
     step = max(1, _AT_ONCE // max(1, k))
     return [slice(at, min(at + step, m)) for at in range(0, m, step)]

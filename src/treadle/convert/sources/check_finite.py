@@ -14,14 +14,18 @@ CHECKED_WEIGHTS = 1 << 20  # weights checked at a time
 
 
 def is_finite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> bool:
-    """Whether no weight of ``data`` (uint8, whole blocks) is an infinity or a NaN. If rows of the
-    format, here of ``k`` weights, have scales of their own, these are whole rows.
+    """Whether no weight of ``data`` (uint8, whole blocks) is an infinity or a NaN.
+
+    ``k``: weights per row. In a format whose rows have scales of their own, ``data`` are whole
+    rows.
     """
     return find_nonfinite(fmt, data, k) < 0
 
 
 def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> int:
-    """Return the first block with a weight that is not finite; -1 if all are finite."""
+    """Return the index of the first block with a weight that is not finite; -1 if there is none.
+    Arguments as ``is_finite``'s.
+    """
     rows = data.reshape(-1, fmt.row_bytes(k)) if fmt.head else data.reshape(-1)
     blocks = fmt.blocks_of(rows).reshape(-1)
     step = max(1, CHECKED_WEIGHTS // fmt.block)
@@ -33,15 +37,15 @@ def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> int:
 
 
 def said_of(fmt: Format, block: int, k: int) -> str:
-    """Describe the defect of this block in rows of ``k`` weights."""
+    """Return a message about the non-finite weight in this block, for rows of ``k`` weights."""
     row, column = divmod(block * fmt.block, k)
     what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
     return f"{what} not finite, in row {row}, column {column}"
 
 
 def _finite(fmt: Format, blocks: npt.NDArray[Any]) -> Flags:
-    """Return a flag for each block, bool [n]. Codes are always finite, so a quantised weight is
-    finite if its block's scales are.
+    """Return a flag per block, bool [n]: all its weights are finite. Codes are always finite, so a
+    block is if its scales are.
     """
     fields = fmt.whole.fields
     if fields is None:

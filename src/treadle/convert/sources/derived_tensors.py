@@ -2,7 +2,7 @@
 matrices, logarithms.
 
 A ``DerivationRule`` says which tensors of a layer are made into which others. A derived tensor has
-a name in the checkpoint's spelling and goes through the name tables like any other. Its bytes are
+a name in the checkpoint's style and goes through the name tables like any other. Its bytes are
 computed when they are read; a converter holds one such tensor at a time, and a model run in place
 keeps them in memory.
 """
@@ -39,16 +39,20 @@ EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\
 class DerivationRule:
     """A rule that derives tensors of a layer from others.
 
-    of: source names behind "layers.N."; of one outside the last two words, or the last one if that
-        is not "weight"; all exist or none.
-    gives: functions that make each result, by name; a leading slash puts it outside the layers.
+    of: names of the sources, without "layers.N."; outside layers the last two words, or the last
+        one if it is not "weight". All of them exist, or none.
+    gives: the results by name, each with the function that makes it from all sources; a leading
+        slash puts the result outside the layers. Empty: the sources are dropped.
     floats: sources are passed, and results made, as float32; else elements are moved as stored.
-    dtype: type of the result, as bytes [.., n]; "": that of the first source, or float32.
-    first_layer, last_layer: the rule applies to these layers and those between; ``layers``: to
-        those of them, if given. Of the rules for one source the first that applies is used.
-    whole: arrays of three axes are not a stack of matrices of one kind.
-    side: the operation on a matrix applies to a LoRA pair's B (rows) or A (columns); "": an adapter
-        of the matrix cannot be mapped.
+    dtype: type of the result, which is then bytes [.., n]; "": that of the first source, or
+        float32.
+    first_layer, last_layer: the rule applies from the first to the last of these layers.
+    layers: if given, the rule applies only to those of them. Of several rules for one source the
+        first that applies is used.
+    whole: pass an array of three axes as a whole. By default it is a stack of matrices, of which
+        ``make`` sees one when the result's shape is determined.
+    side: the side of a matrix's LoRA pair that ``make`` also applies to: "B" (it changes rows) or
+        "A" (columns); "": adapters of the matrix are refused.
     """
 
     of: tuple[str, ...]
@@ -62,15 +66,17 @@ class DerivationRule:
     side: Side = ""
 
     def applies(self, layer: int) -> bool:
-        """Return whether the rule is one of a layer, 0 for a tensor outside of layers."""
+        """Return whether the rule applies to layer number ``layer``; 0 stands for outside
+        layers.
+        """
         within = self.first_layer <= layer <= self.last_layer
         return within and (self.layers is None or layer in self.layers)
 
 
 @dataclass(frozen=True, eq=False)
 class DerivedTensor(SafeTensor):
-    """A tensor that ``make`` computes from its sources. It reports the file place of the first
-    source.
+    """A tensor that ``make`` computes from its sources when it is read. In errors it has the file
+    and offset of the first source.
     """
 
     sources: tuple[SafeTensor, ...] = ()
@@ -79,13 +85,13 @@ class DerivedTensor(SafeTensor):
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """Return its bytes, uint8 [n_bytes], in memory."""
+        """Return the tensor's bytes, uint8 [n_bytes], computed anew on each access."""
         rows = self.make(*(_array(each, self.floats) for each in self.sources))
         return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
 
 
 def stored(tensor: SafeTensor) -> tuple[SafeTensor, ...]:
-    """Return the file tensors that a tensor is made of: usually itself."""
+    """Return the tensors in files that a tensor is computed from; an ordinary tensor itself."""
     if not isinstance(tensor, DerivedTensor):
         return (tensor,)
     return tuple(part for each in tensor.sources for part in stored(each))
@@ -94,8 +100,10 @@ def stored(tensor: SafeTensor) -> tuple[SafeTensor, ...]:
 def make_tensors(
     tensors: Mapping[str, SafeTensor], rules: Sequence[DerivationRule]
 ) -> dict[str, SafeTensor]:
-    """Return the tensors with experts stacked and the rules applied. Raises FileError for experts
-    that are missing or differ, and for a rule with only some of its sources.
+    """Return the tensors with experts stacked and the rules applied: results replace their sources.
+
+    Raises FileError for experts that are missing or differ, and for a rule with only some of its
+    sources.
     """
     result = _stacked(tensors)
     by_name_: dict[str, list[DerivationRule]] = {}
@@ -124,13 +132,13 @@ def make_tensors(
 
 
 def name_in_layer(name: str) -> str:
-    """Return a tensor's name as rules spell it."""
+    """Return a checkpoint tensor's name in the form of ``DerivationRule.of``."""
     match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
     return match["rest"] if match else name
 
 
 def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
-    """Stack experts' matrices: one [E, ..] in place of E tensors."""
+    """Replace the tensors of single experts by stacks: one [E, ..] for E tensors."""
     result: dict[str, SafeTensor] = {}
     experts: dict[str, dict[int, SafeTensor]] = {}
     for name, tensor in tensors.items():
@@ -197,8 +205,8 @@ def _made(
 
 
 def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> SafeTensor:
-    """Return a block-quantised matrix in BF16, so that single weights can be moved; ``factor``
-    multiplies all of it, or holds one factor per expert.
+    """Return a block-quantised matrix in BF16, so that single weights can be moved; tensors in
+    other types unchanged. ``factor`` multiplies all of the matrix, or holds one factor per expert.
     """
     if block_of(tensor.dtype)[0] == 1:
         return tensor
@@ -217,7 +225,9 @@ def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> Safe
 def _shape_of(
     make: Make, sources: Sequence[SafeTensor], floats: bool, whole: bool = False
 ) -> tuple[int, ...]:
-    """Return the shape that ``make`` would give; for a stack of matrices it runs on one of them."""
+    """Return the shape that ``make`` would give, without reading weights. Of a stack of matrices it
+    gets only the first, unless ``whole``.
+    """
     kind = np.dtype(np.float32 if floats else np.uint8)
     shapes = [each.shape if floats else elements_of(each) for each in sources]
     if many := len(shapes[0]) > 2 and shapes[0][0] > 1 and not whole:
@@ -227,7 +237,7 @@ def _shape_of(
 
 
 def _array(tensor: SafeTensor, floats: bool) -> Rows:
-    """Return [*shape]: raw elements, or float32."""
+    """Return a tensor's values [*shape]: float32, or raw elements unless ``floats``."""
     if floats:
         values: Rows = by_name(tensor.dtype).dequantize_rows(tensor.data)
         return values.reshape(tensor.shape)
@@ -235,7 +245,9 @@ def _array(tensor: SafeTensor, floats: bool) -> Rows:
 
 
 def elements(tensor: SafeTensor) -> Rows:
-    """Return raw elements [*shape] as stored; for block formats [.., K / block]."""
+    """Return a tensor's raw elements as stored, [*shape]; in block formats elements are blocks,
+    [.., K / block].
+    """
     shape = elements_of(tensor)
     size = tensor.n_bytes // max(1, math.prod(shape))
     kind: Any = np.uint8 if size == 1 else f"V{size}"
@@ -250,7 +262,9 @@ def elements_of(tensor: SafeTensor) -> tuple[int, ...]:
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """Return the weights and bytes of a block; one weight for safetensors' own types."""
+    """Return the weights and the bytes of a block of ``dtype``; safetensors' own types have 1
+    weight.
+    """
     if dtype in DTYPES:
         return 1, DTYPES[dtype] // 8
     fmt = by_name(dtype)
@@ -261,7 +275,7 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 
 def same(rows: Rows) -> Rows:
-    """Return the tensor unchanged: for a name without a "weight" or "bias" suffix."""
+    """Return the tensor unchanged: a rule for tensors named without a "weight" or "bias" suffix."""
     return rows
 
 
@@ -281,12 +295,12 @@ def taps(rows: Rows) -> Rows:
 
 
 def upper(rows: Rows) -> Rows:
-    """Return the first half of the rows of each matrix."""
+    """Return the upper half of the rows of each matrix [.., M, K]."""
     return rows[..., : rows.shape[-2] // 2, :]
 
 
 def lower(rows: Rows) -> Rows:
-    """Return the second half of the rows of each matrix."""
+    """Return the lower half of the rows of each matrix [.., M, K]."""
     return rows[..., rows.shape[-2] // 2 :, :]
 
 
@@ -301,7 +315,7 @@ def times(rows: Rows, factor: Rows | np.float32) -> Rows:
 
 
 def decay(rows: Rows) -> Rows:
-    """Return A = -exp(A_log), the decay rate of the states."""
+    """Return A = -exp(A_log), the decay rate of recurrent states."""
     return -np.exp(rows)
 
 
@@ -318,7 +332,9 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
 
 
 def norms_of_heads(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for StableLM 2 12B's LayerNorm per head: GGUF has the weights in one tensor."""
+    """Return rules for StableLM 2 12B, whose q and k have a LayerNorm per head: GGUF has the
+    weights of all heads in one tensor.
+    """
     if not keys.flag("qk_layernorm", False):
         return ()
     n_head = keys.integer("num_attention_heads")

@@ -1,4 +1,4 @@
-"""Keys that a drafter's file takes from the model that it drafts for."""
+"""Keys that a drafter's file takes from its target model, the one that it drafts for."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ READERS = {"eagle3": True, "dflash": False}
 
 
 def add_model(source: Source, model: GGUF) -> None:
-    """Add the model's vocabulary to the keys of a drafter, and what llama.cpp reads besides: the
-    layers whose states it reads, their width, and the sections of its positions.
+    """Add keys of the target ``model`` to the drafter ``source``: the vocabulary, the layers whose
+    hidden states the drafter reads, their width, and M-RoPE's sections. Existing keys stay.
 
-    Raises UnsupportedError if the source is no such drafter, FileError for a damaged model.
+    Raises UnsupportedError if the source is no drafter that reads hidden states, FileError for a
+    damaged model.
     """
     keys = source.metadata
     arch = keys.get("general.architecture")
@@ -44,6 +45,6 @@ def add_model(source: Source, model: GGUF) -> None:
 
 
 def _has_sections(metadata: Mapping[str, Any], arch: str) -> bool:
-    """Return whether a model's positions have several numbers (M-RoPE)."""
+    """Return whether a position in the model has several numbers (M-RoPE)."""
     found = metadata.get(f"{arch}.{SECTIONS}")
     return found is not None and sum(bool(n) for n in found) > 1

@@ -18,14 +18,16 @@ def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def gguf_source(gguf: GGUF) -> Source:
-    """Return an open file as a source, which will close it."""
+    """Return an open GGUF model as a source, which takes over closing it."""
     metadata = {key: _typed(gguf, key) for key in gguf.metadata}
     tensors = {name: source_tensor(tensor) for name, tensor in gguf.tensors.items()}
     return Source(gguf.path, metadata, tensors, [gguf], verbatim=True)
 
 
 def _typed(gguf: GGUF, key: str) -> Any:
-    """Return a value such that the writer gives it the same type as here."""
+    """Return the value of ``key``, numbers as numpy scalars: the writer then keeps their
+    GGUF type.
+    """
     value = gguf.metadata[key]
     kind = gguf.types[key]
     if not isinstance(value, (int, float)) or kind is ValueType.BOOL:
@@ -34,7 +36,7 @@ def _typed(gguf: GGUF, key: str) -> Any:
 
 
 def source_tensor(tensor: Tensor) -> SourceTensor:
-    """Return a file's tensor as a source tensor, unchanged."""
+    """Return a file's tensor as a source tensor with the same type and bytes."""
     origin = f"{tensor.path}: {tensor.name}"
     return SourceTensor(
         tensor.name, tensor.shape, tensor.ggml_type, lambda: tensor.data, origin, (tensor,)

@@ -1,4 +1,6 @@
-"""Llama's names in Meta's releases and the old formats: tensors, shards, hyper-parameters."""
+"""Llama's tensor names, shards and hyper-parameters, as Meta's releases and the formats before GGUF
+have them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ FREQS = re.compile(r"(layers\.\d+\.attention\.inner_attention\.)?rope\.freqs")  
 
 
 def gguf_name(name: str) -> tuple[str, int | None] | None:
-    """Return GGUF's name for a tensor of Meta's, and its split dimension; None for others."""
+    """Return GGUF's name for a tensor of Meta's, and the axis along which shards split it (None:
+    each has a copy); None for unknown tensors.
+    """
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"layers\.(0|[1-9]\d{0,3})\.(.+)", stem)
     row = LAYER.get(layer[2]) if layer else MODEL.get(stem)
@@ -48,10 +52,10 @@ def gguf_name(name: str) -> tuple[str, int | None] | None:
 
 
 def named_pieces(parts: Sequence[Any], odd: str) -> Iterator[tuple[str, int | None, list[Any]]]:
-    """Yield GGUF's name of each tensor, its split dimension, and its piece from every part.
+    """Yield GGUF's name of each tensor, its split axis, and its piece from every part.
 
-    ``parts`` are files with ``tensors``; ``odd`` is the message for a tensor that some part lacks.
-    Raises FileError.
+    ``parts`` are files with ``tensors`` by name; ``odd`` is the message for a tensor that some part
+    lacks. Raises FileError for that, and for unknown tensors.
     """
     first = parts[0]
     for part in parts:
@@ -74,9 +78,11 @@ def join(
     ggml_type: int,
     copies: Sequence[tuple[TensorData, TensorData]] = (),
 ) -> SourceTensor:
-    """Join ``pieces`` along ``axis``; None: all are copies of the first.
+    """Return a source tensor that joins ``pieces`` along ``axis``; None: all are copies of the
+    first.
 
-    ``copies`` are pairs that must be equal; only the first of each pair is among the pieces.
+    ``copies`` are pairs of tensors that must be equal, of which only the first is among the pieces;
+    reading raises FileError if they differ.
     """
     first = pieces[0]
     shape = list(first.shape)
@@ -111,7 +117,9 @@ def _joined(
 
 
 def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
-    """Return GGUF's hyper-parameters of a llama, from the terms that the old formats share."""
+    """Return GGUF's keys of a llama model from its sizes: ``n_vocab n_ctx n_embd n_layer n_ff
+    n_head n_head_kv eps``, and optionally ``head_dim`` and ``rope_base``. ``path`` gives its name.
+    """
     n_embd = n["n_embd"]
     n_head = n["n_head"]
     head_dim = n.get("head_dim", n_embd // n_head)
@@ -134,7 +142,7 @@ def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
 
 
 def widths(n: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of the words in ``models.structure.TensorRow.shape``.
+    """Return the sizes by the words in ``models.structure.TensorRow.shape`` (``n_q``, ``n_k`` ..).
 
     ``n`` has ``n_vocab n_embd n_ff n_head n_head_kv`` and optionally ``head_dim``.
     """
@@ -147,9 +155,8 @@ def widths(n: Mapping[str, int]) -> dict[str, int]:
 
 
 def check_llama(path: Path, tensors: Mapping[str, SourceTensor], n: Mapping[str, int]) -> None:
-    """Check the tensors against a llama of these sizes: none missing, no others, each in its shape.
-
-    ``n`` is as for ``widths``, with ``n_layer``. Raises FileError with the name.
+    """Check the tensors against a llama of sizes ``n``, those of ``widths`` and ``n_layer``. Raises
+    FileError, naming the tensor, for one that is missing, unknown or of another shape.
     """
     sizes = widths(n)
     n_layer = n["n_layer"]

@@ -74,11 +74,11 @@ Read = Callable[[], Bytes]
 class SourceTensor:
     """One tensor in GGUF's form, with its data still in the checkpoint.
 
-    ``read()`` returns uint8 [n_bytes] in ``ggml_type``, contiguous rows of ``shape[-1]`` weights;
-    it may be a view of a mapped file. Nothing is read before that call, and nothing large is kept
-    after it: a converter holds one tensor at a time. It raises FileError. ``written`` is the ggml
-    type to write if the user names none, None for that of ``read()``: a format that GGUF lacks is
-    read as F32, but need not be written that large.
+    read: returns uint8 [n_bytes] in ``ggml_type``, contiguous rows of ``shape[-1]`` weights,
+        possibly a view of a mapped file. Nothing is read before that call and nothing large is kept
+        after it: a converter holds one tensor at a time. Raises FileError.
+    written: ggml type to write if the user names none; None: ``ggml_type``. A format that GGUF
+        lacks is read as F32, but need not be written that large.
     """
 
     name: str  # GGUF's
@@ -91,12 +91,14 @@ class SourceTensor:
 
     @property
     def k(self) -> int:
-        """Weights in a row."""
+        """Return the number of weights in a row."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of ``read()``. Raises UnsupportedError if rows are not whole blocks."""
+        """Return the size of ``read()`` in bytes. Raises UnsupportedError if rows are not whole
+        blocks.
+        """
         kind = self.kind
         if self.k % kind.block:
             what = f"shape {list(self.shape)} in ggml type {self.ggml_type}"
@@ -115,14 +117,16 @@ class SourceTensor:
 
     @property
     def kind(self) -> GGMLType:
-        """Return the ggml type. Raises UnsupportedError for one without a size."""
+        """Return the ggml type of ``read()``. Raises UnsupportedError for one whose size is
+        unknown.
+        """
         kind = type_of(self.ggml_type)
         if kind is None:
             raise UnsupportedError(f"{self.origin}: ggml type {self.ggml_type} has no size")
         return kind
 
     def error(self, what: str, expected: str | None = None, where: str = "") -> FileError:
-        """Return a FileError about the tensor, or about ``where`` in it."""
+        """Return a FileError about the tensor, or about the part ``where`` of it."""
         path = self.ranges[0].path if self.ranges else self.origin
         own = self.origin.removeprefix(f"{path}: ") if self.ranges else self.name
         name = own if own == self.name else f"{own} ({self.name})"  # the checkpoint's comes first
@@ -130,7 +134,9 @@ class SourceTensor:
         return FileError(what, path=path, where=where, expected=expected)
 
     def as_f32(self) -> SourceTensor:
-        """Return the tensor in F32, the type of vectors in GGUF that every reader expects."""
+        """Return the tensor in F32, the type of vectors in GGUF that every reader expects. Raises
+        UnsupportedError if treadle cannot decode its format.
+        """
         fmt = FORMATS.get(self.ggml_type)
         if fmt is None:
             name = self.kind.name
@@ -145,14 +151,14 @@ class SourceTensor:
 
 
 def f32_bytes(values: npt.NDArray[Any]) -> Bytes:
-    """Return numbers as F32 file bytes, uint8, read-only."""
+    """Return numbers as bytes of F32 in a file, uint8 [4 * n], read-only."""
     data: Bytes = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8)
     data.flags.writeable = False
     return data
 
 
 def f32_tensor(name: str, values: npt.NDArray[np.float32], origin: str) -> SourceTensor:
-    """Return an F32 tensor of values that the checkpoint stores in another form."""
+    """Return an F32 tensor of ``values``, which the checkpoint stores in another form."""
     data = f32_bytes(values)
     return SourceTensor(name, values.shape, F32.ggml_id, lambda: data, origin)
 

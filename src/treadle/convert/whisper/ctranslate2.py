@@ -7,8 +7,7 @@
     n:u32, n x {alias:string name:string}                                      version 3 and later
     string: length:u16 bytes, the last of which is NUL
 
-A matrix of whole numbers of 8 bits has a factor for each of its rows, by which the numbers were
-multiplied before they were rounded.
+An int8 matrix has a factor for each of its rows: the weights were multiplied by it before rounding.
 """
 
 from __future__ import annotations
@@ -58,7 +57,9 @@ SUFFIXES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias
 
 @dataclass(frozen=True)
 class Ct2Variable:
-    """One array of a file."""
+    """One array of a file; ``kind`` is CTranslate2's type number, ``offset`` the byte of
+    its data.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -68,12 +69,14 @@ class Ct2Variable:
 
 
 def is_ctranslate2(head: bytes) -> bool:
-    """Return whether a file with this beginning is CTranslate2's model of Whisper."""
+    """Return whether ``head``, a file's first bytes, is that of CTranslate2's model of Whisper."""
     return len(head) > 4 and head[6:].startswith(SPEC.encode() + b"\0")
 
 
 class Ct2File(FileReader):
-    """One file: its variables by name, aliases included."""
+    """One file: its arrays (``Ct2Variable``) by name, aliases included. Raises FileError if
+    damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a model of CTranslate2")
@@ -117,7 +120,7 @@ class Ct2File(FileReader):
         self.at += n_bytes
 
     def scalar(self, name: str) -> int:
-        """Return the value of a variable of one whole number. Raises FileError."""
+        """Return the value of an integer variable with one element. Raises FileError for others."""
         found = self.variables.get(name)
         if found is None or math.prod(found.shape) != 1 or found.kind not in (1, 2, 3):
             raise self.error("is missing, or no whole number", len(self.file), name)
@@ -126,8 +129,8 @@ class Ct2File(FileReader):
 
 
 def open_ctranslate2(path: Path) -> WhisperFile:
-    """Open ``model.bin``, or its folder, in place; matrices of 8 bits become Q8_0 in memory when
-    they are read. Raises FileError for damaged or missing files.
+    """Open ``model.bin``, or its folder, in place; int8 matrices become Q8_0 in memory when they
+    are read. Raises FileError for damaged or missing files.
     """
     file = Ct2File(path / MODEL if path.is_dir() else path)
     try:
@@ -177,7 +180,9 @@ def _tensors(file: Ct2File) -> dict[str, Tensor]:
 def _named(
     file: Ct2File, variable: Ct2Variable, ours: Sequence[str], suffix: str
 ) -> dict[str, Tensor]:
-    """Return a variable as tensors: several are equal numbers of rows of it."""
+    """Return a variable as tensors under treadle's names ``ours``: several names split its rows
+    equally. Biases of keys are left out: Whisper has none, and the file has zeros.
+    """
     prefix = ours[0].rpartition(".")[0]
     names = [ours[0], *(f"{prefix}.{name}" for name in ours[1:])]
     if not variable.shape or variable.shape[0] % len(names):
@@ -208,8 +213,8 @@ def _named(
 def _codes(
     file: Ct2File, variable: Ct2Variable, name: str, shape: tuple[int, ...], first: int
 ) -> Tensor:
-    """Return rows of 8-bit numbers as Q8_0, or as F16 where blocks do not divide them or a
-    convolution has them.
+    """Return the rows of an int8 variable from row ``first`` on as Q8_0; as F16 if rows are not
+    whole blocks, or for a convolution.
     """
     factors = file.variables.get(f"{variable.name}_scale")
     if factors is None or factors.kind != 0 or math.prod(factors.shape) != variable.shape[0]:
@@ -239,8 +244,8 @@ def _codes(
 
 
 def _vocabulary(folder: Path, n_vocab: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the tokenizer's keys, and the text tokens from which merges follow, if no file has
-    these.
+    """Return the tokenizer's keys, and the text tokens from which merges are to be computed: [] if
+    a file has the merges. Raises FileError without a vocabulary.
     """
     texts: list[str] = []
     for name in VOCABULARIES:
@@ -276,13 +281,15 @@ def _read_vocabulary(path: Path) -> list[str]:
 
 
 def _merges(texts: Sequence[str]) -> list[str]:
-    """Return the merges of a vocabulary's text tokens, which stand before the first special one."""
+    """Return the merges that make the text tokens, which are those before ``<|endoftext|>``."""
     n = next((i for i, text in enumerate(texts) if text == "<|endoftext|>"), len(texts))
     return merges_of([bytes_of(text) for text in texts[:n]])
 
 
 def _lists(folder: Path) -> dict[str, Any]:
-    """Return the keys of suppressed tokens and alignment heads, of ``config.json``."""
+    """Return the keys of suppressed tokens and of alignment heads, from config.json; {} without
+    any.
+    """
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
 

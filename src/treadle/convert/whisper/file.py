@@ -21,7 +21,7 @@ from treadle.tokenizer.vocab import BEFORE, TokenType
 
 SUPPRESS = f"{ARCH}.suppress_tokens"
 BEGIN_SUPPRESS = f"{ARCH}.begin_suppress_tokens"
-ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # layer and head of each, one behind the other
+ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # (layer, head) pairs, flat
 TOKENS = "tokenizer.ggml.tokens"
 TYPES = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
@@ -39,7 +39,7 @@ _INSIDE_WORDS = " -", " '"
 
 @dataclass(frozen=True)
 class WhisperSizes:
-    """Sizes that a file states. Those that follow from tensors are not among them."""
+    """Sizes that a file states and that do not follow from its tensors."""
 
     n_encoder_layer: int
     n_decoder_layer: int
@@ -48,7 +48,7 @@ class WhisperSizes:
 
 
 class WhisperFile(GGUF):
-    """Tensors in the mapped files under treadle's names, and the keys of a GGUF file.
+    """A Whisper model: tensors in the mapped files under treadle's names, and a GGUF file's keys.
 
     ``merges`` computes the tokenizer's merges, which takes half a second, for files without them.
     """
@@ -82,12 +82,13 @@ class WhisperFile(GGUF):
 
 
 def maps_of(files: Sequence[MappedFile]) -> Mappings:
-    """Return the mappings of files."""
+    """Return the mappings of a model's files, to check and close together."""
     return Mappings(files)
 
 
 def model_keys(path: Path, tensors: Mapping[str, Tensor], sizes: WhisperSizes) -> dict[str, Any]:
-    """Return the model's keys: those of the GGUF specification's section on Whisper, and widths.
+    """Return the model's keys: those in the GGUF specification's section on Whisper, with sizes
+    taken from the tensors.
 
     Raises FileError for a missing tensor, or one with another number of dimensions.
     """
@@ -132,15 +133,19 @@ def _shape(path: Path, tensors: Mapping[str, Tensor], name: str, n_dims: int) ->
 def list_keys(
     suppress: Sequence[int], begin: Sequence[int], heads: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
-    """Return the keys of suppressed tokens and alignment heads; none of an empty list."""
+    """Return the keys of suppressed tokens (always; at the beginning) and of alignment heads,
+    (layer, head) pairs. Empty lists are left out.
+    """
     flat = [number for pair in heads for number in pair]
     found = {SUPPRESS: suppress, BEGIN_SUPPRESS: begin, ALIGNMENT_HEADS: flat}
     return {key: number_array(ValueType.INT32, ids) for key, ids in found.items() if len(ids)}
 
 
 def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
-    """Return the tokenizer's keys without merges. ``texts``: all tokens in GPT-2's letters, or the
-    text tokens alone; the special ones are those of Whisper's layout then.
+    """Return the tokenizer's keys without merges.
+
+    ``texts``: tokens by id, in GPT-2's letters for bytes. If there are fewer than ``n_vocab``, they
+    are the text tokens, and special tokens are added as in Whisper's vocabularies.
     """
     tokens = list(texts)
     if len(tokens) < n_vocab:
@@ -167,9 +172,10 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
 
 
 def read_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    """Return the keys of a folder's tokenizer files, {} without any. Texts get no tokens around
-    them: prompts have a task and a language of their own. All special tokens are control tokens,
-    times too, and are named.
+    """Return the tokenizer's keys of a folder's tokenizer files, {} without any.
+
+    No tokens go around a text, because prompts state task and language. All special tokens are
+    control tokens; timestamps too, which also get their names.
     """
     found = read_tokenizer(folder, config, n_vocab)
     if not isinstance(found.get(TOKENS), GGUFArray):
@@ -188,8 +194,8 @@ def read_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str
 
 
 def _with_timestamps(tokens: list[bytes]) -> list[bytes]:
-    """Return a vocabulary in which tokens behind ``<|notimestamps|>`` are named by their times; old
-    folders do not list them.
+    """Return the tokens with those after ``<|notimestamps|>`` named by their times; old folders do
+    not name them.
     """
     if b"<|notimestamps|>" not in tokens:
         return tokens
@@ -199,10 +205,11 @@ def _with_timestamps(tokens: list[bytes]) -> list[bytes]:
 
 
 def non_speech(tokens: Sequence[bytes], n_text: int) -> list[int]:
-    """Return the ids that OpenAI's program never writes: symbols of notation, music and noise.
-    ``tokens``: the text tokens' bytes; ``n_text``: their number, which is the id of the end.
+    """Return the ids that OpenAI's program never generates by default: symbols of notation, music
+    and noise. Files of Hugging Face list the same ids.
 
-    Files of Hugging Face list the same ids.
+    ``tokens``: the text tokens' bytes by id; ``n_text``: their number, which is the id of
+    ``<|endoftext|>``.
     """
     ids = {raw: i for i, raw in enumerate(tokens)}
     found = {ids.get(text.encode(), -1) for text in _INSIDE_WORDS}

@@ -42,8 +42,8 @@ HEAD_BYTES = 4 * (1 + len(HEAD) + 2)
 
 
 def is_whisper_ggml(head: bytes) -> bool:
-    """Return whether a file with this beginning is whisper.cpp's: llama's files have the same
-    magic, and no mel filters.
+    """Return whether ``head``, a file's first bytes, is whisper.cpp's. llama's old files have the
+    same magic, but no mel filters.
     """
     if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
         return False
@@ -52,7 +52,7 @@ def is_whisper_ggml(head: bytes) -> bool:
 
 
 class GgmlWhisper(FileReader):
-    """One file: ``sizes``, ``tokens``, and tensors under treadle's names."""
+    """One file: ``sizes`` from its header, ``tokens`` by id, and tensors by treadle's names."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a file of whisper.cpp")
@@ -112,7 +112,9 @@ class GgmlWhisper(FileReader):
 
 
 def _name_of(theirs: str) -> str:
-    """Return treadle's name of a tensor; "" for an unknown one."""
+    """Return treadle's name of the tensor that whisper.cpp calls ``theirs``; "" for an
+    unknown one.
+    """
     if theirs.endswith(".positional_embedding"):
         return f"{GGML.name_of(theirs)}.weight"
     stem, _, suffix = theirs.rpartition(".")
@@ -121,7 +123,7 @@ def _name_of(theirs: str) -> str:
 
 
 def open_ggml_whisper(path: Path) -> WhisperFile:
-    """Open a file in place. Raises FileError for a damaged one, UnsupportedError for tensor types
+    """Open a file in place. Raises FileError for a damaged file, UnsupportedError for tensor types
     that ggml has dropped.
     """
     file = GgmlWhisper(path)
@@ -147,7 +149,9 @@ def _merges(tokens: Sequence[bytes]) -> list[str]:
 
 
 def _check(file: GgmlWhisper, keys: dict[str, object]) -> None:
-    """Raise FileError for a head that contradicts the tensors."""
+    """Raise FileError if a size in the file's header contradicts the tensors, from which ``keys``
+    come.
+    """
     for name, key in {
         "n_vocab": "vocab_size",
         "n_audio_ctx": "encoder.context_length",

@@ -12,16 +12,16 @@ LANGUAGES = (
     *("mg", "as", "tt", "haw", "ln", "ha", "ba", "jw", "su", "yue"),
 )
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s
-N_TEXT = 50257  # text tokens of the vocabulary of all languages
-N_TEXT_ENGLISH = 50256  # of the one of English alone, which is GPT-2's
+N_TEXT = 50257  # text tokens of the multilingual vocabularies
+N_TEXT_ENGLISH = 50256  # of the English-only vocabulary, which is GPT-2's
 
 
 def special_names(n_vocab: int) -> list[str]:
-    """Return the names of the special tokens of a Whisper vocabulary of ``n_vocab`` tokens, which
-    follow its text tokens; [] for another size.
+    """Return the names of the special tokens that follow the text tokens of a Whisper vocabulary of
+    ``n_vocab`` tokens; [] for another size.
 
-    The vocabulary of English alone has 51864 tokens, that of 99 languages 51865, that of large-v3
-    with 100 languages 51866.
+    The English-only vocabulary has 51864 tokens, that of 99 languages 51865, that of large-v3 with
+    100 languages 51866.
     """
     n_text = N_TEXT_ENGLISH if n_vocab == N_TEXT_ENGLISH + 1608 else N_TEXT
     n_languages = n_vocab - n_text - N_TIMESTAMPS - 8
@@ -38,5 +38,5 @@ def special_names(n_vocab: int) -> list[str]:
 
 
 def timestamp_name(i: int) -> str:
-    """Return the name of the token of the time ``i`` x 0.02 s."""
+    """Return the name of the ``i``-th timestamp token, of the time ``i`` x 0.02 s."""
     return f"<|{i * 0.02:.2f}|>"

@@ -1,7 +1,7 @@
-"""Names of tensors: those of treadle's GGUF files, and how other programs spell them.
+"""Names of Whisper's tensors: those of treadle's GGUF files, and how other programs name them.
 
-The two sides are named as llama.cpp names those of T5: ``enc.blk.N.attn_q``, ``dec.blk.N.attn_q``,
-``dec.blk.N.cross_attn_q``.
+Encoder and decoder are named as llama.cpp names those of T5: ``enc.blk.N.attn_q``,
+``dec.blk.N.attn_q``, ``dec.blk.N.cross_attn_q``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _LAYER = re.compile(r"\.(\d+)[./]")
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """Names of one program's tensors. A name is cut at its last part (``weight``, ``bias``).
+    """One program's names of tensors, mapped to treadle's. Suffixes (``weight``, ``bias``) are left
+    out.
 
     root: beginning of all names. layers: the word before a layer's number.
-    outside: names outside layers, behind ``encoder.`` or ``decoder.``.
-    inside: names in a layer, behind its number.
+    outside: treadle's name for each after ``encoder.`` or ``decoder.``, outside layers.
+    inside: treadle's name for each after a layer's number.
     """
 
     root: str
@@ -35,7 +36,9 @@ class Spelling:
     inside: Mapping[str, str]
 
     def name_of(self, theirs: str) -> str:
-        """Return treadle's name of a tensor's stem, without ``.weight``; "" for an unknown one."""
+        """Return treadle's name for the program's name ``theirs``, both without suffix; "" if
+        unknown.
+        """
         side, dot, rest = theirs.removeprefix(self.root).partition(".")
         if not dot or side not in SIDES:
             return ""

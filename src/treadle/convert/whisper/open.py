@@ -19,7 +19,7 @@ N_HEAD = 4096  # bytes that tell a file's kind: GGUF files name their architectu
 
 
 def _text(value: str) -> bytes:
-    """Return a string as GGUF files have it."""
+    """Return a string as stored in GGUF files: its length, u64, then its bytes."""
     return len(value).to_bytes(8, "little") + value.encode()
 
 
@@ -28,7 +28,9 @@ _ARCHITECTURE = _text("general.architecture") + _STRING.to_bytes(4, "little") + 
 
 
 def is_whisper(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is a Whisper model, by what the files begin with."""
+    """Return whether ``path`` is a Whisper model, by the first bytes of its file or by
+    config.json.
+    """
     given = Path(os.path.expanduser(path))
     if is_hf(given):
         return is_whisper_folder(given)
@@ -42,8 +44,8 @@ def is_whisper(path: str | os.PathLike[str]) -> bool:
 
 
 def open_whisper(path: str | os.PathLike[str]) -> GGUF:
-    """Open a model in place. Raises FileError for damaged files, UnsupportedError for a model that
-    is not Whisper.
+    """Open a Whisper model of any format, GGUF included, in place. Raises FileError for damaged
+    files, UnsupportedError for a model that is not Whisper.
     """
     given = Path(os.path.expanduser(path))
     if is_hf(given):

@@ -91,8 +91,8 @@ def _tokenizer_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> di
 
 
 def _list_keys(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of suppressed tokens and alignment heads, of ``generation_config.json`` or
-    else ``config.json``.
+    """Return the keys of suppressed tokens and alignment heads, from generation_config.json, else
+    from config.json.
     """
     generation = read_optional(folder / GENERATION)
 

@@ -1,4 +1,4 @@
-"""Whisper models for a converter: one GGUF file."""
+"""Whisper models as conversion sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from treadle.convert.whisper.open import open_whisper
 
 
 def open_whisper_source(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a Whisper model that is no GGUF file. Raises FileError and UnsupportedError."""
+    """Open a Whisper model that is not a GGUF file as a conversion source, with the tokenizer's
+    merges. ``tokenizer`` is unused. Raises FileError and UnsupportedError.
+    """
     file = open_whisper(path)
     assert isinstance(file, WhisperFile)
     file.with_merges()

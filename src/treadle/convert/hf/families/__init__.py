@@ -1,1 +1,15 @@
-"""Model families: a row for each ``model_type`` of transformers."""
+"""Model families: a row (``Family``) for each ``model_type`` of transformers.
+
+::
+
+    registry.py    all rows, by ``model_type``
+    defaults.py    transformers' defaults that many families share
+    experts.py     keys and rules of mixtures of experts
+    mamba.py       rows with Mamba layers; keys and rules of Mamba and Mamba-2
+    streams.py     keys, names and rules of several residual streams (hyper-connections)
+    deepseek.py    DeepSeek's rows; keys and rules of latent attention and of indexers
+    multimodal.py  where a multimodal config.json has its text part
+    drafters.py    drafters that read a target model's hidden states
+
+All other modules have the rows of one vendor or lineage, after which they are named.
+"""

@@ -30,8 +30,8 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; transformers normalises expert weights to a sum of 1, whatever
-    ``route_norm`` says.
+    """Return GGUF's expert keys. transformers always normalises expert weights to a sum of 1; a
+    ``route_norm`` of false is refused.
     """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")

@@ -1,7 +1,8 @@
 """Family row of A.X K2: DeepSeek V3.2's layers with gates (``models/graphs/axk.py``).
 
-One matrix of the checkpoint makes queries of the normed rank and gates of the rank before its norm:
-of both ranks side by side, with zeros where they do not meet. GGUF has the two parts.
+One matrix of the checkpoint makes queries (from the normed low-rank vector) and gates (from that
+vector before its norm). Its columns are both inputs side by side, with zeros where a row ignores
+one. GGUF has two matrices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _part(rows: Rows, n_head: int, n_v: int, *, gates: bool) -> Rows:
-    """Return the rows of all heads' queries, or of their gates, and the half that they read."""
+    """Return the query rows (or gate rows) of all heads, with only the half of the columns that
+    they read. Raises UnsupportedError if the other half is not zero.
+    """
     heads = rows.reshape(n_head, -1, rows.shape[-1])
     if heads.shape[1] <= n_v or rows.shape[-1] % 2:
         raise ValueError("no rows are left for queries")

@@ -14,7 +14,7 @@ from treadle.files.keys import MetadataReader
 
 
 def _third(rows: Rows, i: int) -> Rows:
-    """Return queries, keys or values of a matrix that concatenates them."""
+    """Return the i-th third of the rows of a fused qkv matrix: 0 queries, 1 keys, 2 values."""
     n = rows.shape[0] // 3
     if rows.shape[0] != 3 * n:
         raise ValueError("three matrices of one size")
@@ -22,14 +22,14 @@ def _third(rows: Rows, i: int) -> Rows:
 
 
 def _unit_rows(rows: Rows) -> Rows:
-    """Normalise rows to length 1, as torch's normalize does."""
+    """Normalise each row to length 1, as ``torch.nn.functional.normalize`` does."""
     length = np.sqrt(np.square(rows, dtype=np.float64).sum(-1, keepdims=True))
     return np.asarray(rows / np.maximum(length, 1e-12), np.float32)
 
 
 def _packed(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for Baichuan's fused qkv; Baichuan 2 normalises the rows of its output
-    matrix.
+    """Return rules that split Baichuan's fused qkv; for Baichuan 2 also one that normalises the
+    rows of its output matrix.
     """
     gives = {f"self_attn.{x}_proj.weight": partial(_third, i=i) for i, x in enumerate("qkv")}
     rules = [DerivationRule(("self_attn.W_pack.weight",), gives, side="B")]

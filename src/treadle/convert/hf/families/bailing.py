@@ -1,5 +1,5 @@
-"""Family rows of Ling and Ring (Bailing), and of Sarvam. One ``model_type`` stands for both
-versions of Ling; transformers lacks both, and their code comes with the checkpoints.
+"""Family rows of Ling and Ring (Bailing). One ``model_type`` stands for both versions of Ling;
+transformers lacks both, and their code comes with the checkpoints.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _unit_columns(rows: Rows) -> Rows:
 
 
 def _first_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that split qkv into three matrices: in GGUF, rows of q and k are in
-    RoPE pairs.
+    """Return the first version's rules: split qkv into three matrices, so that a converter can make
+    the rows of RoPE pairs in q and k adjacent; with ``norm_head``, normalise the output's columns.
     """
     n_head = keys.integer("num_attention_heads")
     n_embd = keys.integer("hidden_size")
@@ -88,7 +88,9 @@ def _shared(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _shared_with_width(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys with one shared expert's width: llama.cpp multiplies it by their number."""
+    """Return the keys of shared experts, with the width of one: llama.cpp multiplies it by their
+    number.
+    """
     width = keys.integer("moe_intermediate_size")
     own = keys.integer("moe_shared_expert_intermediate_size", width)
     return {**_shared(keys, n_layer), "expert_shared_feed_forward_length": own}
@@ -115,7 +117,7 @@ BAILING_V2 = Family(
 
 
 def _version(keys: MetadataReader) -> Family | None:
-    """Return the second version if queries and keys have norms."""
+    """Return the second version's family if queries and keys have norms, else None."""
     return BAILING_V2 if keys.flag("use_qk_norm", False) else None
 
 

@@ -1,6 +1,6 @@
 """Family row of Ling 3 (Bailing hybrid): Kimi Delta Attention with bounded decays, and latent
-attention with a gate of each head. The published folder has its own names of keys and tensors;
-transformers reads those, and writes some of each.
+attention with a gate for each head. The published folder has its own names of keys and tensors;
+transformers reads those, and writes a mixture of both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _LIMITS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 
 
 def _attends(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention. By default the last of each group has it."""
+    """Return a flag per layer: attention (else Kimi Delta Attention). By default the last layer of
+    each ``layer_group_size`` has attention.
+    """
     kinds = keys.get("layer_types")
     if kinds is None:
         every = keys.integer("layer_group_size")
@@ -72,7 +74,7 @@ def _rate(rows: Rows) -> Rows:
 
 
 def _part(rows: Rows, i: int) -> Rows:
-    """Return the i-th third of the channels of a convolution."""
+    """Return the i-th third of a convolution's channels: those of q, k or v."""
     n = len(rows) // 3
     return taps_of_parts(rows[i * n : (i + 1) * n])
 

@@ -73,8 +73,8 @@ def _jina(keys: MetadataReader) -> Family | None:
 
 
 def _nomic_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys: with a scaling factor, its first code changes RoPE for texts longer than
-    those of training.
+    """Return the keys of RoPE scaling: with ``rotary_scaling_factor``, the first version changes
+    RoPE for texts longer than ``max_trained_positions``.
     """
     if not keys.number("rotary_scaling_factor", 0.0, lo=0.0):
         return {}
@@ -106,7 +106,9 @@ _NOMIC = Family(
 
 
 def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for experts whose rows are concatenated, with second matrices [in, out]."""
+    """Return rules for experts in one tensor: rows of all experts, [n * n_ff, n_embd]; the second
+    matrices are stored transposed.
+    """
     n = keys.integer("num_experts")
 
     def each(rows: Rows) -> Rows:
@@ -238,7 +240,7 @@ _JINA3_FAMILY = replace(
     names=_JINA3,
     only={"is_decoder": False},
 )
-# The folder that Jina published; its task adapters are left out.
+# Jina's published folder; its task adapters are opened apart, as LoRA adapters.
 _JINA_TASKS = replace(
     _JINA3_FAMILY,
     words={**_JINA3_FAMILY.words, "rope_theta": "rotary_emb_base"},
@@ -264,8 +266,8 @@ _NEO: Names = {
 
 
 def _neo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys: the FFN's width is two thirds of the given one, rounded up to a multiple of
-    8.
+    """Return the FFN's width, two thirds of ``intermediate_size`` rounded up to a multiple of 8,
+    and the pooling by the first token.
     """
     n_ff = int(2 * keys.integer("intermediate_size") / 3)
     return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": _FIRST_TOKEN}
@@ -290,7 +292,7 @@ _GTE_UP_FIRST = DerivationRule(
 
 
 def _gte_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; gte-base-en has no token types."""
+    """Return the number of token types, 1 for gte-base-en, which has no table of them."""
     return {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
 
 
@@ -319,16 +321,16 @@ _GTE_FAMILY = Family(
 
 
 def _distilbert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys: epsilon is fixed in the code, there are no token types, and the head has
-    ReLU instead of tanh.
+    """Return the keys that DistilBERT's code fixes: epsilon 1e-12, no token types, and ReLU in
+    place of tanh in the scoring head.
     """
     scores = {HEAD_ACTIVATION: "relu"} if _scores(keys) else {}
     return {"attention.layer_norm_epsilon": f32(1e-12), N_TYPES: 1, **scores}
 
 
 def _electra_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the head's activation. Refuse small models, which project narrower embeddings by a
-    matrix that GGUF's BERT lacks.
+    """Return the activation of the scoring head. Raises UnsupportedError for small models, whose
+    narrower embeddings are projected by a matrix that GGUF's BERT lacks.
     """
     width = keys.integer("embedding_size")
     if width != (n_embd := keys.integer("hidden_size")):

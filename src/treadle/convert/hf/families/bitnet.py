@@ -15,14 +15,18 @@ from treadle.formats import by_name
 
 
 def _ternary(rows: Rows) -> Rows:
-    """Round to -1, 0 or 1 times the mean magnitude, as bytes of BF16, as in BitNet's code."""
+    """Round f32 weights to -1, 0 or 1 times their mean magnitude, as BitNet's code does; return
+    BF16 as uint8 [rows, 2 * columns].
+    """
     scale = max(float(np.abs(rows).mean(dtype=np.float64)), 1e-5)
     found = np.clip(np.rint(rows / np.float32(scale)), -1, 1) * np.float32(scale)
     return by_name("BF16").quantize_rows(found.astype(np.float32)).reshape(rows.shape[0], -1)
 
 
 def _master(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that make BitNet's master weights ternary at load, if config.json says so."""
+    """Return rules that make BitNet's master weights ternary when they are read, if
+    ``quantization_config`` says so. Raises UnsupportedError for packed weights.
+    """
     settings = keys.within("quantization_config")
     if settings is None:
         return ()

@@ -25,7 +25,9 @@ _COHERE = {
 
 
 def _cohere2(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Refuse a missing window: transformers then applies RoPE in no layer, GGUF in all of them."""
+    """Raise UnsupportedError if ``sliding_window`` is null: transformers then applies RoPE in no
+    layer, GGUF in all of them. Return {}.
+    """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")
     return {}
@@ -36,8 +38,8 @@ _RMS = "attention.layer_norm_rms_epsilon"
 
 
 def _expert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of either norm and two FFN widths; a layer without window has RoPE if it is
-    dense.
+    """Return the keys of the norm (LayerNorm or RMS norm), of experts, and of two FFN widths. In
+    dense layers RoPE is supported only in all of them.
     """
     width = keys.integer("intermediate_size")
     dense = leading_dense(keys, n_layer, 0)
@@ -73,7 +75,9 @@ def _expert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _expert_windows(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all but the last of each four layers, counted after the dense layers."""
+    """Put the window in all but the last of each four layers, counted after the dense layers, which
+    have none.
+    """
     dense = leading_dense(keys, n_layer, 0)
     period = keys.integer("sliding_window_pattern", 4)
     return [False] * dense + by_period(period, n_layer - dense)
@@ -82,7 +86,7 @@ def _expert_windows(keys: MetadataReader, n_layer: int) -> Windowed:
 # -- Compass: RoPE by kinds of layers, of halves of a head ----------------------------------------
 
 _KINDS = ("full_attention", "sliding_attention")
-_MROPE = ("mrope_section", "mrope_interleaved")  # of pictures' positions, equal for text
+_MROPE = ("mrope_section", "mrope_interleaved")  # M-RoPE's; a text token's positions are equal
 _POOLINGS = {"mean": 1, "bos": 2, "eos": 3}  # llama.cpp's numbers
 
 
@@ -96,7 +100,7 @@ def _compass_kinds(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _turned(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the RoPE parameters of each kind of layer that has RoPE."""
+    """Return the RoPE parameters of each kind of layer in ``kinds`` that has RoPE, by kind."""
     given = keys.get("rope_parameters")
     if not isinstance(given, dict):
         keys.fail("rope_parameters", f"is {given!r:.60}", "parameters by kinds of layers")
@@ -113,7 +117,9 @@ def _turned(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, An
 
 
 def _compass(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys with one set of RoPE parameters, or one for each kind of layers."""
+    """Return config.json's keys with ``rope_parameters`` in one form: one set for all layers, or a
+    set for each kind of layer.
+    """
     values = dict(keys.values)
     kinds = _compass_kinds(keys, keys.integer("num_hidden_layers"))
     values["layer_types"] = kinds

@@ -1,4 +1,4 @@
-"""Family row of DBRX. Half of its keys are in two parts of config.json."""
+"""Family row of DBRX, whose config.json has half of its keys in two nested objects."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _MATRICES = {"w1": "ffn_gate_exps", "v1": "ffn_up_exps", "w2": "ffn_down_exps"}
 
 
 def _flat(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys of the parts with full names. The RoPE base is the part's, used in training;
-    transformers 5 takes the outer one, and 10000 without it.
+    """Return the keys with those of the nested objects under full names ("ffn_config.moe_top_k").
+
+    The RoPE base is that of the nested object, used in training; transformers 5 takes the outer
+    one, or 10000 if there is none.
     """
     result = dict(keys.values)
     for part in (_ATTENTION, _FFN):
@@ -44,7 +46,9 @@ def _flat(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return keys of experts, and of the clamp, which llama.cpp requires even if there is none."""
+    """Return the keys of experts, and of the clamp of q, k and v, which llama.cpp requires: 0 for
+    none.
+    """
     power = keys.values.get(_NORM, 1.0)
     if power not in (None, 1):
         keys.refuse(
@@ -59,7 +63,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _experts(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for all experts' rows in one matrix [n * n_ff, n_embd]; ``w2`` is transposed."""
+    """Return rules that split the rows of all experts in one matrix, [n * n_ff, n_embd], by expert;
+    ``w2`` is transposed.
+    """
     n = keys.integer(_COUNT)
     return tuple(
         DerivationRule(

@@ -29,8 +29,8 @@ _SPARSE = "sparse"
 
 
 def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, Any]:
-    """Return the keys of the one latent row that all heads share: ``rank`` elements plus those with
-    RoPE; ``_mla`` are the sizes of the keys and values that it expands to.
+    """Return the keys of latent attention: all heads share one latent row of ``rank`` elements plus
+    those with RoPE. Keys with ``_mla`` are the sizes of the keys and values that it expands to.
     """
     rank = keys.integer("kv_lora_rank")
     n_rope = keys.integer("qk_rope_head_dim")
@@ -51,7 +51,9 @@ def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, A
 
 
 def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return YaRN's keys: its factor applies to attention scores, not to cosines as elsewhere."""
+    """Return YaRN's keys if ``mscale_all_dim`` is set: its factor then scales attention scores, not
+    cosines and sines as in other families.
+    """
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
     if rope is None or kind == "default":
@@ -71,7 +73,9 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; all files count groups of experts, and one of two methods uses them."""
+    """Return DeepSeek V2's keys. ``topk_method`` says whether groups of experts are used; all files
+    give a number of groups, so greedy sets it to 1.
+    """
     result = _latent_keys(keys, n_layer, _SOFTMAX)
     method = keys.text("topk_method", "greedy")
     if method == "greedy":
@@ -90,8 +94,8 @@ def _glm_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the number of leading dense layers, which transformers' own files give as a list of
-    kinds.
+    """Return the key of the number of leading dense layers from ``mlp_layer_types``, a list of
+    kinds that transformers writes; {} without it.
     """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
@@ -104,7 +108,9 @@ def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
-    """Return [n_head, n_nope + n_v, rank]: per head the rows for keys, then those for values."""
+    """Return ``kv_b_proj`` as [n_head, n_nope + n_v, rank]: for each head the rows of keys, then
+    those of values.
+    """
     heads = rows.reshape(n_head, -1, rows.shape[-1])
     if heads.shape[1] <= n_v:
         raise ValueError("no rows are left for keys")
@@ -112,7 +118,9 @@ def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
 
 
 def _k_b(rows: Rows, n_head: int, n_v: int) -> Rows:
-    """Return the keys' part, transposed because it is applied to queries."""
+    """Return the key part of ``kv_b_proj``, [n_head, rank, n_nope]: transposed, because it is
+    applied to queries.
+    """
     return turned(_heads(rows, n_head, n_v)[:, :-n_v])
 
 
@@ -121,7 +129,9 @@ def _v_b(rows: Rows, n_head: int, n_v: int) -> Rows:
 
 
 def head_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rule that cuts the maps of heads from the matrix that has both."""
+    """Return the rule that splits ``kv_b_proj`` into its key part ``k_b`` and its value part
+    ``v_b``.
+    """
     n_head = keys.integer("num_attention_heads")
     n_v = keys.integer("v_head_dim")
     gives = {
@@ -189,7 +199,7 @@ _SHARED = "shared"
 
 
 def index_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the sizes of an indexer."""
+    """Return the keys of an indexer: its heads, their size, and how many tokens it selects."""
     return {
         INDEX_HEADS: keys.integer("index_n_heads"),
         INDEX_DIM: keys.integer("index_head_dim"),
@@ -198,7 +208,9 @@ def index_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def indexer_types(keys: MetadataReader, n_layer: int, kinds: Any) -> dict[str, Any]:
-    """Return the key that names the layers with an indexer, if others share their choice."""
+    """Return the flags of the layers with an indexer of their own, if other layers reuse the
+    selection of an earlier one; else {}. ``kinds``: "full" or "shared" for each layer.
+    """
     names = FULL, _SHARED
     if not isinstance(kinds, list) or len(kinds) != n_layer or not all(k in names for k in kinds):
         keys.refuse("indexer_types", f"is {kinds!r:.60}: expected {n_layer} of {FULL}, {_SHARED}")
@@ -206,7 +218,7 @@ def indexer_types(keys: MetadataReader, n_layer: int, kinds: Any) -> dict[str, A
 
 
 def _indexed_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of latent attention and of its indexer."""
+    """Return GGUF's keys of latent attention and of its indexer."""
     kinds = keys.get("indexer_types")
     if kinds is None:
         kinds = _kinds_by_rule(keys, n_layer)
@@ -218,7 +230,9 @@ def _indexed_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return the kinds of a folder that has a pattern, or a rule, in place of a list."""
+    """Return each layer's kind of indexer, "full" or "shared", for a config.json with
+    ``index_topk_pattern`` or ``index_topk_freq`` in place of a list.
+    """
     pattern = keys.get("index_topk_pattern")
     if pattern is not None:
         names = {"F": FULL, "S": _SHARED}
@@ -229,7 +243,7 @@ def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _indexed(arch: str, defaults: Mapping[str, Any]) -> Family:
-    """Return the row of a family with DeepSeek V3's layers and an indexer."""
+    """Return a family with DeepSeek V3's layers and an indexer, of GGUF architecture ``arch``."""
     common = {"index_head_dim": 128, "index_topk": 2048}
     family = _family({**common, **defaults}, _V3_ONLY, extra_layers=_FURTHER, more=_indexed_keys)
     return replace(family, arch=arch, names=INDEXED_NAMES)
@@ -363,8 +377,8 @@ _V3 = DEEPSEEK_FAMILIES["deepseek_v3"]
 
 
 def joint_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return head sizes for a joint key and value matrix: llama.cpp caches expanded heads, not
-    latents.
+    """Return head sizes for ``kv_b_proj`` as one matrix: llama.cpp then caches the expanded keys
+    and values, not latents.
     """
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     # transformers scales attention scores by it.
@@ -385,13 +399,13 @@ def joint_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _attention_defaults(family: Family) -> dict[str, Any]:
-    """Return the family's defaults of attention, norm and RoPE, without those of experts."""
+    """Return the family's defaults for attention, norm and RoPE, without those of experts."""
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     return {key: family.defaults[key] for key in (*names, "rms_norm_eps", "rope_theta")}
 
 
 def _dense(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return keys for a model without experts; llama.cpp still requires some keys of experts."""
+    """Return GGUF's keys for a model without experts; llama.cpp still requires some expert keys."""
     made = _V3.more(keys, n_layer)
     del made[EXPERTS_GATING]
     width = keys.integer("intermediate_size")

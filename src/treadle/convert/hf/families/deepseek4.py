@@ -1,4 +1,6 @@
-"""Family row of DeepSeek V4: streams of states, compressed caches, experts by token."""
+"""Family row of DeepSeek V4: several residual streams, compressed KV caches, experts chosen by
+token id in the first layers.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ _RATES = {_SPARSE: OVERLAPPING, _HEAVY: 128}
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys with the rope of layers with units as the only one: transformers' own folders
-    have two, by kind of layer.
+    """Return the keys as published folders have them. transformers' own folders have two sets of
+    RoPE parameters: the base of "main" becomes ``rope_theta``; "compress" (layers with compressed
+    units) gives ``compress_rope_theta`` and the scaling.
     """
     values = dict(keys.values)
     head_dim = keys.integer("head_dim")
@@ -74,7 +77,7 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
-    """Return the tokens of each layer's units."""
+    """Return for each layer how many tokens one compressed unit stands for; 0: no units."""
     kinds = keys.get("layer_types")
     listed = keys.get("compress_ratios")
     if kinds is None and isinstance(listed, list) and len(listed) >= n_layer:
@@ -97,7 +100,7 @@ def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
 
 
 def _by_token(keys: MetadataReader, n_layer: int) -> int:
-    """Return the number of first layers whose experts a table chooses."""
+    """Return the number of leading layers whose experts a table chooses by token id."""
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
         return keys.integer("num_hash_layers", min(3, n_layer), lo=0, hi=n_layer)
@@ -127,7 +130,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _numbers(rows: Rows) -> Rows:
-    """Return integers, of any width, as the bytes of 32-bit ones."""
+    """Return integers of any width as i32, uint8 [.., 4 * n]."""
     wide = np.ascontiguousarray(rows).view(f"<i{rows.dtype.itemsize}")
     return np.ascontiguousarray(wide.astype("<i4")).view(np.uint8).reshape(*rows.shape[:-1], -1)
 

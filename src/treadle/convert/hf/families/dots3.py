@@ -1,4 +1,6 @@
-"""Family row of dots3-note's text: latent attention of two sizes (``models/graphs/dots.py``)."""
+"""Family row of dots3-note's text model: latent attention of two sizes, for layers with and without
+a window (``models/graphs/dots.py``).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 
 _GLM = DEEPSEEK_FAMILIES["glm_moe_dsa"]
 _WIDE = "full_attention"
-_INDEXED = "indexed_attention"  # transformers' word for the same
+_INDEXED = "indexed_attention"  # transformers' word for _WIDE
 _NARROW = "sliding_attention"
 _SWA = "swa_"
 _OWN = {  # sizes of layers with a window, by the others' keys: transformers' defaults
@@ -37,7 +39,7 @@ _BASES = {_WIDE: 8e7, _NARROW: 5e4}
 
 
 def _kinds(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return the kind of each layer."""
+    """Return the kind of each layer, "full_attention" or "sliding_attention"."""
     kinds = keys.get("layer_types")
     if kinds is None:
         return [_WIDE if i < 2 or i % 4 == 1 else _NARROW for i in range(n_layer)]
@@ -47,8 +49,8 @@ def _kinds(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys as published folders have them; transformers writes the sizes of each layer
-    that differs, and RoPE by kinds of layers.
+    """Return the keys as published folders have them. transformers writes sizes for each layer that
+    differs (``per_layer_config``), and RoPE by kind of layer.
     """
     values = dict(keys.values)
     n_layer = keys.integer("num_hidden_layers", 46)
@@ -75,11 +77,13 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _local_sizes(keys: MetadataReader, listed: Any, kinds: Sequence[str]) -> dict[str, Any]:
-    """Return the sizes of layers with a window, which must be alike."""
+    """Return the sizes of layers with a window from ``per_layer_config``, prefixed with "swa_".
+    Raises UnsupportedError if these layers differ from each other.
+    """
     key = "per_layer_config"
     if not isinstance(listed, dict) or not all(isinstance(x, dict) for x in listed.values()):
         keys.fail(key, f"is {listed!r:.60}", "sizes by layer")
-    by_layer = {str(i).lstrip("0") or "0": sizes for i, sizes in listed.items()}  # "02"
+    by_layer = {str(i).lstrip("0") or "0": sizes for i, sizes in listed.items()}  # "02" too
     each = [by_layer.get(str(i), {}) for i in range(len(kinds))]
     local = [sizes for sizes, kind in zip(each, kinds, strict=True) if kind == _NARROW]
     others = [sizes for sizes, kind in zip(each, kinds, strict=True) if kind != _NARROW]
@@ -94,7 +98,7 @@ def _local(keys: MetadataReader, name: str) -> int:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of DeepSeek V3.2's layers, and of those with a window."""
+    """Return GGUF's keys of DeepSeek V3.2's layers, and the sizes of layers with a window."""
     kinds = _kinds(keys, n_layer)
     for name in ("q_lora_rank", "qk_rope_head_dim"):
         if _local(keys, name) != keys.integer(name):
@@ -125,8 +129,8 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules of each kind of layer: the parts of ``kv_b_proj``, and norms of ranks, whose
-    results are multiplied by ``sqrt(hidden_size / rank)``.
+    """Return the rules for each kind of layer: the parts of ``kv_b_proj``, and the norms of
+    low-rank vectors times ``sqrt(hidden_size / rank)``.
     """
     kinds = _kinds(keys, keys.integer("num_hidden_layers"))
     n_embd = keys.integer("hidden_size")

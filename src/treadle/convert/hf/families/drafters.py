@@ -1,4 +1,4 @@
-"""Family rows of drafters that read the states of another model: EAGLE 3, DFlash, DSpark."""
+"""Family rows of drafters that read hidden states of a target model: EAGLE 3, DFlash, DSpark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _DEFAULTS = {
 
 
 def _layers(keys: MetadataReader, word: str, more: int) -> list[int]:
-    """Return the model's layers before which states are read: those of the list, plus ``more``."""
+    """Return the target model's layers whose input the drafter reads: the numbers listed in key
+    ``word``, plus ``more``.
+    """
     found = keys.get(word)
     if not isinstance(found, list) or not found:
         keys.fail(word, "is missing" if found is None else f"is {found!r:.60}", "a list of layers")
@@ -52,7 +54,9 @@ def _layers(keys: MetadataReader, word: str, more: int) -> list[int]:
 
 
 def _eagle3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; a file without layers takes those of the usual places in its model."""
+    """Return EAGLE 3's keys. Without a list of target layers the key is left out: the usual three
+    are chosen once the target model is known.
+    """
     made: dict[str, Any] = {
         NORM_RESIDUAL: keys.flag(NORM_RESIDUAL, False),
         NORM_BEFORE: keys.flag(NORM_BEFORE, False),
@@ -77,7 +81,7 @@ _EAGLE3: Names = {
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in the layers that are listed, if it is in use."""
+    """Put the window in the layers that ``layer_types`` lists, if ``use_sliding_window``."""
     kinds = keys.get("layer_types")
     if not keys.flag("use_sliding_window", False) or not isinstance(kinds, list):
         return None
@@ -128,7 +132,7 @@ _rules = always(*(DerivationRule((name,), {f"{name}.weight": same}) for name in 
 
 
 def _gemma_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of a drafter with Gemma 4's layers, all without a window."""
+    """Return GGUF's keys of a drafter with Gemma 4's layers, all without a window."""
     if keys.get("layer_types") not in (None, ["full_attention"] * n_layer):
         keys.refuse("layer_types", "treadle supports only full_attention in this architecture")
     if not keys.flag("attention_k_eq_v", False):
@@ -152,7 +156,9 @@ def _gemma_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _stage_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of DeepSeek V4's layers, and of the blocks that they draft."""
+    """Return GGUF's keys of a DSpark with DeepSeek V4's layers: those of the layers, and of the
+    blocks of tokens that it drafts.
+    """
     n_vocab = keys.integer("vocab_size")
     return {
         **_V4.more(keys, n_layer),

@@ -18,7 +18,7 @@ from treadle.files.keys import MetadataReader
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; the width is that of all shared experts together."""
+    """Return the number of shared experts and their total width."""
     n = keys.integer("num_shared_experts", lo=0)
     width = keys.integer("moe_intermediate_size")
     return {
@@ -29,8 +29,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for the bias, which is next to the gate in checkpoints and inside it in
-    transformers.
+    """Return rules for the bias of router scores: ``mlp.e_score_correction_bias`` in published
+    folders, within ``mlp.gate`` in those that transformers writes.
     """
     name = "e_score_correction_bias"
     return [scores(f"{at}.{name}", "mlp.score") for at in ("mlp", "mlp.gate")]

@@ -37,7 +37,9 @@ _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 
 def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
-    """Return GGUF's keys of a family's experts."""
+    """Return GGUF's expert keys of a family: counts, gating function, normalisation and scale; {}
+    if the model has no experts.
+    """
     made: dict[str, Any] = {name: count_of(keys, word) for name, word in expert_words(keys).items()}
     if not made.get("expert_count"):  # no experts in this model
         return {}
@@ -58,7 +60,7 @@ def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str,
 
 
 def expert_words(keys: MetadataReader) -> dict[str, str]:
-    """Return config.json's names of GGUF's expert keys, for those that it has."""
+    """Return config.json's key for each of GGUF's expert counts, by GGUF key, where it has one."""
     found = {}
     for name, words in _COUNTS.items():
         own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
@@ -70,7 +72,9 @@ def expert_words(keys: MetadataReader) -> dict[str, str]:
 
 
 def count_of(keys: MetadataReader, word: str) -> int:
-    """Return a count; Hunyuan gives one per layer."""
+    """Return the count in key ``word``. A list with one count per layer (Hunyuan) is accepted if
+    all are equal, else UnsupportedError.
+    """
     given = keys.get(word)
     if not isinstance(given, list) or not given:
         return keys.integer(word, lo=0)
@@ -80,13 +84,17 @@ def count_of(keys: MetadataReader, word: str) -> int:
 
 
 def gate_and_up(stem: str, gate: str, up: str) -> DerivationRule:
-    """Return Granite's rule: both in one matrix."""
+    """Return the rule that splits the tensor ``stem`` into ``gate``, the upper half of its rows,
+    and ``up``, the lower half.
+    """
     gives = {f"{gate}.weight": upper, f"{up}.weight": lower}
     return DerivationRule((f"{stem}.weight",), gives, side="B")
 
 
 def scores(name: str, bias: str) -> DerivationRule:
-    """Return the rule for the bias of router scores."""
+    """Return the rule that renames the bias of router scores from ``name`` to
+    ``bias``.bias, flat.
+    """
     return DerivationRule((name,), {f"{bias}.bias": flat})
 
 
@@ -100,7 +108,7 @@ PACKED_EXPERTS = (
 
 
 def always(*rules: DerivationRule) -> Any:
-    """Return a family's ``made`` that gives these rules, whatever its keys."""
+    """Return a ``Family.derived`` that gives these rules, whatever the keys."""
 
     def made(keys: MetadataReader) -> Sequence[DerivationRule]:
         return rules
@@ -109,7 +117,10 @@ def always(*rules: DerivationRule) -> Any:
 
 
 def leading_dense(keys: MetadataReader, n_layer: int, usual: int) -> int:
-    """Return the number of leading layers without experts."""
+    """Return the number of leading layers without experts, by ``mlp_layer_types`` or
+    ``first_k_dense_replace``; ``usual`` is the default. Raises UnsupportedError if dense layers
+    follow sparse ones.
+    """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
         usual = min(usual, n_layer)

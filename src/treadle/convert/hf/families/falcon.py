@@ -40,7 +40,9 @@ _KV_HEADS = "num_key_value_heads"
 
 
 def _falcon(keys: MetadataReader) -> Family:
-    """Return 7B, whose heads share one key head whatever its count says, or 40B."""
+    """Return the row of Falcon 40B for a new decoder or without ``multi_query``; else 7B's, whose
+    query heads share one key head, whatever ``num_kv_heads`` is.
+    """
     if keys.get("new_decoder_architecture"):
         return _FALCON_40B
     return _FALCON_7B if keys.flag("multi_query", True) else _FALCON_40B
@@ -87,7 +89,7 @@ _SEVERAL = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 
 
 def _factors(keys: MetadataReader, key: str, n: int) -> list[float]:
-    """Return a list of multipliers."""
+    """Return the ``n`` multipliers in the list ``key``; ones if it is missing."""
     found = keys.get(key)
     found = [1.0] * n if found is None else found
     if not isinstance(found, list) or len(found) != n:
@@ -126,8 +128,8 @@ def _factor(keys: MetadataReader, key: str) -> float:
 
 
 def _h1_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that multiply factors into the weights, as in GGUF. Such a matrix gets another
-    name, so that its adapters are multiplied as well.
+    """Return rules that multiply Falcon-H1's multipliers into the weights, as in GGUF. A matrix
+    that is multiplied gets another name, so that LoRA adapters of it are multiplied as well.
     """
     of = partial(_factor, keys)
     gate, down = _factors(keys, "mlp_multipliers", 2)

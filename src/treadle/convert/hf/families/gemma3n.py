@@ -33,7 +33,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _shares(keys: MetadataReader, n_layer: int) -> list[float]:
-    """Return the share of zeroed gate values per layer; 0: dense."""
+    """Return for each layer the share of gate values that are set to zero; 0: a dense FFN."""
     given = keys.get(_PATTERN)
     if given is None:
         n = _N_SPARSE if n_layer > _N_SPARSE else 0
@@ -45,8 +45,9 @@ def _shares(keys: MetadataReader, n_layer: int) -> list[float]:
 
 
 def _cut(share: float) -> float:
-    """Return the quantile of a normal distribution in deviations above the mean; as in transformers
-    and llama.cpp's converter, by the error function in float32.
+    """Return the quantile ``share`` of a normal distribution, in standard deviations above the
+    mean; -inf for 0. Computed by the error function in float32, as in transformers and llama.cpp's
+    converter.
     """
     if not share:
         return -math.inf
@@ -55,7 +56,7 @@ def _cut(share: float) -> float:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that stack the matrices of all streams, as in GGUF."""
+    """Return rules that stack the matrices of all streams, as in GGUF, and rename a bare scale."""
     n = keys.integer("altup_num_inputs", lo=2, hi=N_STREAMS_MAX)
     scale = "altup.correct_output_scale"
     return (

@@ -67,8 +67,10 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for tensors without a "weight" suffix. Layers that share the KV cache of others
-    have no keys and values of their own; those in some files are dropped.
+    """Return rules for tensors without a "weight" suffix.
+
+    Layers that reuse the KV cache of others need no keys and values of their own; files that have
+    these tensors are read without them.
     """
     n_layer = keys.integer("num_hidden_layers")
     first = n_layer - keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)
@@ -142,7 +144,9 @@ GEMMA4_FAMILIES: dict[str, Family] = {
 
 
 def _assistant_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of an assistant: llama.cpp counts all its layers as those of a drafter."""
+    """Return GGUF's keys of an assistant (Gemma 4's drafter): llama.cpp counts all its layers as
+    MTP layers.
+    """
     return {**_keys(keys, n_layer), NEXTN: n_layer}
 
 
@@ -191,7 +195,9 @@ GEMMA4_FAMILIES |= {
 
 
 def _embedding_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of EmbeddingGemma 2. GGUF's window has two sides, this one is a radius."""
+    """Return GGUF's keys of EmbeddingGemma 2. ``sliding_window`` is a radius; GGUF's window spans
+    both sides, so it is twice as large.
+    """
     wide, wide_kv = wide_heads(keys)
     narrow = keys.integer("head_dim")
     n_kv = keys.integer("num_key_value_heads")

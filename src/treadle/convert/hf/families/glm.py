@@ -1,4 +1,4 @@
-"""Family rows of GLM: dense models, ChatGLM, mixtures, and text parts of its models of pictures."""
+"""Family rows of GLM: dense models, ChatGLM, mixtures, and text parts of multimodal models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treadle.files.keys import MetadataReader
 
 
 def _ratio_of_base(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the RoPE base, which ChatGLM gives as a multiple of 10,000."""
+    """Return the key of the RoPE base. ChatGLM's config.json gives it as a multiple of 10,000."""
     ratio = keys.number("rope_ratio", 1.0, lo=1e-3, hi=1e9)
     return {"rope.freq_base": f32(10000.0 * ratio)}
 
@@ -120,7 +120,7 @@ GLM_FAMILIES: dict[str, Family] = {
     ),
 }
 
-# -- text parts of models of pictures -------------------------------------------------------------
+# -- text parts of multimodal models ---------------------------------------------------------------
 
 # RoPE pairs are adjacent in a head, and rows keep their order: a GGUF file of these is a text
 # model. llama.cpp's converter reorders the rows, so that its M-RoPE can rotate halves.

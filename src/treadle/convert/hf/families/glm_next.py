@@ -1,5 +1,5 @@
-"""Family row of GLM-5.3-Flash: streams of states, Kimi Delta Attention, and latent attention to
-units of keys that an indexer chooses.
+"""Family row of GLM-5.3-Flash: several residual streams, Kimi Delta Attention, and latent attention
+to blocks of keys that an indexer chooses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DENSE = 3  # and the first three have no experts
 
 
 def _kinds(keys: MetadataReader, n_layer: int) -> list[int]:
-    """Return 1 for each layer with attention, 0 for one with a state."""
+    """Return 1 for each layer with attention, 0 for one with a recurrent state."""
     kinds = keys.get("layer_types")
     if kinds is None:
         return [int(i % _EVERY == _EVERY - 1) for i in range(n_layer)]
@@ -49,7 +49,9 @@ def _kinds(keys: MetadataReader, n_layer: int) -> list[int]:
 
 
 def _state_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the sizes of Kimi Delta Attention; checkpoints have them in a part of their own."""
+    """Return the sizes of Kimi Delta Attention, from ``linear_attn_config`` (published folders) or
+    from outer keys (those that transformers writes).
+    """
     part = keys.within("linear_attn_config")
     names = {
         "head_dim": "linear_head_dim",

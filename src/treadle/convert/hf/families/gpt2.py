@@ -93,7 +93,7 @@ _STARCODER = replace(
 
 
 def _bloom(keys: MetadataReader) -> Family:
-    """Return the family with the key names of its first files or of later ones."""
+    """Return BLOOM's family with the key names of its first files, or of later ones."""
     words = {
         "hidden_size": "n_embed",
         "num_hidden_layers": "n_layer",
@@ -159,7 +159,9 @@ _NAMES: Names = {
 
 
 def _local(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Return the layers with a window; each entry is a list of kinds and a repeat count."""
+    """Return a flag per layer: window. Key ``attention_types`` is a list of (kinds, repeat
+    count).
+    """
     given = keys.get(_TYPES)
     found = list[str]()
     for each in given if isinstance(given, list) else ():
@@ -181,7 +183,7 @@ def _scale(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _scales(keys: MetadataReader) -> tuple[float, float]:
-    """Return the scales of embeddings and of logits."""
+    """Return the factors of the embeddings and of the logits."""
     into = keys.number(
         "mup_embeddings_scale", keys.number("embeddings_scale", 1.0, lo=1e-6), lo=1e-6
     )
@@ -191,8 +193,8 @@ def _scales(keys: MetadataReader) -> tuple[float, float]:
 
 
 def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that multiply scales into the weights, as in GGUF. A tied output gets its own
-    copy.
+    """Return rules that multiply the scales of embeddings and logits into the weights, as in GGUF.
+    A tied output becomes a matrix of its own, because its scale differs.
     """
     into, out = (partial(times, factor=np.float32(scale)) for scale in _scales(keys))
     scaled = {"wte.weight": into}
@@ -207,8 +209,8 @@ def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _distances(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; if ALiBi slopes are stretched beyond the training length, that length is the
-    context.
+    """Return Jais' keys of ALiBi. If ``alibi_scaling`` stretches the slopes beyond the training
+    length, the context is that length: the stretching is not supported.
     """
     kind = keys.text("position_embedding_type", "learned")
     if kind != "alibi":
@@ -233,8 +235,8 @@ _SHARDS = 4  # CodeGen's training shards: each has its queries, values and keys 
 
 
 def _refuse_null_rotary_dim(keys: MetadataReader) -> None:
-    """Refuse a ``rotary_dim`` of null, which is not its default: frequencies then follow the whole
-    hidden width.
+    """Raise UnsupportedError if ``rotary_dim`` is null. transformers does not use the default then,
+    but computes frequencies from the whole hidden width.
     """
     if keys.values.get("rotary_dim", 0) is None:
         keys.refuse(

@@ -59,8 +59,9 @@ GRANITE_SCALES = {
 
 
 def _hybrid(keys: MetadataReader) -> Family:
-    """Return the family with experts or with one FFN; an older Granite if all layers have
-    attention.
+    """Return the hybrid family with experts or with a dense FFN. If all layers have attention, it
+    is the architecture ``granite`` or ``granitemoe``. Raises UnsupportedError without
+    ``layer_types``.
     """
     kinds = keys.get("layer_types")
     if kinds is None:
@@ -101,7 +102,7 @@ def _hybrid_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _hybrid_names(suffix: str) -> Names:
-    """Return the names; ``suffix``: of the shared FFN's tensors."""
+    """Return the tensor names of hybrids; ``suffix`` is appended to the shared FFN's GGUF names."""
     return {
         **_EXPERT_NAMES,
         "shared_mlp.gate": f"ffn_gate{suffix}",
@@ -135,7 +136,9 @@ _SINKS = DerivationRule(("self_attn.sinks",), {"self_attn.sinks.weight": same})
 
 
 def _window_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the layers with RoPE: those with a base, which must be the same in all of them."""
+    """Return a flag per layer: RoPE, and the RoPE base. ``layer_rope_theta`` lists a base per
+    layer, 0 for none. Raises UnsupportedError if the bases differ.
+    """
     key = "layer_rope_theta"
     older = keys.get("no_rope_layers")
     bases = keys.get(key)
@@ -157,7 +160,9 @@ def _window_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _window_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for experts as in transformers' memory; older files say input_linear."""
+    """Return rules for attention sinks, and for experts under the names of transformers' modules;
+    older files say input_linear and output_linear, which need no rule.
+    """
     at = "block_sparse_moe"
     return (
         _SINKS,

@@ -1,8 +1,9 @@
-"""Family row of Granite Switch: Granite 4 with adapters that control tokens of the text choose.
+"""Family row of Granite Switch: Granite 4 with built-in LoRA adapters. Control tokens in the text
+choose the adapter.
 
-Transformers does not have it; its makers' package (granite-switch) does. Checkpoints of its first
-releases choose by the mean of a text's control tokens, which is what llama.cpp's graph does; later
-ones, with keys of a code for several switches (``ms_code_m``), by the last one.
+transformers lacks it; its makers' package (granite-switch) has it. Checkpoints of its first
+releases choose by the mean of a text's control tokens, as llama.cpp's graph does; later ones, with
+keys for several switches (``ms_code_m``), by the last one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _UP = "shared_mlp.up"
 
 
 def _is_latest(keys: MetadataReader) -> bool:
-    """Return whether the last control token chooses."""
+    """Return whether the last control token chooses the adapter (else the mean of all of them
+    does).
+    """
     said = keys.get("switch_type")
     if said not in (None, "single", "multi"):
         keys.refuse("switch_type", f"is {said!r:.60}: treadle supports single and multi")
@@ -57,7 +60,9 @@ def _is_latest(keys: MetadataReader) -> bool:
 
 
 def _respelt(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys, with the number of real layers: the switch counts as one or two."""
+    """Return the keys with the number of real layers: ``num_hidden_layers`` counts the switch as
+    one layer or two.
+    """
     kinds = keys.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and {*map(str, kinds)} <= {*ATTENTION}):
         keys.refuse("layer_types", f"is {kinds!r:.60}: treadle supports attention in all layers")
@@ -91,7 +96,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _with_base(rows: Rows) -> Rows:
-    """Return matrices ``[n_adapters, 1, ..]`` as ``[1 + n_adapters, ..]``, the first of zeros."""
+    """Return matrices ``[n_adapters, 1, ..]`` as ``[1 + n_adapters, ..]``: the first, zeros, stands
+    for no adapter.
+    """
     return np.concatenate([np.zeros_like(rows[:1, 0]), rows[:, 0]])
 
 
@@ -120,7 +127,9 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _without(keys: MetadataReader, module: str, matrices: Sequence[str]) -> DerivationRule:
-    """Return the rule for a module without adapters: they are zeros."""
+    """Return the rule for a module that no adapter targets: A and B of ``matrices`` are zeros,
+    because llama.cpp requires them.
+    """
     n_embd = keys.integer("hidden_size")
     n_ff = keys.integer("intermediate_size")
     n_head = keys.integer("num_attention_heads")

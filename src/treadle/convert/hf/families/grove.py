@@ -20,7 +20,7 @@ _UNUSED = DerivationRule(("mlp.expert_bias",), {})  # a buffer of zeros
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return constants of the family's code that config.json does not have."""
+    """Return the constants in the family's code, which config.json lacks."""
     return {EXPERTS_NORM: True, PER: 2, WIDTH: 128, SCALE: f32(0.05)}
 
 

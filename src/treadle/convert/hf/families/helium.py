@@ -11,7 +11,9 @@ from treadle.models.load import ROPE_KEY
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the key for a Llama whose folders have GGUF's row order, which adapters depend on."""
+    """Return the key that marks a Llama model whose folder already has RoPE pairs in adjacent rows:
+    LoRA adapters of the folder depend on it.
+    """
     return {ROPE_KEY: PAIRS}
 
 

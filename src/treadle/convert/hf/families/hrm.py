@@ -21,8 +21,9 @@ _COUNT = "num_layers_per_stack"
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys with the number of runs of layers, and of layers a stack: published folders
-    have the second in place of the first.
+    """Return the keys with ``num_hidden_layers``, the number of layers that a token passes through
+    in all cycles, and with the number of layers per stack. Published folders call the latter
+    ``num_hidden_layers``.
     """
     values = dict(keys.values)
     n = keys.get(_COUNT)
@@ -47,7 +48,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _in_layers(keys: MetadataReader, name: str) -> str:
-    """Return a name with the layer's number in the file: the high stack follows the low one."""
+    """Return a tensor's name with its layer's number in GGUF: the low stack's layers, then the high
+    stack's.
+    """
     match = _STACK.match(name)
     if match is None:
         return name
@@ -61,7 +64,9 @@ def _quarter(rows: Rows, which: int) -> Rows:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules for published folders, where matrices are joined."""
+    """Return rules that split the fused matrices of published folders: gate, q, k and v; FFN gate
+    and up.
+    """
     parts = ("gate", "q", "k", "v")
     four = {
         f"self_attn.{name}_proj.weight": partial(_quarter, which=i) for i, name in enumerate(parts)

@@ -1,4 +1,4 @@
-"""Family rows of Hunyuan: dense models, mixtures, and the text part of its model of pictures."""
+"""Family rows of Hunyuan: dense models, mixtures, and the text part of its vision model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from treadle.models.archs import EXPERTS_NORM
 
 
 def _expert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return widths that llama.cpp requires: without its own key an expert's is that of the FFN.
-    Expert weights are normalised and not scaled, whatever other keys say.
+    """Return expert widths, which llama.cpp requires; by default they equal the FFN's. Expert
+    weights are normalised and not scaled, whatever other keys say.
     """
     n_ff = keys.integer("intermediate_size")
     own = "moe_intermediate_size"

@@ -1,10 +1,10 @@
-"""Family row of Hunyuan 4 (``hy_v4``): DeepSeek V3.2's layers on several streams of states, with
-sinks and gates of attention.
+"""Family row of Hunyuan 4 (``hy_v4``): DeepSeek V3.2's layers with several residual streams, and
+with sinks and gates in attention.
 
-The rows of queries and keys that turn stay in the checkpoint's order: neighbours are pairs, as in
-Tencent's llama.cpp, vLLM and MLX. transformers 5.24 rotates halves of the same rows, which is not
-what the published weights were trained with. A folder whose config.json says ``rope_interleave``
-false has its pairs in halves.
+RoPE rows of queries and keys stay in the checkpoint's order: neighbours are pairs, as in Tencent's
+llama.cpp, vLLM and MLX. transformers 5.24 rotates halves of the same rows, which is not what the
+published weights were trained with. In a folder whose config.json has ``rope_interleave`` false,
+the two halves are the pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GLM = DEEPSEEK_FAMILIES["glm_moe_dsa"]
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of DeepSeek V3.2's layers, of the streams, and of limited experts."""
+    """Return GGUF's keys of DeepSeek V3.2's layers, of the streams, and of the limit of SwiGLU."""
     limit = keys.number("swiglu_limit", 0.0, lo=0.0)
     made = {
         **_GLM.more(keys, n_layer),
@@ -48,8 +48,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules. Names are spelt in three ways: by transformers' classes, in published
-    folders, and in those that transformers 5.24 writes, by the inverse of patterns that it reads.
+    """Return the rules. A tensor has one of three names: that of transformers' classes, that of
+    published folders, or the one that transformers 5.24 writes.
     """
     moved = stream_rules(
         "{half}_hc.{part}",

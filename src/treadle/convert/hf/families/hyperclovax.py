@@ -14,8 +14,8 @@ from treadle.files.keys import MetadataReader
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Granite's scales; but logits are multiplied, and the attention scale may be the
-    default.
+    """Return Granite's scale keys. Unlike Granite's, logits are multiplied by the scale, and an
+    attention scale equal to the default is left out.
     """
     scale = keys.number("logits_scaling", lo=1e-9)
     made: dict[str, Any] = {"logit_scale": f32(1.0 / scale)}

@@ -1,8 +1,8 @@
-"""Family row of Inkling's text (``models/graphs/inkling.py``). Folders are spelt as published, or
-as transformers writes them.
+"""Family row of Inkling's text model (``models/graphs/inkling.py``), for published folders and for
+those that transformers writes.
 
 llama.cpp has no such architecture: keys and names are those of the forks whose files are published.
-The towers of pictures and sound, and the layers for multi-token prediction, are left out.
+The vision and audio encoders and the layers for multi-token prediction are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPELLINGS = {  # of published folders, by transformers'
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys as transformers names them, with the heads of each layer."""
+    """Return the keys under transformers' names, with lists of heads per layer."""
     values = dict(keys.values)
     for name, older in _SPELLINGS.items():
         if values.get(older) is not None:
@@ -54,7 +54,7 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _local(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return which layers have a window."""
+    """Return a flag per layer: window. By default all but every sixth layer have one."""
     kinds = keys.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != n_layer:
@@ -110,7 +110,9 @@ def odd(rows: Rows) -> Rows:
 
 
 def _in_pairs(of: str, at: str) -> DerivationRule:
-    """Return the rule for gates and ups whose rows alternate."""
+    """Return the rule that splits a tensor whose rows are gate and up in turn; ``at`` is the prefix
+    of the results' names.
+    """
     gives = {f"{at}gate_proj.weight": even, f"{at}up_proj.weight": odd}
     return DerivationRule((of,), gives, side="B")
 

@@ -1,6 +1,6 @@
 """Family rows of Kimi Linear and Kimi K3. Kimi Linear's published folder has its own names of some
-keys; transformers reads those, and writes both kinds. It has no class for K3, whose text part says
-that it is Kimi Linear's.
+keys; transformers reads those, and writes both kinds. transformers has no class for K3: its text
+part has Kimi Linear's ``model_type``.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention. It is given as a list of kinds, or of numbers
-    from 1 on.
+    """Return a flag per layer: attention (else Kimi Delta Attention). ``layer_types`` lists kinds,
+    ``full_attn_layers`` layer numbers from 1 on. By default layers 4, 8, 12 .. (from 0) have
+    attention.
     """
     kinds = keys.get("layer_types")
     if kinds is not None:
@@ -94,12 +95,12 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
 
 
 def decay_of_heads(rows: Rows) -> Rows:
-    """Return the decay rates as [1, heads, 1]."""
+    """Return the decay rates -exp(A_log) as [1, heads, 1]."""
     return decay(rows).reshape(1, -1, 1)
 
 
 def taps_of_parts(rows: Rows) -> Rows:
-    """Return [channels, 1, taps]; llama.cpp also reads [channels, taps]."""
+    """Return convolution taps as [channels, 1, taps], from that shape or [channels, taps]."""
     return rows.reshape(rows.shape[0], 1, -1)
 
 
@@ -146,7 +147,7 @@ def _k3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rates(rows: Rows, n_head: int) -> Rows:
-    """Return [heads]; the checkpoint's are padded with zeros."""
+    """Return the decay rates, f32 [n_head]; the checkpoint pads them with zeros."""
     rates = decay(rows).reshape(-1)
     if len(rates) < n_head:
         raise ValueError("fewer rates than heads")
@@ -154,7 +155,7 @@ def _rates(rows: Rows, n_head: int) -> Rows:
 
 
 def _products(norm: Rows, rows: Rows) -> Rows:
-    """Return a norm's weights times those of scores, which read nothing else."""
+    """Return a norm's weights times the score vector that alone reads the norm's output, flat."""
     return norm.reshape(-1) * rows.reshape(-1)
 
 

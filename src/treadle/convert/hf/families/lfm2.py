@@ -31,8 +31,8 @@ def _conv_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _kinds(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return each layer's kind in LFM 3. By default attention is in every other layer from the
-    third on, and has the window in half of those.
+    """Return each layer's kind in LFM 3. By default every other layer from the third on has
+    attention, in turn full and with a window; the others are convolutions.
     """
     known = ("conv", "sliding_attention", "full_attention")
     kinds = keys.get("layer_types")
@@ -68,7 +68,9 @@ def _dense_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _dense_width(keys: MetadataReader) -> int:
-    """Return the FFN's width: two thirds of the given one, rounded up to whole blocks."""
+    """Return the FFN's width: with ``block_auto_adjust_ff_dim``, two thirds of the given one,
+    rounded up to a multiple of ``block_multiple_of``.
+    """
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size", 12288))
     if keys.flag("block_auto_adjust_ff_dim", True):
         factor = keys.number("block_ffn_dim_multiplier", 1.0, lo=0.0)

@@ -25,8 +25,8 @@ _EXPERTS = f"{_FFN}experts."
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys without sizes equal to the architecture's, because llama.cpp supports no
-    others.
+    """Return Llama 4's keys. Sizes equal to the architecture's defaults are left out, because
+    llama.cpp supports no others.
     """
     _refuse_kinds(keys, n_layer)
     n_expert = keys.integer("num_local_experts")
@@ -56,7 +56,9 @@ def _stored(value: float) -> float:
 
 
 def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
-    """Refuse other patterns of RoPE and chunked attention: GGUF has no key for them."""
+    """Raise UnsupportedError for other patterns of RoPE and chunked attention than llama.cpp's:
+    GGUF has no key for them.
+    """
     flags = "no_rope_layers"  # an empty list is none
     given = {key: it for key, it in keys.values.items() if key != flags or it != []}
     fourth_still(MetadataReader(given, keys.path, keys.defaults, keys.prefix), n_layer)
@@ -112,7 +114,7 @@ LLAMA_EMBED = Family("llama-embed", _DEFAULTS)
 
 
 def _embeds(keys: MetadataReader) -> Family | None:
-    """Return the encoder if there is no causal mask."""
+    """Return the family of an encoder if ``is_causal`` is false, else None."""
     return LLAMA_EMBED if keys.get("is_causal") is False else None
 
 

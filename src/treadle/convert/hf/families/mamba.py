@@ -20,7 +20,7 @@ from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM
 
 
 def _mamba1_rules(at: str) -> tuple[DerivationRule, ...]:
-    """Return rules for the layer's recurrent part, named ``at``."""
+    """Return rules for a Mamba mixer's tensors, whose names begin with ``at``."""
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
         DerivationRule((f"{at}.A_log",), {f"{at}.decay.weight": decay}, floats=True),
@@ -29,7 +29,9 @@ def _mamba1_rules(at: str) -> tuple[DerivationRule, ...]:
 
 
 def _mamba1_names(at: str) -> Names:
-    """Return the names of that part's tensors after the rules."""
+    """Return the GGUF names of a Mamba mixer's tensors after ``_mamba1_rules``; ``at``: their
+    prefix.
+    """
     return {
         f"{at}.in_proj": "ssm_in",
         f"{at}.conv1d": "ssm_conv1d",
@@ -43,8 +45,8 @@ def _mamba1_names(at: str) -> Names:
 
 
 def _mamba1_state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
-    """Return the keys; ``words``: names of the convolution's taps, the state size, and the time
-    step rank.
+    """Return the state's sizes. ``words``: config.json's keys of the convolution's taps, the state
+    size, and the rank of time steps.
     """
     *sizes, rank = words
     names = ("conv_kernel", "state_size")
@@ -170,8 +172,8 @@ UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
 def state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
-    """Return the states' sizes; ``words``: names of the taps, the state size, its groups
-    and heads.
+    """Return the sizes of Mamba-2's states. ``words``: config.json's keys of the taps, the state
+    size, its groups and its heads. Raises UnsupportedError for bounds on time steps.
     """
     limits = keys.get("time_step_limit")
     if limits is not None and limits not in UNLIMITED:
@@ -194,7 +196,9 @@ def _in_groups(rows: Rows, n: int) -> Rows:
 
 
 def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
-    """Return rules for the layer's recurrent part, named ``at``."""
+    """Return rules for a Mamba-2 mixer's tensors, whose names begin with ``at``; ``n_group``:
+    groups of its norm.
+    """
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
         DerivationRule((f"{at}.dt_bias",), {f"{at}.dt.bias": flat}),
@@ -207,7 +211,9 @@ def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
 
 
 def state_names(at: str) -> Names:
-    """Return the names of that part's tensors after the rules."""
+    """Return the GGUF names of a Mamba-2 mixer's tensors after ``state_rules``; ``at``: their
+    prefix.
+    """
     return {
         f"{at}.in_proj": "ssm_in",
         f"{at}.conv1d": "ssm_conv1d",
@@ -244,7 +250,7 @@ def _mamba2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def mamba2_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for layers that are Mamba-2 mixers alone."""
+    """Return rules for models all of whose layers are Mamba-2 mixers."""
     return state_rules("mixer", keys.integer("n_groups"))
 
 
@@ -271,7 +277,9 @@ _MAMBA2_DEFAULTS: Mapping[str, Any] = {
 
 
 def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; attention layers are listed, all others are recurrent."""
+    """Return Bamba's keys: ``attn_layer_indices`` lists the attention layers, all others are
+    recurrent.
+    """
     listed = keys.get("attn_layer_indices") or []
     kinds = keys.get("layers_block_type")
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):

@@ -1,8 +1,8 @@
-"""Family row of DeepGrove's Maple, whose model is code in its folder: transformers lacks it.
+"""Family row of DeepGrove's Maple. transformers lacks it; its code is in the model's folder.
 
-Its folder counts a window's tokens without the current one: 512 earlier ones, as FlashAttention
-does. llama.cpp's converter writes that number, and its graph sees 512 with the current one;
-treadle's own files have one more, so that both programs see what the model was trained with.
+The folder counts a window's tokens without the current one: 512 earlier ones, as FlashAttention
+does. llama.cpp's converter writes that number, and its graph then sees 512 with the current one;
+treadle writes one more, so that both programs see the window used in training.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GATE_LIMIT = 7.0  # of experts' gates, before SiLU, and of what they gate; no ke
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the window with the current token, and the limit of experts. GGUF has one list for
-    layers with a window and with RoPE.
+    """Return the window's size with the current token, and the limit of the experts' gates. Raises
+    UnsupportedError for a null window: GGUF has one list for layers with a window and with RoPE.
     """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")

@@ -24,7 +24,7 @@ _SAME = {"swa_head_dim": "head_dim", "swa_v_head_dim": "v_head_dim", f"swa_{_HEA
 
 
 def _keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return published folders' keys in transformers' spelling."""
+    """Return config.json's keys under transformers' names; published folders have others."""
     given = dict(keys.values)
     n_layer = keys.integer("num_hidden_layers")
     for key, own in _SAME.items():
@@ -61,7 +61,9 @@ def _keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; numbers of key heads are per layer."""
+    """Return GGUF's keys: key heads of each layer, the size and scale of values, and dense
+    layers.
+    """
     n_kv = keys.integer("num_key_value_heads")
     kinds = keys.get("layer_types")
     own = keys.integer("swa_num_key_value_heads", 2 * n_kv)
@@ -85,7 +87,9 @@ def _more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules; published folders name sinks differently."""
+    """Return the rules for sinks (published folders name them differently), router bias and
+    experts.
+    """
     sinks = {"self_attn.sinks.weight": same}
     return (
         DerivationRule(("self_attn.attention_sink_bias",), sinks),

@@ -13,7 +13,9 @@ from treadle.files.keys import MetadataReader
 
 
 def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys; a scale that is null is 1."""
+    """Return MiniCPM 3's keys of latent attention and of three scales; a scale that is null
+    is 1.
+    """
     n_embd = keys.integer("hidden_size")
     depth = 1.0
     if keys.values.get("scale_depth", 0) is not None:

@@ -21,13 +21,17 @@ _BLOCKS = "minimax_m3_sparse"
 
 
 def _halves(at: str) -> DerivationRule:
-    """Return the rule that cuts a gate and its factors from one matrix."""
+    """Return the rule that splits a fused FFN matrix into gate and up; ``at``: prefix of
+    the names.
+    """
     gives = {f"{at}gate_proj.weight": upper, f"{at}up_proj.weight": lower}
     return DerivationRule((f"{at}gate_up_proj.weight",), gives, side="B")
 
 
 def _m3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of experts and of the indexers, which the same layers have."""
+    """Return M3's keys of experts and of indexers. Raises UnsupportedError unless the same layers,
+    the last ones, have both.
+    """
     inner = keys.within("sparse_attention_config") or MetadataReader({}, keys.path)
     width = keys.integer("intermediate_size", 3072)
     shared = keys.integer("shared_intermediate_size", width * keys.integer("n_shared_experts", 1))
@@ -56,7 +60,9 @@ def _m3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _flags(keys: MetadataReader, n_layer: int, key: str, kind: str, older: Any) -> list[bool]:
-    """Return which layers are of a kind: by a list of kinds, or one of ones and zeros."""
+    """Return which layers are of ``kind``, bool [n_layer]: by key, a list of kinds, or by
+    ``older``, a list of ones and zeros.
+    """
     found = keys.get(key)
     if found is None:
         found = older if older is not None else [key == "mlp_layer_types"] * n_layer

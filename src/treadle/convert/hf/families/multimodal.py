@@ -1,5 +1,5 @@
-"""Multimodal models (pictures or sound): the location of the text part in such a folder. The other
-parts are left out; the rows of text parts are in their vendors' files.
+"""Multimodal models (images or audio): where config.json has the text part. The other parts are
+left out; the family rows of text parts are in their vendors' files.
 
 A token's position there is three numbers (M-RoPE). They are equal for text, so plain RoPE applies;
 GGUF still gets the sections of the three, because llama.cpp requires them.
@@ -18,9 +18,13 @@ from treadle.models.load import SECTIONS
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text part. at: its key, with its parents in front. kind: its ``model_type`` if not given.
-    tied: the default of whether output and embeddings are tied. defaults: for keys that it omits,
-    before its family's. alone: a ``model_type`` of the part that stands for ``kind`` there.
+    """The text part of a multimodal config.json.
+
+    at: its key, after those of its parents.
+    kind: its ``model_type`` if it states none.
+    tied: default of whether output and embeddings are tied.
+    defaults: for keys that it omits, before its family's.
+    alone: a ``model_type`` that the part states, which means ``kind`` there.
     """
 
     at: str
@@ -31,8 +35,8 @@ class TextPart:
 
 
 def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
-    """Return the rule for the sections of the three numbers in a head's pairs; ``usual``:
-    transformers' own.
+    """Return a ``Family.more`` that gives M-RoPE's sections: how many RoPE pairs of a head take
+    each of a position's numbers. ``usual``: transformers' defaults.
     """
 
     def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -116,10 +120,10 @@ OUTER: Mapping[str, TextPart] = {
     "granite4_vision": TextPart("text_config", "granite4_vision_text"),
     "hyperclovax_vision_v2": TextPart("text_config", "hyperclovax", tied=True),
 }
-# Models whose folders may have the other parts alone, and the key that names the text model.
+# Models whose folders may lack the text part, and the key that names the text model.
 TEXT_APART: Mapping[str, str] = {"ultravox": "text_model_id"}
-TEXT_WEIGHTS = "language_model."  # beginning of the names of those in such a folder
-# transformers' defaults for keys that such a part omits, by its ``model_type``.
+TEXT_WEIGHTS = "language_model."  # beginning of its tensors' names, if a folder has it
+# transformers' defaults for keys that a text part omits, by its ``model_type``.
 SIZES: Mapping[str, Mapping[str, int]] = {
     kind: {
         "hidden_size": 4096,

@@ -18,12 +18,14 @@ _THETAS = "layer_rope_theta"
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers but every fourth, counted from the last."""
+    """Put the window in all layers but the last and each fourth before it."""
     return [(n_layer - 1 - i) % NOPE_PERIOD > 0 for i in range(n_layer)]
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Check that the layers with a window are those with RoPE: GGUF has one list for both."""
+    """Check that the layers with a window are those with RoPE, and return {}. Raises
+    UnsupportedError if not: GGUF has one list for both.
+    """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")
     kinds = keys.get("layer_types")
@@ -42,8 +44,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rule for the weights of q/k norms, which checkpoints lack: the factor of queries
-    and 1. They are made beside a norm's, which are as few.
+    """Return the rule that makes weights of q/k norms, which checkpoints lack: ``qk_scale_factor``
+    for queries and 1 for keys. A rule needs a source, so the layer's first norm is given along
+    unchanged.
     """
     head_dim = keys.integer("head_dim")
     factor = keys.number("qk_scale_factor", lo=0.0)

@@ -1,4 +1,4 @@
-"""Family rows of Nemotron: dense models, Nemotron-H, and models of unequal layers (NAS, 51B)."""
+"""Family rows of Nemotron: dense models, Nemotron-H, and models whose layers differ (NAS, 51B)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def _hybrid_kinds(keys: MetadataReader) -> list[str]:
-    """Return each layer's kind; older files use one letter per layer."""
+    """Return each layer's kind: "linear_attention" (Mamba-2), "full_attention", "mlp" or "moe".
+    Older files have one letter per layer.
+    """
     key = next((key for key in ("layers_block_type", "layer_types") if keys.get(key)), "")
     if key:
         kinds = keys.get(key)
@@ -44,8 +46,8 @@ def _hybrid_kinds(keys: MetadataReader) -> list[str]:
 
 
 def _hybrid(keys: MetadataReader) -> Family:
-    """Return the family with or without experts; files of transformers 5 do not give the number of
-    layers.
+    """Return Nemotron-H's family with experts or without. The number of layers is the length of the
+    list of kinds, because files of transformers 5 omit it.
     """
     kinds = _hybrid_kinds(keys)
     if "mlp" in kinds and "moe" in kinds:
@@ -163,8 +165,8 @@ _KNOWN = {  # keys allowed in a sublayer
 
 
 def _blocks(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return heads and FFN width of each layer, 0 for a missing sublayer. Query heads without key
-    heads mean one matrix in place of attention.
+    """Return heads, key heads and FFN width of each layer, 0 for a missing sublayer. Query heads
+    with 0 key heads mean that one linear layer replaces attention.
     """
     given = keys.get(_BLOCKS)
     if not isinstance(given, list) or len(given) != n_layer:

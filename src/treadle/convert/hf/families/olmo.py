@@ -1,4 +1,4 @@
-"""Family rows of OLMo: dense models, mixtures, the hybrid that llama.cpp lacks."""
+"""Family rows of OLMo: dense models, mixtures, and the hybrid, which llama.cpp lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _olmo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def clamp_keys(limit: float) -> dict[str, Any]:
-    """Return the limit of queries, keys and values; 0 means none."""
+    """Return the key of the clamp of queries, keys and values; {} for a limit of 0."""
     return {"attention.clamp_kqv": f32(limit)} if limit else {}
 
 
@@ -49,7 +49,7 @@ _HYBRID: Names = {
 
 
 def _sizes(keys: MetadataReader) -> tuple[int, int, int, int]:
-    """Return the number of key and value heads, and their sizes."""
+    """Return the numbers of key and of value heads in linear attention, then their sizes."""
     n_head = keys.integer("num_attention_heads")
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n_head) for of in ("key", "value"))
     d_k = keys.integer("linear_key_head_dim", int(0.75 * keys.integer("hidden_size") / n_k))
@@ -75,14 +75,18 @@ def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _has_rope(keys: MetadataReader) -> bool:
-    """Whether there is RoPE: a base of null means none, a missing one means the default."""
+    """Whether the model has RoPE: a ``rope_theta`` of null means none, a missing one the
+    default.
+    """
     rope = keys.within("rope_parameters")
     said = rope.values if rope and "rope_theta" in rope.values else keys.values
     return said.get("rope_theta", 0) is not None
 
 
 def _part(*rows: Rows, first: int, n: int) -> Rows:
-    """Return some channels of one tensor or of three: transformers splits them."""
+    """Return ``n`` channels, from ``first`` on, of a convolution's taps: one tensor, or q, k and v
+    apart as transformers writes them.
+    """
     return taps(np.concatenate(rows)[first : first + n])
 
 

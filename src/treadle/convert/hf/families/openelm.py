@@ -14,8 +14,8 @@ _MULTIPLIERS = "ffn_multipliers"
 
 
 def _growing(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return FFN widths, each a multiple of ``ffn_dim_divisor``: the nearest, or the next if that
-    is less than nine tenths.
+    """Return the FFN width of each layer: multiplier times ``model_dim``, rounded to a multiple of
+    ``ffn_dim_divisor``, never below nine tenths.
     """
     given = keys.get(_MULTIPLIERS)
     step = keys.integer("ffn_dim_divisor")

@@ -1,4 +1,4 @@
-"""Family rows of Qwen: dense models, mixtures, hybrids, text parts of models of pictures."""
+"""Family rows of Qwen: dense models, mixtures, hybrids, text parts of multimodal models."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _in_turn(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
-    """Reorder value heads from grouped (heads of one key head adjacent) to GGUF's order, which
-    interleaves key heads. Rows before ``skipped`` stay.
+    """Reorder the rows of ``n_v`` value heads: checkpoints have those of one key head side by side,
+    GGUF takes one of each key head in turn. The first ``skipped`` rows stay.
     """
     heads = rows[skipped:].reshape(n_k, n_v // n_k, -1, *rows.shape[1:])
     moved = heads.swapaxes(0, 1).reshape(rows[skipped:].shape)
@@ -148,8 +148,8 @@ _HYBRID: Names = {
 
 
 def _qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
-    """Select ``parts`` of the query, key, values and gates that each key head has, each for all
-    heads.
+    """Select ``parts`` (0 queries, 1 keys, 2 values, 3 gates) of a fused matrix, which has all four
+    for each key head; ``sizes``: rows of each part. The result has each part for all heads.
     """
     heads = rows.reshape(n_k, -1, rows.shape[-1])
     ends = np.cumsum([0, *sizes])
@@ -270,11 +270,11 @@ QWEN_FAMILIES: dict[str, Family] = {
     ),
 }
 
-# -- text parts of models of pictures -------------------------------------------------------------
+# -- text parts of multimodal models ---------------------------------------------------------------
 
 
 def _deepstack(whole: MetadataReader) -> dict[str, Any]:
-    """Return the number of layers to which picture states are added."""
+    """Return the number of first layers after which image embeddings are added (DeepStack)."""
     vision = whole.within("vision_config")
     layers = vision.get("deepstack_visual_indexes") if vision else []
     return {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 3}
@@ -321,7 +321,9 @@ def _down(rows: Rows, n_embd: int) -> Rows:
 
 
 def _vl_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for all experts in one tensor, gates before ups."""
+    """Return rules that split the gates and ups of all experts, one tensor with gates first; files
+    have it as [E, out, in] or transposed.
+    """
     at = "mlp.experts."
     n_embd = keys.integer("hidden_size")
     gives = {
@@ -337,7 +339,9 @@ def _vl_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _asr_sections(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the sections of a head's pairs, which folders need not have: positions are equal."""
+    """Return the key of M-RoPE's sections, which llama.cpp requires; folders may lack them, because
+    the three positions of a token are equal.
+    """
     pairs = keys.integer("head_dim") // 2
     usual = (24, 20, 20) if pairs == 64 else (pairs, 0, 0)
     return sections(*usual)(keys, n_layer)
@@ -380,7 +384,7 @@ QWEN_FAMILIES |= {
         more=sections(24, 20, 20),
         beside=_deepstack,
     ),
-    # Files of Qwen3-ASR are those of a Qwen3-VL whose pictures add nothing behind layers.
+    # A GGUF file of Qwen3-ASR is one of Qwen3-VL without DeepStack layers.
     "qwen3_asr_text": replace(
         QWEN_FAMILIES["qwen3"],
         arch="qwen3vl",

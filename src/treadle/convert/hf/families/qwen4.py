@@ -1,5 +1,5 @@
-"""Family row of Qwen 3.8 Flash Next (``qwen4_exp``): Qwen 3.5's layers on several streams, with an
-indexer of blocks, and embeddings of n-grams.
+"""Family row of Qwen 3.8 Flash Next (``qwen4_exp``): Qwen 3.5's layers with several residual
+streams, an indexer of blocks of keys, and embeddings of n-grams.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ MOST_PARTS = 4096
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys with the kind of layers that transformers writes as the checkpoint's."""
+    """Return the keys with the checkpoint's name of the layers with attention; transformers writes
+    another.
+    """
     kinds = keys.get("layer_types")
     if not isinstance(kinds, list):
         return keys.values
@@ -69,7 +71,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _ngram_keys(keys: MetadataReader, places: Any) -> dict[str, Any]:
-    """Return the keys of n-grams, with the numbers of their hashes, which checkpoints have too."""
+    """Return the keys of n-gram embeddings: sizes, and the constants of the hash functions,
+    recomputed as in the model's code (checkpoints store them too). ``places``: layers from 1 on.
+    """
     if not isinstance(places, list) or len(places) != 1:
         keys.refuse("ple_layer_ids", f"is {places!r:.60}: treadle supports one layer")
     n = keys.integer("ngram_size", 3, lo=2)
@@ -112,7 +116,9 @@ _MASK = (1 << 64) - 1
 
 
 def _multipliers(n_vocab: int, n: int, seed: int) -> list[int]:
-    """Return odd numbers by SplitMix64, such that a product with a token fits 63 bits."""
+    """Return ``n`` odd multipliers of the hash, from SplitMix64, so small that their product with a
+    token id fits 63 bits.
+    """
     step = 0x9E3779B97F4A7C15
     half = max(1, ((1 << 63) - 1) // n_vocab // 2)
     made = []

@@ -1,4 +1,4 @@
-"""Family row and vocabulary of RWKV-7, which transformers lacks: names are those of
+"""Family row and vocabulary of RWKV-7. transformers lacks it: names are those of
 flash-linear-attention, whose folders bring their own code.
 """
 
@@ -70,8 +70,8 @@ def _third_of(*rows: Rows) -> Rows:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules. The first layer's values are not mixed, but llama.cpp requires the tensors:
-    as in its converter, they are copies of the rates' tensors.
+    """Return the rules. Layer 0 does not mix its values, but llama.cpp requires the tensors: as in
+    its converter, they are copies of the in-context learning rates' (``a``).
     """
     made = (_first_of, _second_of, _third_of)
     mixed = "attn.mixed.weight"
@@ -121,8 +121,10 @@ _NAMES: Names = {
 
 
 def read_world(path: Path, n_vocab: int) -> dict[str, Any]:
-    """Return the keys of a list of pieces, one per line: id from 1 on, the piece as a Python
-    literal, and its length in bytes. 0 begins and ends texts. Raises FileError.
+    """Return the tokenizer's keys for RWKV's list of pieces. Raises FileError for an invalid line.
+
+    Each line has an id from 1 on, the piece as a Python literal, and its length in bytes. Id 0
+    begins and ends texts. ``n_vocab``: rows of the embeddings, which may exceed the pieces.
     """
     pieces = [b"<s>"]
     lines = path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").split("\n")

@@ -20,7 +20,9 @@ _GLM4 = GLM_FAMILIES["glm4_moe"]
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the heads of each layer, 0 for layers with a state, and the sizes of those."""
+    """Return key heads of each layer, 0 for layers with a recurrent state, and the states'
+    sizes.
+    """
     inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
     n_head = keys.integer("num_attention_heads")
     if (heads := inner.integer("num_heads", n_head)) != n_head:
@@ -37,7 +39,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _attends(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention."""
+    """Return a flag per layer: attention (else a recurrent state)."""
     listed = keys.get("gqa_layers")
     if listed is None:
         if keys.get("layer_types") is None:

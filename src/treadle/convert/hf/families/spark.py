@@ -15,7 +15,7 @@ _ROPE = {
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys: layers with a window rotate another share of a head."""
+    """Return the number of rotated dims in layers with a window, which differs from the others'."""
     head_dim = keys.integer("head_dim")
     rope = keys.within("rope_parameters")
     local = rope.within("sliding_attention") if rope else None

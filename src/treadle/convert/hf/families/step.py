@@ -23,7 +23,9 @@ _ENUM = "moe_layers_enum"
 
 
 def by_layer(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
-    """Return a value for each layer; published folders also list MTP layers."""
+    """Return the list in ``key``, one value per layer; published folders append those of MTP
+    layers, which are dropped.
+    """
     found = keys.get(key)
     most = n_layer + keys.integer(_FURTHER, 0, lo=0)
     if not isinstance(found, list) or len(found) not in (n_layer, most):
@@ -32,7 +34,7 @@ def by_layer(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
 
 
 def _keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return published folders' keys in transformers' spelling."""
+    """Return config.json's keys under transformers' names; published folders have others."""
     given = dict(keys.values)
     n_layer = keys.integer("num_hidden_layers")
     kinds = [_WIDE] * n_layer
@@ -61,7 +63,7 @@ _HEADS = "num_attention_heads"
 
 
 def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return the FFN kind of each layer from a list of layers with experts, written as one
+    """Return each layer's FFN kind, "dense" or "sparse"; the layers with experts are listed in one
     string.
     """
     found = keys.get(_ENUM)
@@ -76,8 +78,8 @@ def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
-    """Return RoPE settings for each kind of layer, taken from the first such layer; scaling applies
-    to layers without a window.
+    """Return RoPE parameters by kind of layer, taken from the first layer of each kind. Scaling
+    applies only to layers without a window.
     """
     made: dict[str, Any] = {}
     for kind in (_WIDE, _NARROW):
@@ -93,8 +95,8 @@ def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
 
 
 def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Step's own keys: heads of each layer, number of dense layers, width of the shared
-    expert, limits of SwiGLU.
+    """Return GGUF's keys for Step: query heads of each layer, number of leading dense layers, width
+    of the shared expert, limits of SwiGLU.
     """
     n_head = keys.integer(_HEADS)
     kinds = keys.get("layer_types") or [_WIDE] * n_layer
@@ -115,8 +117,8 @@ def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for the bias, next to the gate in published folders, inside it in transformers'
-    modules.
+    """Return rules for the bias of router scores, ``moe.router_bias`` in published folders and
+    within ``mlp.gate`` in those that transformers writes, and for experts.
     """
     return (
         scores("moe.router_bias", "moe.score"),

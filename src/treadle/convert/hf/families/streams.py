@@ -1,4 +1,4 @@
-"""Keys, names and rules that families with several streams of states share (hyper-connections)."""
+"""Keys, names and rules shared by families with several residual streams (hyper-connections)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ STREAM_NAMES: Names = {
 
 
 def manifold_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys of manifold-constrained hyper-connections."""
+    """Return the keys of manifold-constrained hyper-connections: the number of streams, the rounds
+    of Sinkhorn normalisation, and its epsilon.
+    """
     return {
         N_STREAMS: keys.integer("hc_mult"),
         ROUNDS: keys.integer("hc_sinkhorn_iters"),
@@ -27,10 +29,11 @@ def manifold_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def stream_rules(*spellings: str) -> list[DerivationRule]:
-    """Return rules that give the tensors of both halves the names in ``STREAM_NAMES``.
+    """Return rules that give the tensors of attention's and the FFN's streams the names in
+    ``STREAM_NAMES``.
 
-    spellings: their names in folders. ``{half}`` is attn or ffn, ``{sub}`` attn or mlp, ``{part}``
-        one of ``STREAM_PARTS``.
+    spellings: patterns of their names in folders. ``{half}`` is attn or ffn, ``{sub}`` attn or
+        mlp, ``{part}`` one of ``STREAM_PARTS``.
     """
     return [
         DerivationRule(

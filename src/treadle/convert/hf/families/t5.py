@@ -1,5 +1,5 @@
-"""Family rows of T5 and its kin: T5, v1.1, FLAN-T5, MADLAD-400, mT5, UMT5. Those whose class is the
-encoder alone embed texts.
+"""Family rows of T5 and its kin: T5, v1.1, FLAN-T5, MADLAD-400, mT5, UMT5. Models with only the
+encoder embed texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _EMBEDDINGS = "shared", "encoder.embed_tokens", "decoder.embed_tokens"  # all ar
 
 
 def _attention(at: str, theirs: str, ours: str) -> Names:
-    """Return the names of an attention and of its norm."""
+    """Return a name table of one attention and its norm. ``at``: the layer's prefix; ``theirs``:
+    the attention's name in transformers; ``ours``: the beginning of the GGUF names.
+    """
     return {
         f"{at}.layer_norm": f"{ours}_norm",
         **{f"{at}.{theirs}.{one}": f"{ours}_{one}" for one in "qkv"},
@@ -65,8 +67,10 @@ def _n_buckets(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _with_decoder(scales: bool) -> Callable[[MetadataReader, int], dict[str, Any]]:
-    """Return the reader of further keys. ``scales``: logits are multiplied by 1/sqrt(d_model), if
-    config.json says so, or does not say that the output is not tied to the embeddings.
+    """Return a ``Family.more`` for models with a decoder.
+
+    ``scales``: logits are multiplied by ``d_model ** -0.5``, if ``scale_decoder_outputs`` says so;
+    by default if output and embeddings are tied.
     """
 
     def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -84,7 +88,7 @@ def _with_decoder(scales: bool) -> Callable[[MetadataReader, int], dict[str, Any
 
 
 def _gated(keys: MetadataReader, family: Family) -> Family | None:
-    """Return the family of v1.1, whose FFN has a gate, if config.json says so."""
+    """Return T5 v1.1's family if ``feed_forward_proj`` says that the FFN has a gate, else None."""
     given = keys.get("feed_forward_proj")
     if (family.defaults["feed_forward_proj"] if given is None else given) != _GATED_GELU:
         return None

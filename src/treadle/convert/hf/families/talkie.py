@@ -1,4 +1,4 @@
-"""Family row of Talkie, which transformers does not have: its model is code in its folder."""
+"""Family row of Talkie. transformers lacks it; its code is in the model's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ EPS = 2.0**-23  # of norms, which its code does not give: float32's
 
 
 def _turned_back(rows: Rows, head_dim: int) -> Rows:
-    """Return rows whose rope turns the usual way: those of each head's second half are negated."""
+    """Negate the rows of each head's second half: RoPE with the opposite sign becomes the usual
+    one.
+    """
     heads = rows.reshape(-1, head_dim, rows.shape[-1]).copy()
     heads[:, head_dim // 2 :] *= -1
     return heads.reshape(rows.shape)
@@ -27,7 +29,9 @@ def _as_column(rows: Rows) -> Rows:
 
 
 def _respelt(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys, with the FFN's width if it is left out, by the rule of the model's code."""
+    """Return the keys; ``intermediate_size``, if missing, follows from ``hidden_size`` as in the
+    model's code.
+    """
     n_ff = round(keys.integer("hidden_size") * 8 / 3 / 128) * 128
     return {**keys.values, "intermediate_size": keys.integer("intermediate_size", max(128, n_ff))}
 

@@ -15,10 +15,13 @@ _MAX_TEMPLATE = 4 << 20  # bytes; the longest known one has 30,000
 
 
 def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return ``tokenizer.chat_template``, and ``tokenizer.chat_template.NAME`` for further ones.
+    """Return ``tokenizer.chat_template``, and for further templates
+    ``tokenizer.chat_template.NAME`` and the list of names ``tokenizer.chat_templates``; {} without
+    any.
 
-    ``settings`` is tokenizer_config.json. As in transformers, chat_template.jinja takes precedence
-    over it, and it over chat_template.json. Raises FileError.
+    ``settings`` is tokenizer_config.json. As in transformers, chat_template.jinja and
+    additional_chat_templates/NAME.jinja take precedence over it, and it over chat_template.json.
+    Raises FileError.
     """
     found: dict[str, str] = {}
     processor = folder / "chat_template.json"
@@ -36,7 +39,7 @@ def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _templates(value: Any, path: Path) -> dict[str, str]:
-    """Return one template, or several by name."""
+    """Return the templates in ``value``, one text or a list of named ones, by name."""
     if value is None:
         return {}
     if isinstance(value, str):

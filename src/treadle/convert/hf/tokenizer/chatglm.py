@@ -1,4 +1,4 @@
-"""ChatGLM's vocabularies, whose code comes with the folder.
+"""ChatGLM's vocabularies, which in transformers are read by code in the folder.
 
 ChatGLM 3 has a sentencepiece model, GLM-4-9B a list of ranks. The code, not the file, names two
 tokens that go before each text.
@@ -26,7 +26,9 @@ _LINE = 4096  # bytes, enough for the first line of a list
 
 
 def read_chatglm(path: Path) -> dict[str, Any]:
-    """Return the fields of ``Pieces`` for a tokenizer.model. FileError, UnsupportedError."""
+    """Return the constructor arguments of ``Pieces`` for ChatGLM's tokenizer.model. Raises
+    FileError, UnsupportedError.
+    """
     if is_tiktoken(read_head(path, _LINE, "a tokenizer")):
         letters, merges = read_ranks(path)
         return {

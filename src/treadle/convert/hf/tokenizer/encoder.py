@@ -45,8 +45,8 @@ Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
 
 
 def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the file with the normalizer settings that transformers' BERT class uses instead, from
-    tokenizer_config.json and the class's defaults.
+    """Return tokenizer.json with the normalizer settings that transformers' BERT class uses in
+    their place: those of tokenizer_config.json (``settings``), or the class's defaults.
     """
     node = spec.get("normalizer")
     ours = settings.get("tokenizer_class") in _BERT or "do_lower_case" in settings
@@ -61,7 +61,9 @@ def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
-    """Return pieces, types and keys. GGUF marks pieces that begin a word, WordPiece the others."""
+    """Return pieces and types by id, None for scores, and further keys. A GGUF piece that begins a
+    word has a mark in front; in WordPiece all others have one (``##``).
+    """
     model = spec["model"]
     if model.get("continuing_subword_prefix", "##") != "##":
         raise UnsupportedError(
@@ -97,8 +99,8 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
 
 
 def _normalizer(spec: dict[str, Any]) -> Any:
-    """Return the file's normalizer. A Lowercase before BERT's own, which sentence-transformers
-    writes for ``do_lower_case``, is merged into it; it does not strip accents.
+    """Return tokenizer.json's normalizer. sentence-transformers writes ``do_lower_case`` as a
+    Lowercase before BERT's normalizer: it is merged into that, and does not strip accents.
     """
     node = spec.get("normalizer")
     several = node.get("normalizers") if isinstance(node, dict) else None
@@ -113,7 +115,7 @@ def _normalizer(spec: dict[str, Any]) -> Any:
 
 
 def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: Path) -> None:
-    """Refuse other word splitting than BERT's, the only one that GGUF has keys for."""
+    """Raise UnsupportedError for other word splitting than BERT's, which alone has keys in GGUF."""
     before = spec.get("pre_tokenizer")
     found = {
         "model.max_input_chars_per_word": spec["model"].get("max_input_chars_per_word", 100),
@@ -129,7 +131,9 @@ def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: 
 
 
 def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
-    """Return pieces, types, scores and keys."""
+    """Return pieces, types and scores by id, and further keys. Raises FileError,
+    UnsupportedError.
+    """
     model = spec["model"]
     vocab = model.get("vocab")
     unk = model.get("unk_id")
@@ -154,8 +158,8 @@ def _is_scored(entry: Any) -> bool:
 
 
 def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return keys of text normalization. Raises UnsupportedError for rules other than
-    sentencepiece's.
+    """Return the keys of text normalization and of the space before a text. Raises UnsupportedError
+    for rules that sentencepiece cannot express.
     """
     steps: list[str] = []
     keys: dict[str, Any] = {}
@@ -180,8 +184,8 @@ def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _words(step: Any) -> list[str] | None:
-    """Return a step of tokenizer.json in terms of ``treadle/tokenizer/normalizer.py``; None if it
-    has none.
+    """Return a step of tokenizer.json in the vocabulary of ``treadle/tokenizer/normalizer.py``;
+    None for an unsupported one.
     """
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Precompiled":

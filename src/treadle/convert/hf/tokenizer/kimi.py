@@ -1,7 +1,8 @@
-"""Kimi's vocabulary: a list of ranks, ``tiktoken.model``, that code in the folder reads.
+"""Kimi's vocabulary, ``tiktoken.model``: a list of ranks, which in transformers is read by code in
+the folder.
 
 Special tokens follow the last rank, up to the last row of the embeddings. tokenizer_config.json
-names a few.
+names a few of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ RANKS = "tiktoken.model"
 
 
 def read_kimi(path: Path, n_vocab: int) -> dict[str, Any]:
-    """Return the fields of ``Pieces``. Raises FileError."""
+    """Return the constructor arguments of ``Pieces``. ``n_vocab``: rows of the embeddings. Raises
+    FileError.
+    """
     letters, merges = read_ranks(path)
     n = len(letters)
     names = [f"<|reserved_token_{i}|>" for i in range(len(letters), n_vocab)]

@@ -58,7 +58,9 @@ def _names() -> list[str]:
 
 
 def _canonical(cuts: Cuts) -> Cuts:
-    """Replace escapes by their characters: tables use one, tokenizer.json the other."""
+    """Replace hexadecimal escapes of characters by the characters, so that expressions of
+    tokenizer.json and of the tables compare equal.
+    """
     return tuple(
         _ESCAPED.sub(lambda m: re.escape(chr(int(m[1] or m[2], 16))), cut)
         if _ESCAPED.search(cut)
@@ -68,7 +70,9 @@ def _canonical(cuts: Cuts) -> Cuts:
 
 
 def puts_space(node: Any) -> bool:
-    """Whether a pre-tokenizer accepted by ``find_pre`` puts a space before a text."""
+    """Whether a tokenizer.json's pre-tokenizer, one that ``find_pre`` accepts, puts a space before
+    a text.
+    """
     while isinstance(node, dict) and node.get("type") == "Sequence" and node.get("pretokenizers"):
         node = node["pretokenizers"][0]
     kind = node.get("type") if isinstance(node, dict) else None
@@ -76,8 +80,10 @@ def puts_space(node: Any) -> bool:
 
 
 def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
-    """Return the expressions of a pre-tokenizer, in the order of application. ``whole``: the text
-    is not split yet; a space before each word is refused.
+    """Return the expressions that split a text into words, in the order of application.
+
+    ``whole``: the text is not split yet. If it is, a rule that puts a space before each word raises
+    UnsupportedError, as do unknown rules.
     """
     if not isinstance(node, dict):
         raise UnsupportedError(f"{path}: pre_tokenizer is {node!r:.60}: not supported")

@@ -10,11 +10,13 @@ from treadle.files.splits import SENTENCES
 
 
 def sentences_file(folder: Path) -> Path:
-    """Return sentence-transformers' settings file for texts, which may not exist."""
+    """Return the path of sentence_bert_config.json, or of its counterpart for another model; the
+    file may not exist.
+    """
     found = [folder / name for name in SENTENCES if os.path.lexists(folder / name)]
     return found[0] if found else folder / SENTENCES[0]
 
 
 def lower_case(folder: Path) -> bool:
-    """Whether texts are lower-cased before tokenization."""
+    """Whether sentence-transformers lower-cases texts before tokenization."""
     return read_optional(sentences_file(folder)).get("do_lower_case") is True

@@ -40,15 +40,19 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path, kind: int = BPE) -> SentencePieceModel:
-    """Read a file with a model of this ``kind``. FileError if it is invalid, UnsupportedError if it
-    is of another kind, or a BPE with a table that normalises text.
+    """Read a sentencepiece model of type ``kind`` (BPE or UNIGRAM).
+
+    Raises FileError if it is invalid, UnsupportedError for another type, and for a BPE with a table
+    that normalises text.
     """
     with map_file(path, "a sentencepiece model") as mapped:
         return parse_sentencepiece(bytes(mapped), path, kind)
 
 
 def parse_sentencepiece(raw: bytes, path: Path, kind: int = BPE) -> SentencePieceModel:
-    """Parse the file's bytes; ``path`` is for messages."""
+    """Parse the bytes ``raw`` of a file; ``path`` is for messages. Errors as
+    ``read_sentencepiece``'s.
+    """
     pieces: list[bytes] = []
     scores: list[float] = []
     types: list[int] = []
@@ -110,7 +114,7 @@ def _signed(value: int) -> int:
 
 
 class _Message:
-    """Walks protobuf's wire format without copying; every length is checked first."""
+    """A reader of protobuf's wire format that copies nothing; every length is checked first."""
 
     def __init__(self, raw: bytes, path: Path) -> None:
         self.raw = raw

@@ -35,7 +35,7 @@ GENERATION = "generation_config.json"
 
 
 class AddedToken(NamedTuple):
-    """An added token. ``lstrip``, ``rstrip``: strip white space before or after it."""
+    """An added token. ``lstrip``, ``rstrip``: it strips white space before it, after it."""
 
     text: str
     special: bool
@@ -45,9 +45,11 @@ class AddedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointSpecials:
-    """The special tokens. ``added``: by id. ``named``: the texts of bos, eos ..; None if a file
-    sets null. ``numbered``: their ids, if a file has ids. ``adds``: BOS before and EOS after a
-    text; None if unspecified.
+    """The special tokens of a checkpoint.
+
+    added: added tokens by id. named: the texts of bos, eos ..; None if a file sets null.
+    numbered: ids of bos, eos .., if a file gives ids.
+    adds: whether BOS goes before a text, and EOS after it; None if unspecified.
     """
 
     path: Path
@@ -64,8 +66,8 @@ class CheckpointSpecials:
     ) -> dict[str, Any]:
         """Return GGUF's keys after ``tokenizer.ggml.``.
 
-        ``ids`` by text; ``own`` and ``adds`` are the vocabulary's own, used if no other file
-        overrides them.
+        ids: token ids by text. own, adds: special token ids by role, and whether BOS and EOS go
+        around a text, as the vocabulary's own file states; used if no other file overrides them.
         """
         found: dict[str, int] = {}
         texts = {i: text for text, i in ids.items()}
@@ -95,8 +97,8 @@ class CheckpointSpecials:
         return keys
 
     def lists(self, ids: Mapping[str, int], n_vocab: int) -> dict[str, list[int]]:
-        """Return treadle's own keys: the ids of tokens that strip white space next to them, and of
-        several tokens before a text, if any. ``ids``: by text.
+        """Return treadle's own keys: ids of tokens that strip white space next to them, and of
+        several tokens before a text; empty lists are left out. ``ids``: token ids by text.
         """
         own = {i: token for i, token in self.added.items() if i < n_vocab}
         left = sorted(i for i, token in own.items() if token.lstrip)
@@ -108,7 +110,10 @@ class CheckpointSpecials:
     def _around(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
     ) -> tuple[bool, bool]:
-        """Return whether BOS goes before a text and EOS after it."""
+        """Return whether BOS goes before a text, and EOS after it. ``found``: special token ids by
+        role; the template's own tokens are added. Raises UnsupportedError for other tokens around a
+        text.
+        """
         sides = list(adds)
         if self.template is not None:
             for side, name in enumerate(("bos", "eos")):
@@ -181,7 +186,7 @@ def _fail(path: Path, where: str, value: Any, expected: str) -> NoReturn:
 
 
 def _text(value: Any, path: Path, key: str) -> str | None:
-    """Return a token's text, from a string or an object with ``content``."""
+    """Return a token's text, from a string or an object with ``content``; None for null."""
     text = value.get("content") if isinstance(value, dict) else value
     if text is not None and not isinstance(text, str):
         _fail(path, key, value, "a token's text")
@@ -189,7 +194,7 @@ def _text(value: Any, path: Path, key: str) -> str | None:
 
 
 def _numbers(value: Any, path: Path, key: str) -> list[int]:
-    """Return ids: none, one or several; -1 also means none."""
+    """Return the ids in ``value``: null or -1 gives none, else one id or a list of them."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int and -1 <= i < _MAX_ID for i in ids):
         _fail(path, key, value, "token ids")
@@ -240,8 +245,8 @@ def _added(
 
 
 def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
-    """Return the tokens that a post-processor puts before and after a single text; None: no
-    template.
+    """Return the tokens that a post-processor puts before and after a single text; None without a
+    template. Raises UnsupportedError for an unknown post-processor.
     """
     if not isinstance(node, dict):
         return None
@@ -273,12 +278,14 @@ def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
 
 
 def _first(pair: Any) -> str | None:
-    """Return the text of a (text, id) pair."""
+    """Return the text of ``pair``, [text, id] in JSON; None if it is no such pair."""
     return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None
 
 
 def _between(node: Any) -> int:
-    """Return the number of tokens between the texts of a pair; 0 if not given."""
+    """Return how many tokens a post-processor puts between the two texts of a pair; 0 if
+    not given.
+    """
     if not isinstance(node, dict):
         return 0
     if isinstance(node.get("processors"), list):

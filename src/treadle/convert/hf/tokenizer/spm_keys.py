@@ -1,4 +1,4 @@
-"""GGUF's keys of a sentencepiece vocabulary, from any of the files that hold one."""
+"""GGUF's keys of a sentencepiece vocabulary, from any kind of file that has one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def spm_keys(
     ids: Mapping[str, int],
     prefix: bool = True,
 ) -> dict[str, Any]:
-    """Return the keys of these pieces; ``ids`` are of unk, bos, eos and pad."""
+    """Return the ``tokenizer.ggml.*`` keys of a vocabulary, given by id. ``ids``: those of unk,
+    bos, eos and pad; ``prefix``: a space goes before a text.
+    """
     keys: dict[str, Any] = {
         "model": "llama",
         "pre": "default",
@@ -46,8 +48,10 @@ def spm_keys(
 
 
 def spelt_with_spaces(texts: Sequence[bytes], scores: Sequence[float]) -> dict[str, Any]:
-    """Return the keys of pieces spelt as in llama2.c and old GGML files: with spaces, with the
-    names of the first three lost or between newlines, and with bytes named or bare.
+    """Return the ``tokenizer.ggml.*`` keys of a vocabulary spelt as in llama2.c and old GGML files.
+
+    There spaces are plain, ids 0 to 2 have no usable names, and the 256 byte pieces are single
+    bytes or names such as ``<0x0A>``.
     """
     control = TokenType.CONTROL
     heads = ((b"<unk>", TokenType.UNKNOWN), (b"<s>", control), (b"</s>", control))
@@ -74,9 +78,10 @@ def spelt_with_spaces(texts: Sequence[bytes], scores: Sequence[float]) -> dict[s
 
 
 def fit_vocabulary(keys: dict[str, Any], n_vocab: int, path: Path) -> None:
-    """Pad the vocabulary to the rows of the embeddings, which some models pad.
+    """Pad the vocabulary in ``keys`` to ``n_vocab`` pieces, the rows of the embeddings, which some
+    models pad.
 
-    Raises FileError if it has more pieces than there are rows.
+    Raises FileError if it has more pieces than that.
     """
     tokens = keys["tokenizer.ggml.tokens"]
     n = len(tokens)

@@ -31,13 +31,15 @@ LLAMA31 = LLAMA3 | {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 
 
 def is_tiktoken(head: bytes) -> bool:
-    """Whether a file with this beginning is such a list."""
+    """Whether ``head``, a file's first bytes, is the beginning of a list of "base64 rank" lines."""
     word, _, rank = head.split(b"\n", 1)[0].partition(b" ")
     return bool(word) and rank.strip() == b"0"
 
 
 def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
-    """Return the ``tokenizer.ggml.*`` keys; ``special`` is LLAMA3 or LLAMA31. Raises FileError."""
+    """Return the ``tokenizer.ggml.*`` keys; ``special`` are the special tokens by id, LLAMA3 or
+    LLAMA31. Raises FileError.
+    """
     letters, merges = read_ranks(path)
     names = []
     n_reserved = 0
@@ -65,8 +67,8 @@ def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
 
 
 def read_ranks(path: Path) -> tuple[list[str], list[str]]:
-    """Return the pieces in GGUF's letters, by rank, and the merges that make them. Raises
-    FileError.
+    """Return the pieces by rank, in GPT-2's letters for bytes, and the merges that make them.
+    Raises FileError.
     """
     tokens = _read(path)
     ranks = {token: rank for rank, token in enumerate(tokens)}

@@ -48,8 +48,8 @@ _N_SPANS = 100  # transformers' default of extra_ids
 
 @dataclass
 class Pieces:
-    """A vocabulary by id; ``types`` as GGUF numbers them. A text is None until a piece has
-    its id.
+    """A vocabulary by id. ``types`` are GGUF's token types; a text is None for an id that no piece
+    has yet.
     """
 
     path: Path
@@ -63,10 +63,11 @@ class Pieces:
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    """Return all ``tokenizer.*`` keys for a model with ``n_vocab`` rows of embeddings.
+    """Return all ``tokenizer.*`` keys for a model with ``n_vocab`` rows of embeddings; {} for a
+    folder without tokenizer files.
 
-    ``config`` is config.json. Without tokenizer files there are none. Rows beyond the vocabulary
-    get names that no text matches. Raises FileError and UnsupportedError, naming file and key.
+    ``config`` is config.json. Rows beyond the vocabulary get names that no text matches. Raises
+    FileError and UnsupportedError, naming file and key.
     """
     spec = read_json(folder / JSON) if os.path.lexists(folder / JSON) else None
     settings = read_optional(folder / CONFIG)
@@ -129,8 +130,8 @@ def _model_type(spec: dict[str, Any]) -> str:
 
 
 def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> None:
-    """Warn of begin or end tokens without a row. Other tokens without one may be those of pictures,
-    which text models leave out.
+    """Warn of begin and end tokens whose id is beyond the embeddings. Other such tokens may be
+    those for images, which text models leave out.
     """
     texts = {i: token.text for i, token in special.added.items() if i >= n_vocab}
     named = {text for text in special.named.values() if text}
@@ -150,7 +151,7 @@ def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> No
 
 
 def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
-    """Insert the added tokens, and names for unused rows."""
+    """Insert the added tokens into ``pieces``, and names for ids without a piece."""
     missing = n_vocab - len(pieces.texts)
     pieces.texts += [None] * missing
     pieces.types += [TokenType.UNUSED] * missing
@@ -171,14 +172,16 @@ def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
 
 
 def _by_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
-    """Apply the space rule of transformers' class to SentencePiece's BPE, if it is given."""
+    """Set where spaces are put in a text: with transformers' Llama tokenizers, ``legacy`` decides
+    that for sentencepiece BPE. Other classes are left as they are.
+    """
     if settings.get("tokenizer_class") in _LLAMA and pieces.keys["add_space_prefix"]:
         pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
     return pieces
 
 
 def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
-    """Set whether a space goes before a text, overriding the vocabulary's file."""
+    """Set whether a space goes before a text, overriding what the vocabulary's file says."""
     if "add_space_prefix" in keys:
         keys["add_space_prefix"] = adds
     before, _, prepend = keys.get(SPACES, "").rpartition(" ")
@@ -187,7 +190,9 @@ def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
 
 
 def _lower(pieces: Pieces, folder: Path) -> None:
-    """Set lower-casing, which sentence-transformers does itself. GGUF has it only for WordPiece."""
+    """Set lower-casing, which sentence-transformers does before it tokenizes. Raises
+    UnsupportedError unless the vocabulary is WordPiece, for which alone GGUF has a key.
+    """
     key = "normalizer.lowercase"
     if key not in pieces.keys:
         what = "do_lower_case is true: treadle supports it only with WordPiece vocabularies"
@@ -196,7 +201,7 @@ def _lower(pieces: Pieces, folder: Path) -> None:
 
 
 def _ids(pieces: Pieces) -> dict[str, int]:
-    """Return text to id; the first of duplicates."""
+    """Return ids by text; of duplicates the lowest."""
     texts = [text.decode("utf-8", "replace") for text in pieces.texts if text is not None]
     return {text: i for i, text in reversed(list(enumerate(texts)))}
 
@@ -226,8 +231,8 @@ def _from_model(path: Path) -> Pieces:
 
 
 def _from_unigram_model(path: Path, settings: Mapping[str, Any], n_vocab: int) -> Pieces:
-    """Convert T5's file as transformers reads it: words are split one by one, and tokens for masked
-    spans follow the pieces, the last one first.
+    """Convert T5's spiece.model as transformers reads it: words are split one by one, and tokens
+    for masked spans (``<extra_id_N>``) follow the pieces in descending order.
     """
     model = read_sentencepiece(path, UNIGRAM)
     if "unk" not in model.ids:
@@ -259,10 +264,11 @@ def _from_unigram_model(path: Path, settings: Mapping[str, Any], n_vocab: int) -
 
 
 def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Convert SentencePiece's BPE from tokenizer.json: a piece's score is the rank of its merge.
+    """Convert sentencepiece BPE from tokenizer.json: a piece's score is the negative rank of its
+    merge.
 
-    SentencePiece merges any two pieces that make a piece. If the file lacks one of these merges, no
-    scores can express that, and it is refused.
+    sentencepiece merges any two pieces that make a piece. If the file lacks one of these merges, no
+    scores can express that: raises UnsupportedError.
     """
     texts, merges = _vocabulary(spec, path, n_vocab)
     ids = {text: i for i, text in enumerate(texts) if text is not None}
@@ -301,7 +307,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 
 
 def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Convert Gemma 4's vocabulary, with its merges unchanged."""
+    """Convert a sentencepiece vocabulary that keeps its merges unchanged in GGUF (Gemma 4)."""
     texts, merges = _vocabulary(spec, path, n_vocab)
     if _space_rule(spec, path) != "never":
         raise UnsupportedError(
@@ -391,7 +397,9 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 def _vocabulary(
     spec: dict[str, Any], path: Path, n_vocab: int
 ) -> tuple[list[str | None], list[tuple[str, str]]]:
-    """Return pieces by id, and merges as pairs. Every id and both sides of merges are checked."""
+    """Return pieces by id (None for unused ids), and merges as pairs. Raises FileError if an id or
+    a side of a merge is invalid.
+    """
     model = spec.get("model")
     if not isinstance(model, dict):
         raise FileError(f"is {model!r:.60}", path=path, where="model", expected="an object")
@@ -422,7 +430,8 @@ def _vocabulary(
 
 
 def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[str, str]]:
-    """Return merges, spelt "left right" or as lists of two, as pairs of pieces that make a piece.
+    """Return merges, "left right" or lists of two, as pairs of pieces. Raises FileError unless both
+    halves and the result are pieces.
 
     All are checked at once, since there are hundreds of thousands; the loop only finds the first
     wrong one.
