@@ -238,7 +238,7 @@ def time_speech(
     as_json: bool,
 ) -> bool:
     """If all MODELs are speech models, benchmark them and print the results; return whether they
-    are. Raises click.UsageError if only some are.
+    are. Raises click.UsageError if only some are, and for ``sound`` without any.
     """
     from treadle.cli.speech import is_speech_model
 

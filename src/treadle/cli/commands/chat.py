@@ -326,9 +326,9 @@ class Chat:
 
     def fitting(self) -> Generation:
         """Return the generation of the next answer, not started. With ``when_full`` "drop", when
-        less than a quarter of the context is free, the oldest turns are dropped until half of it
-        is: each drop needs a new prefill of the rest, so it should be rare. Raises
-        ContextFullError.
+        less than a quarter of the context (or than ``max_tokens``) is free, the oldest turns are
+        dropped until twice as much is: each drop needs a new prefill of the rest, so it should be
+        rare. Raises ContextFullError.
         """
         conversation = self.conversation
         settings = self.conversation.settings

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
 # Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
-# quarter of the usable memory, or SHARED_BYTES if that is more.
+# quarter of the free memory, or SHARED_BYTES if that is more.
 SHARED_TOKENS = 32768
 SHARED_BYTES = 256 << 20
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
@@ -289,8 +289,8 @@ def make_folder(path: Path | None) -> None:
 
 
 def shared_room() -> dict[str, int]:
-    """Return the default limits of the KV cache: SHARED_TOKENS, and a quarter of the free memory in
-    bytes, if the system tells it.
+    """Return the default limits of the KV cache: ``kv_tokens`` is SHARED_TOKENS; ``kv_bytes`` a
+    quarter of the free memory, at least SHARED_BYTES, if the system tells how much is free.
     """
     from treadle.machine.memory import usable_memory
 
