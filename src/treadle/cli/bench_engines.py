@@ -142,7 +142,7 @@ class TreadleEncoder(Treadle):
 
 class LlamaCpp:
     """llama.cpp, called through llama-cpp-python's binding of the C interface: no other Python code
-    of that package runs between two batches. Flash attention is as llama.cpp's default.
+    of that package runs between two batches. Flash attention has llama.cpp's default setting.
     """
 
     name = "llama-cpp-python"
