@@ -12,26 +12,76 @@
 - ``Model``: ``generate``, ``chat``, ``tokenize``, ``logits``, ``embed``, ``session``
 - ``Sampling``: how the next token is chosen
 - ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
-- ``Reply``: what ``chat`` returns where the model may call functions
+- ``Reply``: what ``chat`` returns with tools or a reasoning budget: content, reasoning and calls
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
-- ``Trace``: what a model's steps write, as ``StepValues``; ``Model.attention`` gives
+- ``load_session(path, model)`` reads a file of ``Session.save``
+- ``load_shared(path)``: as ``load``, one model for all callers of the process with equal arguments
+- ``Trace``: the values that a model's steps write, as ``StepValues``; ``Model.attention`` gives
   ``AttentionWeights``, ``Model.lens`` ``LensLogits``
-- ``load_session(path, model)`` reads such a file
-- ``load_shared(path)``: the same, once for all that use the model in this process
 - ``ChatCompletions(model)``: chats in the form of OpenAI's API, as dicts
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
-- ``ControlVector``: directions that change a model's style; ``make_control_vector`` makes one from
-  pairs of texts
-- ``load_speech(path)`` opens a speech model (Whisper), whose ``transcribe`` turns sound into text:
-  a ``Transcription``, an iterator of ``TranscriptSegment``, and at its end a ``Transcript``
+- ``ControlVector``: directions added to the hidden states, which change a model's style;
+  ``make_control_vector`` makes one from pairs of texts
+- ``load_speech(path)`` opens a speech model (Whisper), a ``SpeechRecognizer``; its ``transcribe``
+  returns a ``Transcription``, an iterator of ``TranscriptSegment`` that ends in a ``Transcript``
+- ``cluster``: models on several machines, on Ray
 - ``openai``: OpenAI's client for a model of this process
-- ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
-  here too: ``treadle.FileError``
+- ``errors``: the exceptions, drawn as a tree; each is a ``TreadleError``, and is also a name of
+  this module: ``treadle.FileError``
 """
 
 from __future__ import annotations
 
 from treadle.version import __version__ as __version__
+
+# The packages (``help(treadle)`` prints the docstring, so this map is a comment):
+#
+#   users' side
+#     api          library: Model, Session, Generation, chats, embeddings, hooks
+#     cli          command line: one file per command
+#     server       HTTP server, router of several models, batch files
+#     openai       OpenAI's client for a model of this process
+#     agents       coding agents started on a local server (``treadle launch``)
+#     mcp          tools of MCP servers
+#     bundle       program and model in one executable file
+#     catalog      the models on this machine: found, named, described, removed
+#     hub          models by name: downloads from the Hugging Face hub
+#
+#   text in and out
+#     tokenizer    text to token ids and back
+#     chat         chat templates, and parsers of model output
+#     grammar      grammars and schemas that constrain output
+#     sampling     logits to a token id
+#     media        pictures and sounds to rows that a decoder reads
+#     speech       sound to text (Whisper)
+#
+#   files to a plan
+#     files        readers and writers of model files, memory-mapped
+#     formats      weight formats
+#     convert      other checkpoints to GGUF
+#     quantize     model files in smaller formats
+#     models       configuration, architectures, graphs of operations
+#     plan         graphs lowered to steps of kernels
+#
+#   a plan to results
+#     scheduler    queue of requests, batches, output
+#     engine       runs batches of plans on a device
+#     kvcache      pages of keys and values, shared by prefix
+#     spec_decode  drafts of tokens: n-grams, draft models, multi-token prediction
+#     devices      CPU, CUDA, WebGPU: memory and running of plans
+#     distributed  one model on several engines or machines
+#     kernels      specs, emitting functions, numpy twins
+#     jit          kernels' Python functions to LLVM IR to machine code, and their cache
+#     isa          instruction sets
+#
+#   this machine and measurements
+#     machine      cores, caches, memory
+#     system       operating systems: a file each
+#     profiling    peak rates, tuning of kernels, ``treadle doctor``
+#     evaluate     perplexity, divergence
+#     selftest     ``treadle check``
+#     base         helpers without dependencies
+#     data         the packaged model
 
 # Not typing's, which takes 15 ms to import: until then Ctrl-C shows Python's traceback.
 TYPE_CHECKING = False
@@ -141,8 +191,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # ``treadle --help`` needs neither numpy nor LLVM, so what does is imported when it is first
-    # asked for.
+    # ``treadle --help`` needs neither numpy nor LLVM, so modules that do are imported on first use.
     from importlib import import_module
 
     if name in _LAZY:
@@ -155,6 +204,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # What one comes for. ``help`` and ``dir`` sort by name: the exceptions would fill the first
-    # screens, so they are listed in ``errors``, as the modules behind are in the documents.
+    # The names that users need. ``help`` and ``dir`` sort by name: the exceptions would fill the
+    # first screens, so ``errors`` lists them; the packages are in the comment at the top.
     return [*_LAZY, "errors", "__version__"]

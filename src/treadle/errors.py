@@ -3,19 +3,19 @@
 ::
 
     TreadleError
-    ├── FileError          a file that is damaged, hostile, or not what it says it is
+    ├── FileError          a file that is damaged, hostile, or not what it claims to be
     ├── UnsupportedError   a valid file or request that treadle does not support
     ├── ContextFullError   a prompt longer than the context
-    │   └── NoRoomError    no page of keys and values is left now; it may fit later
+    │   └── NoRoomError    no page of keys and values is free now; it may fit later
     ├── TemplateError      a chat template that cannot be parsed or rendered
-    ├── GrammarError       a grammar or schema that cannot be honoured
+    ├── GrammarError       a grammar or schema that cannot be enforced
     ├── SamplingError      sampling settings out of their range (a ValueError as well)
     ├── NotFiniteError     a model's logits, vectors or scores that are NaN or infinite
     ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
-    ├── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
+    ├── CacheError         a kernel cache of another user, or a miss where compiling is forbidden
     ├── DeviceError        a GPU or its driver that is missing, too old, or that failed
-    │   └── NoMemoryError  more than a GPU's memory has room for (a MemoryError as well)
-    └── ForkedError        a forked child that lacks the thread which used the model
+    │   └── NoMemoryError  more memory than a GPU has free (a MemoryError as well)
+    └── ForkedError        in a forked child: an object that another thread used at the fork
 
 A message says what was found, what was expected, and where: file, byte offset, tensor or key. It
 may quote a file, so its text is made safe to print: no control characters, and a bounded length.
@@ -32,9 +32,8 @@ MAX_SHOWN = 2000  # characters of an error's text
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape what could steer a terminal (``\\x1b``) or cannot be written; not what is in ``keep``.
-
-    A file's strings may hold anything.
+    """Escape characters that could control a terminal (``\\x1b``) or cannot be written, except
+    those in ``keep``. Strings from files may contain any.
     """
     if text.isprintable():
         return text
@@ -46,8 +45,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class TreadleError(Exception):
-    """The root of the tree: ``except TreadleError`` catches all that is not a bug. ``setting``: the
-    name of the one that is wrong, where it is one.
+    """The base of all errors that treadle raises on purpose. ``setting``: the name of the argument
+    or option that is wrong, None if it is no single one.
 
     A copy and an unpickled error have the same text and attributes.
     """
@@ -66,14 +65,16 @@ class TreadleError(Exception):
 
 
 def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
-    """An error with these ``args``, which its ``__init__`` is not asked about."""
+    """Return an error with these ``args``, without calling its ``__init__``."""
     # Not cls.__new__: where a MemoryError is among the bases, Python finds that one's and refuses.
     return Exception.__new__(cls, *args)
 
 
 @contextmanager
 def of_setting(name: str) -> Iterator[None]:
-    """Name the setting that an error inside is about, unless it names one already."""
+    """Set ``setting`` to ``name`` in a TreadleError raised within the block, unless it is set
+    already.
+    """
     try:
         yield
     except TreadleError as error:
@@ -82,10 +83,10 @@ def of_setting(name: str) -> Iterator[None]:
 
 
 class FileError(TreadleError):
-    """A file that is damaged, hostile, or not what it says it is.
+    """A file that is damaged, hostile, or not what it claims to be.
 
-    ``offset`` is a byte offset into ``path``; ``where`` names the tensor, key or section;
-    ``expected`` says what a sound file would have had there.
+    ``offset``: a byte offset in ``path``; ``where``: the tensor, key or section; ``expected``: what
+    a sound file has there.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ContextFullError(TreadleError):
 
 
 class NoRoomError(ContextFullError):
-    """No page of keys and values is left now: others hold them, and it may fit later."""
+    """No page of keys and values is free now: other sequences hold them, and it may fit later."""
 
 
 class TemplateError(TreadleError):
@@ -125,7 +126,7 @@ class TemplateError(TreadleError):
 
 
 class GrammarError(TreadleError):
-    """A grammar or schema that cannot be honoured."""
+    """A grammar or schema that cannot be enforced."""
 
 
 class SamplingError(TreadleError, ValueError):
@@ -141,18 +142,20 @@ class CompileError(TreadleError):
 
 
 class CacheError(TreadleError):
-    """A kernel cache that is not the user's own, or a miss where compiling is forbidden."""
+    """A kernel cache of another user, or a miss where compiling is forbidden."""
 
 
 class DeviceError(TreadleError):
-    """A GPU or its driver that is missing, too old, or that failed; ``code``: the driver's."""
+    """A GPU or its driver that is missing, too old, or that failed; ``code``: the driver's error,
+    else 0.
+    """
 
     code = 0
 
 
 class NoMemoryError(DeviceError, MemoryError):
-    """More than a GPU's memory has room for."""
+    """More memory than a GPU has free."""
 
 
 class ForkedError(TreadleError):
-    """A forked child's use of what another thread used at the fork: that thread is not here."""
+    """In a forked child: use of an object that another thread was using at the fork."""

@@ -1,7 +1,7 @@
-"""Chats in the form of OpenAI's chat API, as Python objects: what adapters of frameworks call.
+"""Chats in the form of OpenAI's chat API, as Python objects, for integrations of frameworks.
 
-Messages, tools and settings come in that form from most frameworks; answers go back in it. Nothing
-is served: the model is called in this process, and ``openai`` is not needed.
+Most frameworks have messages, tools and settings in that form, and want answers in it. The model is
+called in this process: there is no server, and the package ``openai`` is not needed.
 """
 
 from __future__ import annotations
@@ -55,19 +55,18 @@ IGNORED = frozenset(
 
 
 class ChatCompletions:
-    """A model's answers in the form of ``/v1/chat/completions``, as dicts.
+    """Answers of a model as ``/v1/chat/completions`` gives them, as dicts. Any number of threads
+    and tasks may use one object; their answers share batches.
 
     ``fields`` of each method are those of the API: ``tools``, ``tool_choice``, ``response_format``,
     ``max_completion_tokens``, ``logprobs``, ``top_logprobs``, ``reasoning_effort``, ``logit_bias``
-    and others; any other name is a setting of ``Model.chat``. A ``tool_choice`` may be a tool's
-    name or "any", a schema in ``response_format`` or ``json_schema`` a class of pydantic. A field
-    whose value is None is as one that is not given.
+    and others; any other name is a setting of ``Model.chat``. A ``tool_choice`` may also be a
+    tool's name or "any"; a schema in ``response_format`` or ``json_schema`` also a pydantic class.
+    None means that a field is not given.
 
-    Any number of threads and tasks may use one; their answers share batches. A copy, deep or not,
-    is the object itself, as the model cannot be copied.
-
-    Raises the errors of ``Model.chat``: TypeError for a name that is no setting, TreadleError for a
-    value out of range.
+    A copy, deep or not, is the object itself, because the model cannot be copied. Raises the errors
+    of ``Model.chat``: TypeError for a name that is no setting, TreadleError for a value out of
+    range.
     """
 
     def __init__(self, model: Model) -> None:
@@ -75,7 +74,7 @@ class ChatCompletions:
 
     @property
     def name(self) -> str:
-        """The model's name in answers: that of its file."""
+        """The model's name in answers: its file's, without ``.gguf``."""
         return self.model.path.name.removesuffix(".gguf")
 
     def __copy__(self) -> ChatCompletions:
@@ -88,15 +87,13 @@ class ChatCompletions:
         raise TypeError("a loaded model cannot be pickled: load it in each process")
 
     def create(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Return a whole answer, an object ``chat.completion`` with one choice."""
+        """Return a whole answer as a ``chat.completion`` object with one choice."""
         reply = self.start(messages, **fields)
         reply.finish()
         return self._completion(reply)
 
     async def acreate(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Do what ``create`` does, in threads: the event loop stays free. Cancelling it ends the
-        answer.
-        """
+        """Return what ``create`` returns, computed in threads. Cancelling it ends the answer."""
         reply = await asyncio.to_thread(self.start, messages, **fields)
         await reply.afinish()
         return self._completion(reply)
@@ -104,8 +101,8 @@ class ChatCompletions:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], **fields: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yield an answer as objects ``chat.completion.chunk``. The last has no delta; it has the
-        finish reason, and the usage. Closing the iterator ends the answer.
+        """Yield an answer as ``chat.completion.chunk`` objects. The last has an empty delta, the
+        finish reason and the usage. Closing the iterator ends the answer.
         """
         reply = self.start(messages, **fields)
         with closing(reply):
@@ -117,7 +114,7 @@ class ChatCompletions:
     async def astream(
         self, messages: Sequence[Mapping[str, Any]], **fields: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Do what ``stream`` does, in threads."""
+        """Yield what ``stream`` yields, computed in threads."""
         reply = await asyncio.to_thread(self.start, messages, **fields)
         with closing(reply):
             chunks = _Chunks(reply, self._head("chat.completion.chunk"))
@@ -126,7 +123,7 @@ class ChatCompletions:
             yield chunks.last()
 
     def start(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Reply:
-        """Return the answer as treadle's object, of which nothing is written yet."""
+        """Return the answer as a ``Reply``, which generates when it is iterated."""
         settings = chat_settings(fields, self.model.template)
         tools = settings.pop("tools", [])
         said = [_without_nones(message) for message in messages]
@@ -155,7 +152,7 @@ class ChatCompletions:
 
 
 class _Chunks:
-    """Turns the parts of one answer into the chunks of a stream."""
+    """Turns the pieces of one answer into the chunks of a stream."""
 
     def __init__(self, reply: Reply, head: dict[str, Any]) -> None:
         self._reply = reply
@@ -164,11 +161,11 @@ class _Chunks:
         self._delta: dict[str, Any] = {"role": "assistant"}
 
     def of(self, part: OutputPiece) -> dict[str, Any]:
-        """Return the chunk of a part."""
+        """Return the chunk for a piece."""
         return self._chunk(delta_of(part), None)
 
     def last(self) -> dict[str, Any]:
-        """Return the chunk at the answer's end."""
+        """Return the last chunk, with the finish reason and the usage."""
         return {**self._chunk({}, finish_reason(self._reply)), "usage": usage(self._reply)}
 
     def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
@@ -184,21 +181,25 @@ class _Chunks:
 
 
 def _logprobs(reply: Reply, start: int) -> dict[str, Any] | None:
-    """Return the log-probabilities of tokens from ``start`` on, None if none were requested."""
+    """Return the log-probabilities of the answer's tokens from index ``start`` on, in OpenAI's
+    form; None if they were not requested.
+    """
     if reply.logprobs is None:
         return None
     return {"content": [entry.as_dict() for entry in reply.logprobs[start:]]}
 
 
 def finish_reason(reply: Reply) -> str:
-    """Return a finished answer's reason in OpenAI's words: a full context counts as "length"."""
+    """Return OpenAI's finish reason of a finished answer: "stop", "tool_calls", or "length", which
+    stands for a full context too.
+    """
     if reply.finish_reason == "stop":
         return "tool_calls" if reply.calls else "stop"
     return "length"
 
 
 def usage(answer: Generation) -> dict[str, Any]:
-    """Return the token counts of a finished answer."""
+    """Return the token counts of a finished answer, in OpenAI's form."""
     n_prompt = answer.timings.n_prompt
     n_written = len(answer.ids)
     return {
@@ -213,8 +214,8 @@ def usage(answer: Generation) -> dict[str, Any]:
 
 
 def chat_settings(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
-    """Return the settings of ``Model.chat`` for fields of OpenAI's chat API. Raises TreadleError
-    for a value that is none of the API's.
+    """Return keyword arguments of ``Model.chat`` for fields of OpenAI's chat API. Raises
+    TreadleError for a value that the API does not have.
     """
     given = {SYNONYMS.get(name, name): value for name, value in fields.items() if value is not None}
     if given.get("n", 1) != 1:
@@ -242,7 +243,7 @@ _READERS = frozenset(
 
 @cache
 def chat_fields() -> frozenset[str]:
-    """The names that ``ChatCompletions`` takes, except variables of chat templates."""
+    """Return the field names that ``ChatCompletions`` takes, except variables of chat templates."""
     from treadle.api.model import SETTINGS
 
     replies = ("tools", "reasoning", "reasoning_budget", "continue_final_message", "parallel")
@@ -250,7 +251,9 @@ def chat_fields() -> frozenset[str]:
 
 
 def _format_settings(form: Any) -> dict[str, Any]:
-    """Return the constraint of a ``response_format``."""
+    """Return the keyword argument of ``Model.chat`` for a ``response_format``: ``json_schema``,
+    ``grammar`` or ``regex``; empty for text. Raises TreadleError.
+    """
     if not isinstance(form, Mapping):
         return {"json_schema": form}  # a class, such as pydantic's
     kind = form.get("type")
@@ -282,7 +285,9 @@ def _kept(schema: Any) -> Any:
 
 
 def _tool_choice(choice: Any) -> str:
-    """Return the name of a choice in the form of OpenAI's or Anthropic's API, or of LangChain."""
+    """Return "auto", "none", "required" or a tool's name for a choice in the form of OpenAI's or
+    Anthropic's API, or of LangChain. Raises TreadleError for another type.
+    """
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -295,8 +300,8 @@ def _tool_choice(choice: Any) -> str:
 
 
 def _effort_settings(effort: Any, settings: Fields, template: ChatTemplate) -> dict[str, Any]:
-    """Return the settings of a ``reasoning_effort``: a variable of templates that read it, a budget
-    for others.
+    """Return keyword arguments of ``Model.chat`` for a ``reasoning_effort``: a template variable
+    and, if the template does not read it, a reasoning budget in tokens; "none" turns reasoning off.
     """
     made: dict[str, Any] = {"template": {EFFORT: effort, **settings.get("template", {})}}
     if effort == "none":

@@ -37,9 +37,9 @@ ControlVectors = Vector | Sequence[Strong] | Mapping[Any, float]
 def load_control_vectors(
     given: Iterable[Strong], layers: tuple[int, int] | None, engine: Engine
 ) -> None:
-    """Load control vectors for an engine, each alone or with a strength, default 1: new requests
-    use them. ``layers``: the first and the last layer that they change, None for all. A duplicate
-    name gets a number appended.
+    """Load control vectors into an engine, which new requests use by default. ``given``: each a
+    vector, or a vector and its strength, by default 1. ``layers``: the first and the last layer
+    that they change, None for all. A duplicate name gets a number appended.
 
     Raises FileError for a file that is damaged or does not fit the model, TreadleError for other
     values and for a vector without a direction in ``layers``.
@@ -68,8 +68,8 @@ def load_control_vectors(
 
 
 def checked_layers(layers: object) -> tuple[int, int]:
-    """Return the first and the last layer of a range. Raises TreadleError unless these are whole
-    numbers from 1 on, in order.
+    """Return ``layers`` as (first, last). Raises TreadleError unless these are whole numbers, 1 or
+    more, in order.
     """
     pair = tuple(layers) if isinstance(layers, (tuple, list)) else ()
     if len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair):
@@ -148,7 +148,9 @@ def make_control_vector(
 
 
 def _pairs(model: Model, positive: Any, negative: Any) -> list[tuple[list[int], list[int]]]:
-    """Return the pairs as ids."""
+    """Return pairs (positive, negative) of token ids. Raises TreadleError for empty texts and lists
+    of different lengths, ContextFullError.
+    """
     sides: list[list[list[int]]] = []
     for side, given in (("positive", positive), ("negative", negative)):
         texts = listed(side, given)
@@ -168,13 +170,16 @@ def _pairs(model: Model, positive: Any, negative: Any) -> list[tuple[list[int], 
 
 
 def _mean(rows: Floats) -> Floats:
-    """Return the direction of the mean of ``rows`` ``[n, n_embd]``; zeros if that is zero."""
+    """Return the unit vector, float32 ``[n_embd]``, along the mean of ``rows`` ``[n, n_embd]``;
+    zeros if the mean is zero.
+    """
     return _of_unit_length(rows.astype(np.float64).mean(0))
 
 
 def _principal(rows: Floats) -> Floats:
-    """Return the first right singular vector of ``rows`` ``[n, n_embd]``, in the half space of
-    their mean; zeros if all rows are zero. It is the principal direction without centring.
+    """Return the first right singular vector of ``rows`` ``[n, n_embd]``, float32 ``[n_embd]``: the
+    principal direction without centring. Its sign is that of the rows' mean; zeros if all rows are
+    zero.
     """
     wide = rows.astype(np.float64)
     n, n_embd = wide.shape
@@ -196,7 +201,9 @@ def _name_of(given: object) -> object:
 
 
 def _opened(given: object) -> ControlVector:
-    """Return a vector with checked directions, from a file or as it is."""
+    """Return a control vector with checked directions, read from a file if ``given`` is a path.
+    Raises FileError, TreadleError.
+    """
     if isinstance(given, str | bytes | os.PathLike):
         return ControlVector.open(given)
     if not isinstance(given, ControlVector):

@@ -1,7 +1,7 @@
 """Defaults of a model's answers: chat template, its variables, reasoning, sampling, seed.
 
-``load``, the commands and the server share them as one object. Settings of a single call override
-them.
+``load``, the commands and the server share one ``Defaults`` object. Settings of a single call
+override them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class Defaults:
     strict: bool = False
 
     def sampling_over(self, recommended: Sampling) -> Sampling:
-        """Return the sampling settings for calls that give none."""
+        """Return the default sampling: the caller's whole ``Sampling``, else ``recommended``, with
+        the fields that were given by name replaced.
+        """
         return replace(self.whole or recommended, **self.sampling)
 
     def load_template(self, gguf: GGUF, arch: str) -> ChatTemplate:
-        """Load the chat template for a model file, with these defaults."""
+        """Load the chat template of a model file of architecture ``arch``, with these defaults."""
         from treadle.chat.template.template import load_template
 
         return load_template(
@@ -95,7 +97,7 @@ def read_defaults(
         made["reasoning_preserve"] = flag("reasoning_preserve", reasoning_preserve)
     if reasoning_budget is not None or reasoning_budget_message:
         budget = _budget(reasoning, reasoning_budget, reasoning_budget_message)
-        made["reasoning_budget"] = budget or None  # 0 is "off", over which a call's wish wins
+        made["reasoning_budget"] = budget or None  # 0 is kept as "off", which a call may override
         made["reasoning_budget_message"] = reasoning_budget_message
         reasoning = "off" if budget == 0 else reasoning
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
@@ -114,8 +116,8 @@ def read_defaults(
 
 
 def _budget(reasoning: str, budget: int | None, message: str) -> int | None:
-    """Check ``reasoning_budget`` and its message; return the budget, None for -1. Raises
-    TreadleError.
+    """Check ``reasoning_budget`` and its message; return the budget in tokens, None for none and
+    for -1. Raises TreadleError.
     """
     if not isinstance(message, str):
         found = type(message).__name__
@@ -133,7 +135,9 @@ def _budget(reasoning: str, budget: int | None, message: str) -> int | None:
 
 
 def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
-    """Return the sampling fields of ``Defaults``."""
+    """Return the fields ``sampling`` and ``whole`` of ``Defaults``. Raises SamplingError,
+    TypeError, TreadleError.
+    """
     if not isinstance(given, Sampling | Mapping | None):
         found = type(given).__name__
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling or a dict of fields")

@@ -1,11 +1,11 @@
 """Text embeddings: the last layer's normed states, pooled as the file says (usually their mean),
 then multiplied by the file's dense matrices, if any.
 
-A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
-representation learning, arXiv 2205.13147). It is then scaled to length 1, unless ``normalize`` is
-False. A file converted from a sentence-transformers folder may name a prompt, which is prepended to
-each text, and a maximum text length (``models/sentence.py``). For a file that names no pooling
-(llama.cpp's type 0) the mean is used, and ``Embedder.note`` says so.
+A vector may be cut to its first ``dimensions`` values, if the model was trained for that
+(Matryoshka representation learning, arXiv 2205.13147). It is then scaled to length 1, unless
+``normalize`` is False. A file converted from a sentence-transformers folder may name a prompt,
+which is prepended to each text, and a maximum text length (``models/sentence.py``). For a file that
+names no pooling (llama.cpp's type 0) the mean is used, and ``Embedder.note`` says so.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ NO_POOLING = "the file defines no pooling (pooling_type 0): vectors are the mean
 
 
 class Embedder:
-    """Computes embeddings with fixed options. Raises TreadleError for invalid ``dimensions``.
-    ``lora``: the adapters to run with, None for those of new sequences. ``default_prompt``: whether
-    the file's prompt, if any, is prepended to each text.
+    """Computes embedding vectors of ``n`` values with fixed options. ``lora``: the adapters to run
+    with, None for the model's defaults. ``default_prompt``: prepend the file's prompt, if it has
+    one, to each text.
+
+    Raises TreadleError for invalid ``dimensions``, UnsupportedError for a prompt with control
+    tokens.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Embedder:
             )
 
     def of(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
-        """Return vectors, float32 ``[n_texts, n]``; raises the errors of ``read``."""
+        """Return a vector of each text, float32 ``[n_texts, n]``. Raises the errors of ``read``."""
         return self.vectors(self.read(texts, truncate=truncate))
 
     def read(
@@ -80,17 +83,17 @@ class Embedder:
         *,
         truncate: bool = False,
     ) -> list[list[int]]:
-        """Tokenize one text or several; a text may also be given as ids. Raises TreadleError for
-        one without tokens, ContextFullError for one that is too long, unless ``truncate``. With
-        several texts the error names the text by ``name``.
+        """Return the token ids of one or several texts, each a str or a list of ids. Raises
+        TreadleError for a text without tokens, ContextFullError for one that is too long unless
+        ``truncate``. If there are several, the error names the text by ``name(index)``.
         """
         cut = flag("truncate", truncate)
         given = [texts] if isinstance(texts, str) else listed("texts", texts)
         return read_each(given, lambda text: self._read(text, cut), name)
 
     def cut(self, ids: list[int], n: int, *, whole: bool = True) -> list[int]:
-        """Truncate a text's ids to ``n``. Of a ``whole`` text keep the last id if it is the end
-        token that every text gets.
+        """Truncate ``ids`` to ``n``. If they are a ``whole`` text, and every text gets an end
+        token, that stays as the last id.
         """
         ends = whole and (self._model.tokenizer.add_eos or self._model.tokenizer.add_sep)
         return [*ids[: n - 1], ids[-1]] if ends and len(ids) > n else ids[:n]
@@ -117,24 +120,25 @@ class Embedder:
         return ids
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
-        """Return vectors, float32 ``[n_texts, n]``, for any number of texts. Raises
-        ContextFullError.
+        """Return vectors, float32 ``[n_texts, n]``, for any number of tokenized texts, run in
+        batches. Raises ContextFullError.
         """
         batches = self._model.engine.together(texts)
         made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]
         return np.concatenate(made)
 
     def run(self, batch: Sequence[Sequence[int]]) -> Floats:
-        """Return the vectors of one batch of ``Engine.together``. Running requests are preempted if
-        there are not enough pages.
+        """Return vectors, float32 ``[n_texts, n]``, for one batch of ``Engine.together``. Running
+        requests are preempted if there are too few pages.
         """
         *_, result = self.runs(batch)
         assert result is not None
         return result
 
     def runs(self, batch: Sequence[Sequence[int]]) -> Generator[Floats | None, None, None]:
-        """Yield the vectors of a batch last, and None after each earlier run of a text that takes
-        several, as ``Engine.embed_runs``.
+        """Yield None after each engine run but the last, and at the end the batch's vectors,
+        float32 ``[n_texts, n]``. A long text takes several runs; other threads may use the engine
+        between them.
         """
         pooled = self._whole and not self._dense
         made = None
@@ -149,8 +153,8 @@ class Embedder:
         yield self._behind(made, pooled)
 
     def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
-        """Yield the normed states of a text's tokens, ``[n_tokens, n_embd]``, last, and None after
-        each earlier run. Raises NotFiniteError.
+        """Yield None after each engine run but the last, and at the end the normed states of the
+        text's tokens, float32 ``[n_tokens, n_embd]``. Raises NotFiniteError.
         """
         engine = self._model.engine
         made = list[Floats]()
@@ -163,7 +167,10 @@ class Embedder:
         yield _finite(np.concatenate(made))
 
     def _behind(self, made: Floats, pooled: bool) -> Floats:
-        """Apply the dense matrices, cut and scale pooled states. Raises NotFiniteError."""
+        """Return vectors of pooled states ``made`` ``[n_texts, n_embd]``: multiplied by the dense
+        matrices, cut and scaled. ``pooled``: they are scaled already, and not to be changed. Raises
+        NotFiniteError.
+        """
         engine = self._model.engine
         for matrix in self._dense:  # row by row, results do not depend on the batch
             each = (matrix @ row for row in made)
@@ -174,7 +181,7 @@ class Embedder:
 
 
 def _finite(vectors: Floats) -> Floats:
-    """Return ``vectors``. Raises NotFiniteError."""
+    """Return ``vectors`` as they are. Raises NotFiniteError for NaN and infinity."""
     if not np.isfinite(vectors).all():
         raise NotFiniteError(
             "the model's vectors are not finite numbers: its weights are damaged, or too large"
@@ -183,7 +190,10 @@ def _finite(vectors: Floats) -> Floats:
 
 
 def scaled(vectors: Floats, by: int) -> Floats:
-    """Scale rows as llama.cpp's ``embd_normalize``, float32; rows of zeros stay."""
+    """Return rows scaled as by llama.cpp's ``embd_normalize``, float32. ``by``: NOTHING, LARGEST
+    (the largest absolute value becomes 32760), or the p of the p-norm that becomes 1. Rows of zeros
+    stay.
+    """
     x = np.abs(vectors.astype(np.float64))
     if by == NOTHING or not x.size:
         return vectors

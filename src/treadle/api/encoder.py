@@ -1,4 +1,4 @@
-"""Encoder-decoder models in the library: their encoder, and settings that they do not have."""
+"""Encoder-decoder models in the library: opening the encoder, refusing settings of ``load``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def refuse_beside_encoder(config: Config, **settings: Any) -> None:
-    """Raise UnsupportedError for a setting of ``load`` that encoder-decoder models do not have."""
+    """Raise UnsupportedError if a setting of ``load`` that encoder-decoder models do not have is
+    given.
+    """
     for name, value in settings.items():
         if value is not None and value != ():
             what = "not supported in an encoder-decoder model"
@@ -20,9 +22,7 @@ def refuse_beside_encoder(config: Config, **settings: Any) -> None:
 
 
 def open_encoder(engine: Engine) -> None:
-    """Open the encoder of the engine's model. Raises UnsupportedError on another device than this
-    machine's CPU.
-    """
+    """Set ``engine.encoder``. Raises UnsupportedError on a device other than this machine's CPU."""
     from treadle.engine.text_encoder import TextEncoder
 
     if not engine.device.takes_media:

@@ -17,27 +17,29 @@ if TYPE_CHECKING:
 
 
 class EnginePlan(NamedTuple):
-    """One plan of an engine."""
+    """A plan that an engine may run, by its key."""
 
     engine: Engine
     key: PlanKey
 
     def lower(self) -> Plan:
-        """Return the plan, not compiled."""
+        """Return the plan, lowered but not compiled."""
         return self.engine.lower(self.key)
 
     def make(self) -> None:
-        """Lower and compile it."""
+        """Lower and compile the plan, and wait for it."""
         self.engine.plan_for(*self.key)
 
     def compile_ahead(self, *, later: bool = False) -> bool:
-        """Begin to compile it in other processes; see ``Engine.compile_ahead``."""
+        """Start compiling the plan in other processes; arguments and result as of
+        ``Engine.compile_ahead``.
+        """
         return self.engine.compile_ahead(self.key, later=later)
 
 
 def text_plans(model: Model) -> Iterator[EnginePlan]:
-    """Yield the plans of every batch size, those of a single text first: the model's, then those of
-    its draft model.
+    """Yield the plans for texts in every batch size, first those that a single text needs: the
+    model's, then its draft model's.
     """
     drafting = model.stepper.scheduler.drafting
     engines = [(model.engine, drafting.observer.output)]
@@ -68,8 +70,8 @@ def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
 
 
 def telling_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
-    """Return two plans whose kernels tell whether all plans have been compiled before: that of a
-    single text, and the largest for few tokens, which only several texts need.
+    """Return two plans to test whether everything has been compiled before: that of a single text's
+    decoding, and the largest for few tokens, which only several texts need.
     """
     first, *others = (plan for plan in text_plans(model) if plan.engine is model.engine)
     few = [plan for plan in others if plan.key.n_tokens < plan.engine.max_tokens]
@@ -77,8 +79,8 @@ def telling_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
 
 
 def compile_plans(model: Model) -> None:
-    """Compile every plan that completions, chats and a server need: in several processes, the
-    slowest kernel first.
+    """Compile every plan that completions, chats and a server need, and wait: several processes
+    work, on the slowest kernels first.
     """
     plans = [*text_plans(model)]
     with compile_processes_held():
@@ -95,7 +97,7 @@ def compile_plans(model: Model) -> None:
 
 
 def media_plans(model: Model) -> Iterator[EnginePlan]:
-    """Yield the plans of prompts with rows of pictures or sounds."""
+    """Yield the plans for prompts that contain rows of pictures or sounds."""
     engine = model.engine
     output = model.stepper.scheduler.drafting.observer.output
     for n_tokens in (*engine.few, CHUNK, engine.max_tokens):

@@ -20,8 +20,8 @@ AHEAD = 256  # requests of ``in_order`` in flight: more than run at once
 
 
 class Generation:
-    """An iterator over pieces of text, of whole characters; ``text`` and ``ids`` hold the output so
-    far.
+    """An iterator over pieces of generated text, each of whole characters; ``text`` and ``ids``
+    hold the output so far.
 
     ``finish_reason`` is None until the iterator has ended, then "stop" (end of text, or a stop
     string), "length" (``max_tokens``) or "context" (the context is full). ``logprobs``, if
@@ -33,12 +33,12 @@ class Generation:
     threads, or alternately by one, are batched together. Each runs at most a few pieces ahead of
     its reader.
 
-    At the end of a notebook's cell it is shown while it is generated; with ``logprobs`` the tokens
-    are then coloured by their probabilities.
+    As the value of a notebook's cell it is shown while it is generated; with ``logprobs`` the
+    tokens are then coloured by their probabilities.
 
     ``async for`` and ``await afinish()`` work too: each step runs in a thread. Cancelling them ends
-    the generation after the current step (at most a token or one batch of the prompt), with the
-    session consistent.
+    the generation after the current step (at most a token or one batch of the prompt); its session
+    stays consistent.
     """
 
     def __init__(self, request: Request, stepper: CooperativeStepper) -> None:
@@ -98,16 +98,16 @@ class Generation:
         return piece
 
     async def afinish(self) -> str:
-        """Do what ``finish`` does, in a thread. Cancelling it ends the generation after the current
-        step.
+        """Generate to the end in a thread; return the whole text. Cancelling it ends the generation
+        after the current step.
         """
         if not self._ended:
             self.begin(look_ahead=inf)  # joins the batch at once, however busy the threads are
         return await self.in_thread(self.finish)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Return ``work()``, computed in a thread of asyncio's. If this is cancelled, the
-        generation is closed, and ``work`` is waited for.
+        """Return ``work()``, called in a thread of asyncio. If the task is cancelled, the
+        generation is closed, and ``work`` is awaited before the cancellation goes on.
         """
         import asyncio  # takes 30 ms, and is rarely needed
 
@@ -145,8 +145,8 @@ class Generation:
         return self.text
 
     def begin(self, *, look_ahead: float) -> None:
-        """Queue the request: from now on other callers' steps generate it too, up to ``look_ahead``
-        pieces that were not taken.
+        """Add the request to the scheduler's queue: from now on steps of other callers generate it
+        too, up to ``look_ahead`` pieces that the reader has not taken.
         """
         self._request.look_ahead = look_ahead
         if not self._begun and not self._answer.done:
@@ -154,7 +154,7 @@ class Generation:
             self._stepper.scheduler.add(self._request)
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        """Step until ``enough()``, or until the generation is closed."""
+        """Run steps until ``enough()`` is true, or the generation is closed."""
         if not self._begun:
             self.begin(look_ahead=LOOK_AHEAD)
         try:
@@ -164,7 +164,9 @@ class Generation:
             raise
 
     def _take(self) -> str | None:
-        """Take the next piece and its ids; None at the end, or if closed."""
+        """Return the next piece, and append it and its ids to the output; None at the end, if
+        closed, and if no piece is ready. Raises the request's error.
+        """
         answer = self._answer
         piece = answer.take()
         start = len(self.ids)
@@ -177,7 +179,7 @@ class Generation:
         elif answer.over:
             self._ended = True
             self.finish_reason = answer.finish_reason
-            if isinstance(answer.error, StopIteration):  # a sampler's: would end the iteration
+            if isinstance(answer.error, StopIteration):  # of a sampler
                 raise RuntimeError("a sampler raised StopIteration") from answer.error
             if answer.error is not None:
                 raise answer.error
@@ -185,9 +187,9 @@ class Generation:
 
 
 def in_order(generations: Iterable[Generation]) -> Iterator[Generation]:
-    """Yield generations in order, each once it is finished. Up to AHEAD are in flight, as far as
-    there are pages. An error raised by iterating ``generations`` is raised at its place in the
-    order.
+    """Yield generations in order, each when it is finished. At most AHEAD unfinished ones are
+    queued at once; as many of them run as there are pages for. An error raised by iterating
+    ``generations`` is raised at its place in the order.
     """
     queue: deque[Generation] = deque()
     source = iter(generations)

@@ -1,4 +1,4 @@
-"""Attention weights and lenses as HTML, for notebooks."""
+"""HTML for notebooks: attention weights and logit lenses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ STYLE = "padding:1px 4px;text-align:left;white-space:pre;color:#000"
 
 
 def attention_picture(found: AttentionWeights) -> str:
-    """Return a square for each head: a row for each query, a column for each key, darker for more
-    weight. The tokens are in the titles.
+    """Return HTML with a square for each head: a row for each query, a column for each key, darker
+    for more weight, with the tokens in the tooltips. Only the last MOST_TOKENS tokens are shown.
     """
     weights = found.weights[:, -MOST_TOKENS:, -MOST_TOKENS:]
     pieces = found.pieces[-MOST_TOKENS:]
@@ -43,8 +43,8 @@ def attention_picture(found: AttentionWeights) -> str:
 
 
 def lens_table(found: LensLogits) -> str:
-    """Return a table of the likeliest token of each state, a row for each layer, coloured by its
-    probability.
+    """Return an HTML table of the likeliest token of each state: a row for each layer, a column for
+    each of the last MOST_TOKENS tokens, coloured by the token's probability.
     """
     logits = found.logits[:, -MOST_TOKENS:]
     positions = found.positions[-MOST_TOKENS:]

@@ -1,4 +1,4 @@
-"""Hooks for library users: what steps wrote, changes to it, states, attention, and a logit lens.
+"""Hooks of ``Model``: traces and patches of steps, states, attention weights, logit lens.
 
 Labels are those of the plan's steps (``treadle plan``), and "L5" for the states after layer 5.
 """
@@ -77,14 +77,16 @@ class StepValues:
         return self.values.shape
 
     def part(self, name: str) -> Floats:
-        """Return the columns of one product, such as "q". Raises TreadleError."""
+        """Return the columns of one product, such as "q": the part of the last axis that ``parts``
+        names. Raises TreadleError.
+        """
         if name not in self.parts:
             has = ", ".join(self.parts) or "none"
             raise TreadleError(f"{self.label}: no part {name!r}: its parts are {has}")
         return self.values[..., self.parts[name]]
 
     def sequence(self, number: int) -> StepValues:
-        """Return the rows of one sequence."""
+        """Return a StepValues with the rows of one sequence."""
         return self._rows(self.sequences == number)
 
     def _rows(self, keep: np.ndarray) -> StepValues:
@@ -93,9 +95,10 @@ class StepValues:
 
 
 class TracedRun(Mapping[str, StepValues]):
-    """The values that the traced steps wrote in one run of the engine, by label.
+    """The values that the traced steps wrote in one run of the engine: a mapping from label to
+    ``StepValues``.
 
-    tokens, positions, sequences: of the run's rows, those of rejected drafts included.
+    tokens, positions, sequences: of each row of the run, rejected drafts included.
     """
 
     def __init__(self, run: HookedRun) -> None:
@@ -119,22 +122,24 @@ class TracedRun(Mapping[str, StepValues]):
         return f"TracedRun({len(self.tokens)} tokens, {', '.join(self) or 'nothing'})"
 
     def add(self, run: HookedRun, point: HookPoint) -> None:
-        """Collect the values of a point."""
+        """Read and keep what the step of a hook point wrote."""
         self._values[point.label] = values_at(run, point)
         self._token_rows[point.label] = run.rows_of(point.rows.count)
 
     def drop(self, number: int, position: int) -> None:
-        """Leave out a sequence's rows from a position on, which the text does not have."""
+        """Mark the rows of sequence ``number`` from ``position`` on as dropped: its text does not
+        have these tokens.
+        """
         self._kept &= (self.sequences != number) | (self.positions < position)
 
     def kept(self, label: str) -> StepValues:
-        """Return the rows of a label whose tokens the text has."""
+        """Return the values of a label without dropped rows."""
         values = self._values[label]
         return values if self._kept.all() else values._rows(self._kept[self._token_rows[label]])
 
 
 def values_at(run: HookedRun, point: HookPoint) -> StepValues:
-    """Return what the step of a point wrote."""
+    """Read what the step of a hook point wrote in the current run."""
     rows = point.rows
     which = run.rows_of(rows.count)
     of_rows = (run.tokens[which], run.positions[which], run.sequences[which])
@@ -142,11 +147,11 @@ def values_at(run: HookedRun, point: HookPoint) -> StepValues:
 
 
 class Trace(Hook):
-    """Collects what steps write while it is entered, in every run of the model; see
-    ``Model.trace``.
+    """Context manager of ``Model.trace``: collects what steps write while it is entered, in every
+    run of the model.
 
     ``t["L5.ffn.down"]`` has the rows of all runs. ``labels``: those that its patterns match.
-    ``runs``: each run by itself, in order.
+    ``runs``: a ``TracedRun`` for each run, in order.
     """
 
     def __init__(self, hooks: EngineHooks, patterns: Sequence[str]) -> None:
@@ -172,7 +177,9 @@ class Trace(Hook):
         return any(label in run for run in self.runs)
 
     def __getitem__(self, label: str) -> StepValues:
-        """Return the rows of all runs, in order, without those of rejected drafts."""
+        """Return the rows of all runs, in order, without those of rejected drafts. Raises
+        TreadleError for a label that was not traced or that no run had.
+        """
         if label not in self.labels:
             raise TreadleError(f"{label!r} was not traced: traced are {', '.join(self.labels)}")
         found = [run.kept(label) for run in self.runs if label in run]
@@ -194,7 +201,7 @@ class Trace(Hook):
         return f"Trace({', '.join(self.labels)}; {len(self.runs)} runs)"
 
     def clear(self) -> None:
-        """Forget the runs so far."""
+        """Drop the runs that were collected so far."""
         self.runs.clear()
 
     def calls(self, plan: Plan, points: Sequence[HookPoint]) -> Iterable[tuple[int, Call]]:
@@ -227,8 +234,8 @@ class Trace(Hook):
             self._drop(number, n)
 
     def _drop(self, number: int, position: int) -> None:
-        """Drop the rows of a sequence from a position on, from the last run back to one without
-        any.
+        """Drop the rows of sequence ``number`` from ``position`` on, from the last run back to the
+        first without such rows.
         """
         for run in reversed(self.runs):
             own = run.positions[run.sequences == number]
@@ -239,7 +246,7 @@ class Trace(Hook):
 
 
 class Patch(Hook):
-    """Changes what steps write while it is entered; see ``Model.patch``."""
+    """Changes what steps write while it is entered, as ``Model.patch`` describes."""
 
     changes = True
 
@@ -267,7 +274,9 @@ class Patch(Hook):
         return write
 
     def _apply(self, values: StepValues) -> Floats:
-        """Return the changed values. Raises TreadleError for a result of another shape."""
+        """Call the functions of a label on ``values``; return the changed array. Raises
+        TreadleError for a result of another shape.
+        """
         for function in self._functions[values.label]:
             made = function(values)
             if made is None:  # changed in place
@@ -290,8 +299,9 @@ class Patch(Hook):
 
 
 def as_patch(pattern: str, function: PatchFunction) -> Callable[[StepValues], npt.ArrayLike | None]:
-    """Return a function of what a step wrote: ``function`` is called with the array, and with the
-    ``StepValues`` if it has a second parameter without a default. Raises TreadleError.
+    """Return a function of one argument, the ``StepValues``, that calls ``function`` with their
+    array, and with the StepValues if it has a second parameter without a default. Raises
+    TreadleError for what is not callable.
     """
     if not callable(function):
         found = type(function).__name__
@@ -308,9 +318,10 @@ def as_patch(pattern: str, function: PatchFunction) -> Callable[[StepValues], np
 
 
 def find_labels(hooks: EngineHooks, patterns: Sequence[str]) -> list[str]:
-    """Return the labels that match any of the patterns, in the order of the steps. Of steps that
-    only some texts have (``HookedEngine.labels``), those of patterns that match no other. Raises
-    TreadleError for a pattern that matches none, with labels that are near.
+    """Return the labels that match any of the patterns, in the order of the steps. A pattern that
+    matches none of the usual steps may match steps that only some texts have
+    (``HookedEngine.labels``, ``every``). Raises TreadleError, with similar labels, for one that
+    matches none.
     """
     if not patterns:
         raise TreadleError("no label: give at least one, such as 'L5.ffn.down' or 'L*.attn'")
@@ -337,7 +348,7 @@ def find_labels(hooks: EngineHooks, patterns: Sequence[str]) -> list[str]:
 def patched(
     hooks: EngineHooks, functions: Mapping[str, PatchFunction]
 ) -> Generator[None, None, None]:
-    """Use a patch; see ``Model.patch``."""
+    """Apply patches within the block. ``functions``: by label, as of ``Model.patch``."""
     with hooks.using(Patch(hooks, functions)):
         yield
 
@@ -346,8 +357,8 @@ def patched(
 
 
 def chosen_layers(layers: Sequence[int] | str | None, n_layer: int) -> list[int]:
-    """Return numbers of states, from 0 (before the first layer) to ``n_layer``; None and "all" for
-    all of them. Raises TreadleError.
+    """Return the numbers of states, from 0 (before the first layer) to ``n_layer``; negative ones
+    count from the end, None and "all" mean all. Raises TreadleError.
     """
     if layers is None or layers == "all":
         return list(range(n_layer + 1))
@@ -364,8 +375,8 @@ def chosen_layers(layers: Sequence[int] | str | None, n_layer: int) -> list[int]
 
 
 def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, StepRows]]:
-    """Return the places of a plan's states: after how many steps, and their rows. Raises
-    UnsupportedError for a graph whose layers pass on several streams.
+    """Return for each state of a plan, from 0 on, after how many steps it is complete, and its
+    rows. Raises UnsupportedError for a graph whose layers pass on several streams of states.
     """
     if not plan.states:
         raise UnsupportedError(f"{model}: its layers pass on several streams of states")
@@ -373,7 +384,7 @@ def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, StepRows]]
 
 
 class StateReader(Hook):
-    """Collects the states between layers, by the number of each."""
+    """Hook that collects the states between layers, for the numbers ``layers``."""
 
     stops_early = True
 
@@ -392,8 +403,8 @@ class StateReader(Hook):
         found.append(run.read(rows))
 
     def rows(self) -> Floats:
-        """Return the states of all runs, ``[n_layers, n_tokens, n_embd]``. They are those of the
-        model itself, whose plans may keep them divided by a factor.
+        """Return the states of all runs, float32 ``[n_layers, n_tokens, n_embd]``. A plan may keep
+        them divided by a factor; these are multiplied by it again.
         """
         rows = np.stack([np.concatenate(self._found[layer]) for layer in self._layers])
         scale = self._config.residual_scale
@@ -401,8 +412,8 @@ class StateReader(Hook):
 
 
 def layer_states(model: Model, ids: Sequence[int], layers: Sequence[int] | str) -> Floats:
-    """Return the states between layers, float32 ``[n_layers, n_tokens, n_embd]``; see
-    ``Model.states``.
+    """Return the states between layers for one text, float32 ``[n_layers, n_tokens, n_embd]``.
+    ``layers``: as of ``Model.states``.
     """
     chosen = chosen_layers(layers, model.config.n_layer)
     (states,) = states_of_texts(model, [checked(ids)], chosen)
@@ -412,11 +423,12 @@ def layer_states(model: Model, ids: Sequence[int], layers: Sequence[int] | str) 
 def states_of_texts(
     model: Model, texts: Sequence[list[int]], layers: Sequence[int], *, lora: Lora | None = None
 ) -> list[Floats]:
-    """Return the states of the numbers ``layers`` for each text, ``[n_layers, n_tokens, n_embd]``.
-    Texts that fit one run together share it. ``lora``: the adapters and control vectors to run
-    with, None for those of new sequences.
+    """Return for each text the states with the numbers ``layers``, float32
+    ``[n_layers, n_tokens, n_embd]``. Short texts share runs. ``lora``: the adapters and control
+    vectors to run with, None for the model's defaults.
 
-    Raises ContextFullError for a text that does not fit, UnsupportedError.
+    Raises ContextFullError for a text that does not fit, UnsupportedError for a graph with several
+    streams of states.
     """
     result: list[Floats] = []
     for group in model.engine.together(texts):
@@ -433,7 +445,7 @@ def states_of_texts(
 def _states_of_run(
     model: Model, texts: Sequence[Sequence[int]], layers: Sequence[int], lora: Lora | None
 ) -> list[Floats]:
-    """Return the states of texts that fit one run, or of one of any length."""
+    """Return the states of texts that fit one run, or of a single text of any length."""
     reader = StateReader(model, layers)
     with model.engine.lock:
         model.make_room(sum(map(len, texts)))
@@ -447,7 +459,7 @@ def _states_of_run(
 
 
 def checked(ids: Sequence[int]) -> list[int]:
-    """Return token ids as a list of at least one. Raises TreadleError."""
+    """Return token ids as a list. Raises TreadleError for an empty one."""
     found = token_ids(ids)
     if not found:
         raise TreadleError("no tokens")
@@ -455,9 +467,8 @@ def checked(ids: Sequence[int]) -> list[int]:
 
 
 def read_text(model: Model, ids: list[int], hook: Hook, first: int | None = None) -> None:
-    """Run a text in a sequence of its own with a hook; ``first``: see ``HookedEngine.read_text``.
-
-    No other thread's batches run meanwhile.
+    """Run a text with a hook, in a new sequence. ``first``: compute logits of the tokens from this
+    index on, None for none. No other thread's batches run meanwhile.
     """
     with model.engine.lock:
         model.make_room(len(ids))
@@ -506,7 +517,9 @@ class AttentionWeights:
 
 
 class AttentionReader(Hook):
-    """Computes the attention weights of one layer, ``[n_head, n, n_keys]`` for each run."""
+    """Hook that computes the attention weights of one layer: ``found`` has an array
+    ``[n_head, n_queries, n_keys]`` for each run.
+    """
 
     stops_early = True
 
@@ -540,7 +553,9 @@ class AttentionReader(Hook):
 
 
 def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], np.ndarray | None]:
-    """Return a function that reads a layer's part of a sequence's i-th page."""
+    """Return a function that returns the bytes of a layer in the sequence's i-th page; None for a
+    page that is no longer kept.
+    """
     pages = seq.pages[pool.index]
     offset = step.args["layer_off"]
 
@@ -554,7 +569,9 @@ def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], 
 
 
 def attention(model: Model, ids: Sequence[int], layer: int) -> AttentionWeights:
-    """Return the attention weights of a layer; see ``Model.attention``."""
+    """Return the attention weights of a layer over a text, as ``Model.attention``. Negative layers
+    count from the end. Raises ContextFullError, UnsupportedError, TreadleError.
+    """
     given = checked(ids)
     n_layer = model.config.n_layer
     number = integer("layer", layer)
@@ -590,11 +607,11 @@ def pieces_of(model: Model, ids: Iterable[int]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class LensLogits:
-    """The logits of states between layers: ``logits`` float32
-    ``[n_layers, n_tokens, n_vocab]``. ``numpy.asarray`` gives them.
+    """The logits of states between layers: ``logits`` float32 ``[n_layers, n_tokens, n_vocab]``.
+    ``numpy.asarray`` gives them.
 
-    layers: the number of each state, from 0 (before the first layer) on. positions: the index of
-    each token in ``ids``.
+    layers: the number of each state, from 0 (before the first layer) on. positions: the index in
+    ``ids`` of each token with logits. piece_of: returns a token's text.
     """
 
     layers: list[int]
@@ -616,18 +633,20 @@ class LensLogits:
 
     @property
     def best(self) -> Ints:
-        """The likeliest token of each state, ``[n_layers, n_tokens]``."""
+        """The likeliest token id for each state, ``[n_layers, n_tokens]``."""
         best: Ints = self.logits.argmax(-1)
         return best
 
     def probabilities(self, token: int) -> Floats:
-        """Return the probability of a token by each state, ``[n_layers, n_tokens]``."""
+        """Return the probability of ``token`` for each state, float32 ``[n_layers, n_tokens]``."""
         top = self.logits.max(-1)
         total = np.exp(self.logits - top[..., None]).sum(-1, dtype=np.float64)
         return np.asarray(np.exp(self.logits[..., token] - top) / total, np.float32)
 
     def ranks(self, token: int) -> Ints:
-        """Return how many tokens are likelier than one, by each state, ``[n_layers, n_tokens]``."""
+        """Return how many tokens are likelier than ``token`` for each state,
+        ``[n_layers, n_tokens]``.
+        """
         return np.asarray((self.logits > self.logits[..., token, None]).sum(-1), np.intp)
 
     def __repr__(self) -> str:
@@ -641,8 +660,8 @@ class LensLogits:
 
 
 class LensReader(Hook):
-    """Computes logits of the states between layers: each takes the place of the last states, and
-    the plan's last steps run again.
+    """Hook that computes logits of the states between layers: it writes each state in place of the
+    last layer's, and runs the steps behind the last layer again.
     """
 
     stops_early = True
@@ -694,7 +713,7 @@ def lens(
     layers: Sequence[int] | str | None = None,
     positions: Sequence[int] | None = None,
 ) -> LensLogits:
-    """Return logits of states between layers; see ``Model.lens``."""
+    """Return the logits of states between layers for one text; arguments as of ``Model.lens``."""
     given = checked(ids)
     n = len(given)
     wanted = list(range(n))

@@ -1,4 +1,6 @@
-"""Pictures and sounds of a model's prompts: its projector, and the ids that their rows get."""
+"""Pictures and sounds of a model's prompts: its projector, and the token ids that stand for their
+rows.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,11 @@ DETAIL_ROWS = {"low": 256, "high": 2048}  # most rows of a picture, by a call's 
 
 
 class ModelMedia:
-    """The projector of a model, and the settings of its pictures.
+    """A model's projector, and the limits of its pictures and sounds.
 
-    ``urls``: whether sources may be http(s) addresses, or the hosts that they may name;
+    ``urls``: whether sources may be http(s) addresses, or a list of the hosts allowed;
     ``max_rows``: most rows of a picture, None for the default of the model's family;
-    ``progress(stage, done, total)`` is called while one is encoded.
+    ``progress(stage, done, total)``: called while one is encoded.
     """
 
     def __init__(
@@ -68,12 +70,12 @@ class ModelMedia:
 
     @property
     def modalities(self) -> frozenset[str]:
-        """The kinds of media that it reads: "image", "audio"."""
+        """The kinds of media that the projector reads: "image", "audio"."""
         return frozenset(self.projector.modalities)
 
     @property
     def marks(self) -> tuple[MediaMarks, ...]:
-        """The marks of its pictures and sounds in prompts."""
+        """The texts that stand for pictures and sounds in rendered prompts, for each kind."""
         families = {kind: self.projector.family(kind) for kind in self.projector.modalities}
         return tuple(
             MediaMarks(kind, family.placeholders, tuple(family.marks))
@@ -82,14 +84,14 @@ class ModelMedia:
 
     @cached_property
     def mark_ids(self) -> tuple[int, ...]:
-        """The special tokens of its media, which answers must not have."""
+        """The ids of special tokens that mark pictures and sounds: no answer may contain them."""
         spelt = {text for each in self.marks for text in (*each.placeholders, *each.reserved)}
         encoded = (self._tokenizer.encode(text, bos=False, special=True) for text in spelt)
         return tuple(sorted({ids[0] for ids in encoded if len(ids) == 1}))
 
     def chat_ids(self, prompt: ChatPrompt, *, bounded: bool = True) -> list[int]:
-        """Return the token ids of a rendered prompt; a ``MediaPrompt`` if it has media.
-        ``bounded``: media of more tokens than the context raise ContextFullError.
+        """Return the token ids of a rendered chat prompt, as a ``MediaPrompt`` if it has pictures
+        or sounds. ``bounded``: raise ContextFullError if their rows alone exceed the context.
         """
         if prompt.media is None:
             return self._tokenizer.encode_prompt(prompt.text)
@@ -97,8 +99,8 @@ class ModelMedia:
         return self._ids(prompt.split([each.layout for each in prepared]), prepared)
 
     def raw_ids(self, pieces: Sequence[str | MediaPart]) -> MediaPrompt:
-        """Return the token ids of texts with pictures and sounds between them. Each gets the marks
-        that the model's chat template would write around it.
+        """Return the token ids of texts with pictures and sounds between them. Each picture or
+        sound gets the marks that the model's chat template would write around it.
         """
         parts = [piece for piece in pieces if not isinstance(piece, str)]
         prepared = iter(self._prepare(parts))
@@ -116,8 +118,9 @@ class ModelMedia:
         return self._ids(made, used)
 
     def _prepare(self, parts: Sequence[MediaPart], *, bounded: bool = True) -> list[PreparedMedia]:
-        """Decode and resize pictures and sounds. Raises TreadleError for too many, FileError and
-        UnsupportedError for one that cannot be read.
+        """Decode and resize pictures and sounds. Raises TreadleError for too many, ContextFullError
+        if ``bounded`` and their rows exceed the context, FileError and UnsupportedError for one
+        that cannot be read.
         """
         self.limits.check_count(len(parts), "the prompt")
         made = []
@@ -146,13 +149,13 @@ class ModelMedia:
         try:
             return self._prepare_as_wished(data, part)
         except TreadleError as error:
-            if type(error) is not TreadleError:  # others say what they are about
+            if type(error) is not TreadleError:  # subclasses name the part already
                 raise
             raise TreadleError(f"{part.place}: {error}") from error
 
     def _prepare_as_wished(self, data: np.ndarray, part: MediaPart) -> PreparedMedia:
-        """Prepare with the call's ``detail``; without it, if the family's pictures cannot have so
-        few rows: it is a wish, not a limit. A sound has the rows that its length gives.
+        """Prepare a picture with at most the rows of its ``detail`` or, if the family cannot make
+        it so small, with the usual limit. A sound's rows follow from its length.
         """
         if part.kind == "audio":
             return self.projector.prepare(data, None, part.kind)
@@ -162,9 +165,9 @@ class ModelMedia:
         return self.projector.prepare(data, self._rows_of(), part.kind)
 
     def _rows_of(self, detail: str = "auto") -> int | None:
-        """Return the most rows of a picture, by the settings and a call's ``detail``."""
+        """Return the most rows of a picture with this ``detail``; None for the family's default."""
         bounds = [self._max_rows, DETAIL_ROWS.get(detail)]
-        if self._engine.config.media.spans:  # a span is in one run
+        if self._engine.config.media.spans:  # a span must fit one run
             bounds.append(self._engine.max_tokens)
         return min((each for each in bounds if each is not None), default=None)
 
@@ -190,7 +193,9 @@ class ModelMedia:
         return MediaPrompt(ids, encoders, usage, sum(each.n_bytes for each in prepared))
 
     def _enter(self, new: MediaEntry) -> MediaEntry:
-        """Return the registry's entry of a picture or sound."""
+        """Return the engine's entry for a picture or sound: an earlier one of the same content, or
+        ``new``.
+        """
         registry = self._engine.media
         entry = registry.add(new)
         if entry is None:
@@ -199,9 +204,7 @@ class ModelMedia:
         return entry
 
     def warm(self) -> None:
-        """Compile the plans that pictures and sounds of usual sizes need, so that no first one
-        waits.
-        """
+        """Compile the plans that pictures and sounds of usual sizes need."""
         rows = self._rows_of()
         usual: dict[str, list[np.ndarray]] = {
             "image": [np.zeros((*size, 3), np.uint8) for size in WARMED],
@@ -222,7 +225,7 @@ class ModelMedia:
         return MediaEncoder(self._encode, prepared, shape, n_patches)
 
     def _encode(self, prepared: Sequence[PreparedMedia]) -> Encoding:
-        """Begin an encoding that reports its progress; see ``Projector.encode_runs``."""
+        """Return the runs of an encoding (``Projector.encode_runs``), with progress reports."""
         report = self._progress
         if report is None:
             return (yield from self.projector.encode_runs(prepared))
@@ -242,10 +245,11 @@ class ModelMedia:
 
 
 def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
-    """Return a prompt's texts, with pictures and sounds in place of its markers, or before it if it
-    has none. ``media``: paths, bytes, images, arrays, or parts as messages have them.
+    """Split a prompt at its markers ``<__media__>``; return texts with pictures and sounds in the
+    markers' places, or before the text if it has none. ``media``: paths, bytes, images, arrays, or
+    parts of messages.
 
-    Raises TreadleError if there are not as many markers.
+    Raises TreadleError if there are not as many markers as media.
     """
     parts = [_part_of(each, f"media[{i}]") for i, each in enumerate(media)]
     pieces = split_at_markers(prompt, len(parts), "the prompt")
@@ -253,7 +257,9 @@ def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
 
 
 def _part_of(given: Any, place: str) -> MediaPart:
-    """Return a part; whether it is a picture or a sound is told by its content."""
+    """Return a picture or sound as a part of a prompt; its content tells which it is. Raises
+    TreadleError.
+    """
     if isinstance(given, Mapping):
         part = read_media_part(given, place, local=True)
         if part is None:

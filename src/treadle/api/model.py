@@ -1,4 +1,4 @@
-"""The model as library users see it: text in, text out."""
+"""``load`` and ``Model``: text, logits, states, vectors and scores of one loaded model."""
 
 from __future__ import annotations
 
@@ -140,11 +140,12 @@ def load(
 
     - ``context``: maximum tokens of a sequence. None: the model's own up to 4096 (or
       ``kv_tokens``), for encoders 8192.
-    - ``kv``: their type, "f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "iq4_nl" or "q4_0"; of
-      keys and of values if they differ, "q8_0-q4_0".
+    - ``kv``: type of keys and values, "f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "iq4_nl" or
+      "q4_0"; two types, of keys and of values: "q8_0-q4_0".
     - ``n_sequences``: number of full sequences that fit at once.
     - ``kv_bytes``, ``kv_tokens``: limits for all sequences together, None for no other limit.
-    - ``cache_dir``: a folder whose files keep them after the process ends, ``cache_bytes`` at most.
+    - ``cache_dir``: a folder of files that keep cached prefixes after the process ends, at most
+      ``cache_bytes`` in all.
 
     Further files:
 
@@ -162,8 +163,8 @@ def load(
     - ``sampling``: a ``Sampling``, or fields by name over those that the file recommends.
     - ``seed``: for every request.
     - ``max_tokens``: of an answer, None for the end of the context.
-    - ``chat_template``: a file, the name of a built-in template, or a template's text. None: the
-      model file's own.
+    - ``chat_template``: a file, the name of a built-in template or of another one in the model
+      file, or a template's text. None: the model file's own.
     - ``chat_template_kwargs``: variables of the template.
     - ``reasoning``: "on", "off", or "auto" for the template's default. It sets the template's
       variable for reasoning; without such a variable, "off" is a reasoning budget of 0.
@@ -172,7 +173,7 @@ def load(
     - ``reasoning_preserve``: whether the prompt keeps the reasoning of earlier answers, if the
       template has a variable for it. None: the template's default.
     - ``strict``: refuse pictures and sounds that the model cannot read. Otherwise they are left
-      out, and the model and the caller are told.
+      out: a sentence in the prompt says so, and a warning.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -213,14 +214,14 @@ def load(
 
 
 def load_session(path: str | os.PathLike[str], model: Model) -> Session:
-    """Load a file of ``Session.save`` as a session of ``model``; see ``Model.load_session``."""
+    """Load a session of ``model`` from a file of ``Session.save``, as ``Model.load_session``."""
     if not isinstance(model, Model):
         raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
     return model.load_session(path)
 
 
 class Model:
-    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
+    """A loaded model; ``load`` makes it. Use it as a context manager, or ``close`` it."""
 
     engine_type: ClassVar[type[Engine]] = Engine
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
@@ -316,7 +317,7 @@ class Model:
             self._media: ModelMedia | None = None
             self._media_tried = False
             if mmproj not in (None, False):
-                self._open_media()  # its errors belong to ``load``
+                self._open_media()  # now, so that ``load`` raises its errors
             elif mmproj is None and self.config.arch.pictures:
                 from treadle.api.projector_choice import say_no_projector
 
@@ -335,7 +336,7 @@ class Model:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiled grammars, recently used ones."""
+        """Cache of compiled grammars, of those used recently."""
         from treadle.grammar.compiled_cache import Grammars
 
         return Grammars(self.tokenizer)
@@ -354,7 +355,7 @@ class Model:
 
     @property
     def media(self) -> ModelMedia | None:
-        """The projector of pictures and sounds, opened on first use; None if there is none."""
+        """The model's projector of pictures and sounds, opened on first use; None without one."""
         if not self._media_tried:
             self._open_media()
         return self._media
@@ -388,17 +389,19 @@ class Model:
 
     @property
     def modalities(self) -> frozenset[str]:
-        """The kinds of media that it reads besides text: "image", "audio"."""
+        """The kinds of media that the model reads besides text: "image", "audio"."""
         return frozenset() if self.media is None else self.media.modalities
 
     @property
     def media_marks(self) -> tuple[MediaMarks, ...]:
-        """The marks of its pictures and sounds in prompts."""
+        """The texts that stand for pictures and sounds in rendered prompts; () if it reads none."""
         return () if self.media is None else self.media.marks
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template: that of ``load``, the file's, or the built-in one of its family."""
+        """The chat template: the one given to ``load``, else the file's, else the built-in one of
+        the model's family.
+        """
         self.gguf.check()
         template = self.defaults.load_template(self.gguf, self.config.arch.name)
         template.prepare()
@@ -406,14 +409,15 @@ class Model:
 
     @property
     def _thought(self) -> Thought | None:
-        """The chat template's marks of reasoning."""
+        """The marks around reasoning that the chat template writes; None without any."""
         from treadle.chat.tools import dialect_of
 
         return dialect_of(self.template).thought
 
     def _check_template(self) -> None:
-        """Raise TemplateError for a chat template of ``load`` that this file lacks or that refuses
-        a plain message, GrammarError for a message at the end of reasoning that has marks of it.
+        """Raise TemplateError if the chat template given to ``load`` is not in this file or refuses
+        a plain message, GrammarError if ``reasoning_budget_message`` contains the template's
+        reasoning marks.
         """
         from treadle.chat.template.override import check_plain
         from treadle.chat.tools.answer_plan import check_message
@@ -431,15 +435,17 @@ class Model:
         control_vectors: Mapping[Any, float] | None = None,
         source: str | Sequence[int] | None = None,
     ) -> Session:
-        """Return a new session; ``lora`` and ``control_vectors`` as in ``generate``. ``close``
-        frees it. ``source``: in an encoder-decoder model, the text or ids that the encoder reads;
-        the session's tokens are the decoder's, which begin with ``config.start_id``.
+        """Return a new session, which ``close`` frees; ``lora`` and ``control_vectors`` as in
+        ``generate``. ``source``: for an encoder-decoder model, the text or ids that the encoder
+        reads; the session's tokens are the decoder's, which begin with ``config.start_id``.
         """
         scales = adapter_scales(lora, control_vectors, self.engine)
         return Session(self.engine, scales, self._source_ids(source))
 
     def _source_ids(self, source: str | Sequence[int] | None) -> list[int]:
-        """Return the ids that the encoder reads; empty for None."""
+        """Return the token ids that the encoder reads; [] for None. Raises TreadleError for an
+        empty text.
+        """
         if source is None:
             return []
         if not (ids := self._read(source) if isinstance(source, str) else token_ids(source)):
@@ -450,7 +456,8 @@ class Model:
         """Load a session from a file of ``Session.save``, without recomputing any token.
 
         Raises FileError for a file that is damaged, of another model, or with keys and values of
-        another type (``load(kv=...)``); ContextFullError if its tokens do not fit.
+        another type (``load(kv=...)``); ContextFullError if its tokens do not fit; UnsupportedError
+        for an encoder-decoder model.
         """
         from treadle.kvcache.disk.session_file import load_session
 
@@ -463,8 +470,8 @@ class Model:
     # -- text -----------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
-        """Return token ids. ``bos``: None as the file says; ``special``: names of control tokens in
-        the text become those tokens.
+        """Return the token ids of a text. ``bos``: whether it begins with the BOS token, None as
+        the file says; ``special``: names of control tokens in the text become those tokens.
         """
         if not isinstance(text, str):
             raise TreadleError(f"the text is {type(text).__name__}: expected a str")
@@ -472,7 +479,9 @@ class Model:
         return self.tokenizer.encode(text, bos=bos, special=flag("special", special))
 
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of token ids; control tokens only with ``special``."""
+        """Return the text of token ids. ``special``: write control tokens by their names, else
+        leave them out.
+        """
         try:
             return self.tokenizer.decode(token_ids(ids), special=flag("special", special))
         except IndexError as error:
@@ -563,12 +572,12 @@ class Model:
         system_end: int = 0,
         **fields: Any,
     ) -> Request:
-        """Return a request for the scheduler of ``stepper``, not yet added to it. Settings and
+        """Return a request for ``stepper.scheduler``, not yet added to it. Other settings and
         errors are those of ``generate``.
 
-        ``plan``: of an answer with tools, reasoning or a schema; its constraint replaces
-        ``constraint``. ``ends``, ``keeps_stop``, ``lines``: see ``RequestOutput``; ``priority``,
-        ``client``, ``look_ahead``, ``system_end``: see ``Request``.
+        ``plan``: the plan of an answer with tools, reasoning or a schema; its constraint replaces
+        ``constraint``. ``ends``, ``keeps_stop``, ``lines``: arguments of ``RequestOutput``;
+        ``priority``, ``client``, ``look_ahead``, ``system_end``: of ``Request``.
         """
         check_session(session, self.engine)
         if media is not None and len(media):
@@ -576,7 +585,7 @@ class Model:
         rows = prompt if isinstance(prompt, MediaPrompt) else None
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: give at least one token")
-        if rows is None and max(ids) >= self.config.n_vocab:  # rows of others' pictures
+        if rows is None and max(ids) >= self.config.n_vocab:  # others' pictures have such ids
             raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
         source: list[int] = []
         if self.config.encoder is not None:
@@ -586,7 +595,7 @@ class Model:
             self.engine.cache.check_context(len(ids))
             source, ids = ids, [self.config.start_id]
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
-        if rows is not None and self.media is not None:  # answers have no marks of pictures
+        if rows is not None and self.media is not None:  # answers may have no marks of pictures
             banned = dict.fromkeys(self.media.mark_ids, -inf)
             settings = replace(settings, logit_bias={**banned, **settings.logit_bias})
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
@@ -637,7 +646,9 @@ class Model:
         )
 
     def _with_media(self, prompt: str | Sequence[int], media: Sequence[Any]) -> MediaPrompt:
-        """Return a text prompt with pictures and sounds in it, as ids."""
+        """Return the token ids of a text prompt with pictures and sounds. Raises TreadleError for a
+        prompt of ids, UnsupportedError without a projector.
+        """
         from treadle.api.media import pieces_of
 
         if not isinstance(prompt, str):
@@ -650,12 +661,12 @@ class Model:
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any
     ) -> Iterator[Generation]:
-        """Complete many prompts in shared batches; return an iterator of finished Generations.
+        """Complete many prompts in shared batches; return an iterator of finished Generations, in
+        the order of ``prompts``.
 
-        They come in the order of ``prompts``. ``settings``: those of ``generate`` except
-        ``session`` and ``constraint``. As many run at once as there are pages for; when one ends,
-        the next joins, and ``prompts`` is iterated on demand. Raises the errors of ``generate``,
-        each at its prompt's place.
+        ``settings``: those of ``generate`` except ``session`` and ``constraint``. As many prompts
+        run at once as there are pages for; when one ends, the next joins. ``prompts`` is iterated
+        on demand. Raises the errors of ``generate``, each at its prompt's place.
         """
         each = iterated("prompts", prompts)
         settings = shared(settings)
@@ -683,19 +694,22 @@ class Model:
         **settings: Any,
     ) -> Generation:
         """Answer a conversation: ``messages`` of ``{"role", "content"}``, each content a text or a
-        list of parts ``{"type": "text", "text"}``.
+        list of parts ``{"type": "text", "text"}``. A final assistant message is continued.
 
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
         uses, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name
-        that it may ignore. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
-        ``reasoning_budget=`` tokens (-1: no limit), the answer is a ``Reply``; so it is with
-        ``continue_final_message``, which is False if a final assistant message is complete, and
-        "reasoning_content" if the answer goes on within its reasoning. ``reasoning``: "on" or
-        "off", in place of the default of ``load``; off, the answer is a ``Reply`` too, without
-        reasoning. A final assistant message is continued. A picture or sound that the model cannot
-        read is replaced by a sentence, with a warning. Also raises TemplateError, and
-        UnsupportedError for parts of other types, and with ``load(strict=True)`` for such pictures
-        and sounds.
+        that the template may ignore. ``reasoning``: "on" or "off", in place of the default of
+        ``load``.
+
+        The answer is a ``Reply`` with any of these: ``tools``, functions or dicts as in OpenAI's
+        API; ``reasoning_budget=`` tokens, -1 for no limit; ``continue_final_message=``, which is
+        False if a final assistant message is complete, and "reasoning_content" if the answer
+        continues its reasoning. Without a grammar, schema or constraint it is one also if reasoning
+        is off, or if ``load`` got a reasoning budget.
+
+        A picture or sound that the model cannot read is replaced by a sentence, with a warning;
+        with ``load(strict=True)`` it raises UnsupportedError. Also raises TemplateError, and
+        UnsupportedError for parts of other types.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop = self.template.stop
@@ -742,12 +756,16 @@ class Model:
         template: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> str:
-        """Return the chat template's text of a conversation; variables as in ``chat``."""
+        """Return the text that the chat template makes of a conversation; ``variables`` as in
+        ``chat``.
+        """
         conversation = self.read_conversation(messages)
         return self._prompt(conversation, tools, template, variables).shown
 
     def read_conversation(self, messages: Any) -> ChatMessages:
-        """Check messages; see ``treadle.chat.messages.read_conversation``."""
+        """Return checked messages, by ``treadle.chat.messages.read_conversation``: media that this
+        model does not read are refused or replaced.
+        """
         from treadle.chat.messages import MediaPolicy, may_have_media, read_conversation
 
         kinds = self.modalities if may_have_media(messages) else frozenset()
@@ -760,7 +778,7 @@ class Model:
         template: Mapping[str, Any] | None,
         variables: Mapping[str, Any],
     ) -> ChatPrompt:
-        """Render a conversation, with template variables as in ``chat``."""
+        """Render a conversation with the chat template; ``variables`` as in ``chat``."""
         from treadle.chat.prompt import conversation_prompt
 
         marks = self.media_marks if conversation.media else ()
@@ -769,8 +787,8 @@ class Model:
         )
 
     def prompt_ids(self, prompt: ChatPrompt, *, bounded: bool = True) -> list[int]:
-        """Return the token ids of a rendered prompt, with its pictures and sounds prepared but not
-        encoded. ``bounded``: if these alone exceed the context, ContextFullError is raised.
+        """Return the token ids of a rendered prompt; its pictures and sounds are resized, but not
+        encoded. ``bounded``: raise ContextFullError if their rows alone exceed the context.
         """
         if prompt.media is None or self.media is None:
             return self.tokenizer.encode_prompt(prompt.text)
@@ -783,8 +801,10 @@ class Model:
         render: Callable[[list[dict[str, Any]]], str],
         given: Any,
     ) -> int:
-        """Return how many of a prompt's ids its system prompt has, if layers keep a state that is
-        worth keeping there, else 0; see ``treadle.chat.system_prefix``.
+        """Return how many of a prompt's ``ids`` are its system prompt, if the model's layers keep a
+        state that is worth storing there, else 0. ``render`` returns the prompt of messages;
+        ``given``: all other inputs of the template, by which results are cached
+        (``treadle.chat.system_prefix``).
         """
         if not self.engine.cache.states or len(ids) <= AGAIN:
             return 0
@@ -792,7 +812,7 @@ class Model:
 
     @cached_property
     def _system_prefixes(self) -> SystemPrefixes:
-        """The ids of the last system prompts."""
+        """Cache of the token ids of recent system prompts."""
         from treadle.chat.system_prefix import SystemPrefixes
 
         return SystemPrefixes(self.tokenizer.encode_prompt)
@@ -802,8 +822,9 @@ class Model:
     def logits(
         self, ids: Sequence[int], *, source: str | Sequence[int] | None = None
     ) -> np.ndarray:
-        """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError.
-        ``source``: as in ``session``; ``ids`` are the decoder's then.
+        """Return the logits after each id, float32 ``[n_tokens, n_vocab]``. ``source``: for an
+        encoder-decoder model, the text or ids that the encoder reads; ``ids`` are then the
+        decoder's. Raises ContextFullError.
         """
         ids = token_ids(ids)
         with self.engine.lock:
@@ -814,11 +835,12 @@ class Model:
     def states(
         self, ids: Sequence[int], *, layers: Sequence[int] | str | None = None
     ) -> np.ndarray:
-        """Return the last normed states, float32 ``[n_tokens, n_embd]``. With ``layers``, the
-        states between layers (the residual stream, not normed), ``[n_layers, n_tokens, n_embd]``:
-        number 0 is before the first layer, number 5 after five layers (``hidden_states[5]`` of
-        transformers), -1 after the last one, "all" for every number. Raises ContextFullError,
-        UnsupportedError.
+        """Return the last layer's normed states, float32 ``[n_tokens, n_embd]``.
+
+        With ``layers``, return the states between layers (the residual stream, not normed),
+        ``[n_layers, n_tokens, n_embd]``: number 0 is before the first layer, number 5 after five
+        layers (``hidden_states[5]`` of transformers), -1 after the last one, "all" for every
+        number. Raises ContextFullError, UnsupportedError.
         """
         if layers is not None:
             from treadle.api.hooks import layer_states
@@ -838,8 +860,12 @@ class Model:
         default_prompt: bool = True,
         truncate: bool = False,
     ) -> np.ndarray:
-        """Return a vector for each text or list of ids, float32 ``[n_texts, dimensions]``; see
-        ``embedding.py``. ``truncate``: cut texts that are too long.
+        """Return a vector for each text or list of ids, float32 ``[n_texts, dimensions]``.
+        ``normalize``: scale vectors to length 1; ``dimensions``: keep so many values, None for all;
+        ``default_prompt``: prepend the file's prompt, if it has one; ``truncate``: cut texts that
+        are too long.
+
+        Raises TreadleError for ``dimensions`` out of range, ContextFullError.
         """
         from treadle.api.embedding import Embedder
 
@@ -849,8 +875,9 @@ class Model:
         return embedder.of(texts, truncate=truncate)
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
-        """Return a relevance score for each document, float32 ``[n]``; larger is better. See
-        ``rerank.py``. ``truncate``: cut documents that are too long.
+        """Return a relevance score for each document, float32 ``[n_documents]``; larger is better.
+        ``truncate``: cut documents that are too long. Raises UnsupportedError for a model that is
+        not a reranker, ContextFullError.
         """
         from treadle.api.rerank import Reranker
 
@@ -862,7 +889,7 @@ class Model:
 
     @cached_property
     def hooks(self) -> EngineHooks:
-        """The hooks of the engine, none at first."""
+        """The hooks that traces and patches of this model install in its engine."""
         from treadle.engine.hooks import EngineHooks
 
         return EngineHooks(self.engine)
@@ -914,8 +941,9 @@ class Model:
 
     def attention(self, ids: Sequence[int], layer: int) -> AttentionWeights:
         """Return the attention weights of a layer, float32 ``[n_head, n_tokens, n_tokens]``, by
-        head, query and key. They are computed of the queries, and of the keys as the cache has them
-        (``load(kv=...)``). Raises ContextFullError, UnsupportedError for a layer without attention.
+        head, query and key. They are computed from the queries, and from the keys as the cache
+        stores them (``load(kv=...)``). Raises ContextFullError, UnsupportedError for a layer
+        without attention.
         """
         from treadle.api.hooks import attention
 
@@ -946,14 +974,14 @@ class Model:
         return ids
 
     def make_room(self, n_tokens: int) -> None:
-        """Preempt running requests until ``n_tokens`` fit; see ``Scheduler.make_room``. The caller
-        holds the engine's lock.
+        """Preempt running requests until ``n_tokens`` fit into the KV cache. The caller holds the
+        engine's lock.
         """
         self.stepper.scheduler.make_room(n_tokens)
 
     def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Yield from ``runs``, making room for ``n_tokens`` before the first. Other threads may use
-        the engine between runs. Close the generator.
+        """Yield from ``runs``, after making room for ``n_tokens`` in the KV cache. Other threads
+        may use the engine between runs. The caller must close the generator.
         """
         with closing(runs):
             with self.engine.lock:
@@ -963,13 +991,17 @@ class Model:
             yield from runs
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
-        """Return the steps for a batch of ``n_tokens`` with logits of ``n_outputs`` of them."""
+        """Return the plan for a batch of ``n_tokens``, which computes the logits of ``n_outputs``
+        of them.
+        """
         self.gguf.check()
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         return self.engine.plan(n_tokens, ranged("n_outputs", n_outputs, 0, min(n_tokens, OUTPUTS)))
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
-        """Return each step's label and seconds, for a run of ``n_tokens`` at position ``depth``."""
+        """Return (label, seconds) of each step, for one run of ``n_tokens`` after ``depth`` cached
+        tokens.
+        """
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         depth = ranged("depth", depth, 0)
         with self.engine.lock:

@@ -1,4 +1,4 @@
-"""The file that an argument of ``load`` names: a path, a name on the hub, or a short name."""
+"""The path that an argument of ``load`` means: a file, a name on the hub, or a short name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def find_path(
     *,
     projector: bool | None = False,
 ) -> Path:
-    """Return the path of a model; None is the one in the package. A text that is no path on this
+    """Return the path of a model; None means the one in the package. A text that is no path on this
     machine may be a name on the hub, ``hf:OWNER/REPO`` and longer forms, which is downloaded once,
     or the short name of a downloaded model, as ``treadle list`` shows it. ``of``: the argument's
-    name, for errors; ``projector``: whether a download brings the model's projector, see
+    name, for errors; ``projector``: whether a download includes the projector, as of
     ``hub.download``.
 
-    Raises FileError for an invalid name, a short name that fits several models, and what
-    ``hub.download`` raises.
+    Raises FileError for an invalid name and a short name that fits several models, and the errors
+    of ``hub.download``. A path that does not exist is returned.
     """
     if given is None:
         return packaged_model()

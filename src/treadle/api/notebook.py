@@ -1,8 +1,8 @@
-"""Answers and log-probabilities as HTML, and the display of an answer in a notebook while it is
-written.
+"""Answers and log-probabilities as HTML, and a notebook's display of an answer while it is
+generated.
 
-IPython calls ``_ipython_display_`` of a cell's value, so it is imported here only where it already
-runs. Colours are translucent: they suit light and dark themes.
+IPython calls ``_ipython_display_`` of a cell's value; so IPython is imported here only if it
+already runs. Colours are translucent, so that they suit light and dark themes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Bundle = dict[str, str]
 
 
 def display(generation: Generation) -> None:
-    """Show an answer while it is generated, to its end: as one display that is updated in a
-    notebook, as text on IPython's terminal.
+    """Show an answer while it is generated, to its end: in a notebook one display that is updated,
+    on IPython's terminal text.
     """
     from IPython.core.getipython import get_ipython
     from IPython.display import display as show
@@ -50,8 +50,8 @@ def display(generation: Generation) -> None:
 def follow(
     generation: Generation, update: Callable[[Bundle], None], clock: Callable[[], float] = monotonic
 ) -> None:
-    """Run a generation to its end, and call ``update`` with its MIME bundle now and then, and at
-    the end. Raises what the generation raises, after a last update.
+    """Run a generation to its end; call ``update`` with its MIME bundle at most every INTERVAL_S,
+    and once at the end. Raises the generation's errors, after that last update.
     """
     shown_at = clock()
     try:
@@ -64,20 +64,20 @@ def follow(
 
 
 def pieces(generation: Generation) -> Iterator[object]:
-    """Iterate over all parts of an answer, reasoning and calls of a ``Reply`` included."""
+    """Iterate over all pieces of an answer; those of a ``Reply`` include reasoning and calls."""
     # Its class is not imported: the modules would import each other.
     parts: Callable[[], Iterator[object]] | None = getattr(generation, "parts", None)
     return generation if parts is None else parts()
 
 
 def bundle(generation: Generation) -> Bundle:
-    """Return an answer as far as it is there, as HTML and as plain text."""
+    """Return the answer so far as a MIME bundle: HTML and plain text."""
     return {"text/html": answer_html(generation), "text/plain": generation.text}
 
 
 def answer_html(generation: Generation) -> str:
-    """Return an answer as far as it is there: reasoning, text, calls, and how it ended. The text
-    of a finished answer with log-probabilities is coloured by them.
+    """Return the answer so far as HTML: reasoning, text, calls, and how it ended. The tokens of a
+    finished answer with log-probabilities are coloured by them.
     """
     over = generation.finish_reason is not None
     blocks = []
@@ -101,7 +101,9 @@ def answer_html(generation: Generation) -> str:
 
 
 def state_of(generation: Generation) -> str:
-    """Return ``12 tokens, ended by: length, 31.0 tokens/s``."""
+    """Return an answer's token count, finish reason and speed:
+    ``12 tokens, ended by: length, 31.0 tokens/s``.
+    """
     n = len(generation.ids)
     words = [f"{n} token{'' if n == 1 else 's'}"]
     if generation.finish_reason is not None:
@@ -112,10 +114,9 @@ def state_of(generation: Generation) -> str:
 
 
 def tokens_html(entries: Sequence[TokenLogprob]) -> str:
-    """Return tokens as text. The colour of each grows with its surprise, -log p; its title, which
-    browsers show where the pointer rests, has its probability and the likeliest alternatives.
-
-    Tokens that are parts of one character stand together.
+    """Return tokens as HTML. A token's colour is stronger for a larger -log p; its tooltip has its
+    probability and the likeliest alternatives. Tokens that are parts of one character form one
+    span.
     """
     spans = []
     for group in whole_characters(entries):
@@ -131,8 +132,8 @@ def tokens_html(entries: Sequence[TokenLogprob]) -> str:
 
 
 def alternatives(entry: TokenLogprob) -> str:
-    """Return a token's probability and, a line each, those of the likeliest in its place; a mark
-    stands before the token itself.
+    """Return lines with the probabilities of the likeliest tokens at this place and of the token
+    itself, which has a mark.
     """
     rows = [(top.logprob, top.token, top.id == entry.id) for top in entry.top_logprobs]
     if not any(own for _, _, own in rows):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Given = TypeVar("Given")
 Scales = Mapping[Any, float] | None  # of adapters or control vectors, by name or number
-WHOLE_TEXT = 8192  # the same for non-causal models, which process a text at once
+WHOLE_TEXT = 8192  # largest default context of encoders, which run a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 RULES = ("grammar", "json_schema", "regex", "constraint")  # at most one per request
 
@@ -47,8 +47,9 @@ def read_sizes(
     n_sequences: int,
     cache_bytes: int,
 ) -> tuple[int | None, int | None, int | None, int | None, int, int]:
-    """Return size settings of ``load`` as Python ints: address arithmetic with numpy's would
-    overflow. Raises TreadleError for a value that is not a number above 0.
+    """Return size settings of ``load`` as Python ints, because address arithmetic with numpy's
+    would overflow. Raises TreadleError for a value that is not a whole number above 0, and for more
+    than 1024 threads.
     """
     return (
         threads if threads is None else positive("threads", threads, 1024),
@@ -63,8 +64,8 @@ def read_sizes(
 def check_choices(
     deterministic: bool, speculate: bool | None, draft: Any, kv: str, isa: str | None
 ) -> None:
-    """Raise TreadleError for a setting of ``load`` that is not a flag or not a name, and for a
-    ``draft`` with ``speculate=False``.
+    """Raise TreadleError if ``deterministic`` or ``speculate`` is no flag, ``kv`` or ``isa`` no
+    str, or ``draft`` is given with ``speculate=False``.
     """
     flag("deterministic", deterministic)
     if speculate is not None and not flag("speculate", speculate) and draft is not None:
@@ -77,7 +78,9 @@ def check_choices(
 def read_each(
     texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
 ) -> list[T]:
-    """Apply ``read`` to each text. If there are several, an error names the text."""
+    """Return ``read(text)`` for each text. If there are several, an error begins with
+    ``name(index)``.
+    """
     result = []
     for i, text in enumerate(texts):
         try:
@@ -91,7 +94,9 @@ def read_each(
 
 
 def token_limit(max_tokens: int | None) -> int | None:
-    """Return ``max_tokens`` as an int, or None (no limit) for None and -1."""
+    """Return ``max_tokens`` as an int, or None (no limit) for None and -1. Raises TreadleError
+    below -1.
+    """
     if max_tokens is None:
         return None
     limit = integer("max_tokens", max_tokens)
@@ -101,15 +106,18 @@ def token_limit(max_tokens: int | None) -> int | None:
 
 
 def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
-    """Return the number of alternatives per token, or None for no log-probabilities."""
+    """Return ``logprobs`` as a checked int, 0 to ``n_vocab``: the number of alternatives per token.
+    None means no log-probabilities.
+    """
     if logprobs is None:
         return None
     return ranged("logprobs", logprobs, 0, n_vocab)
 
 
 def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> int:
-    """Default context in tokens: the model's own, or the longest text that it embeds, up to a
-    limit. Above ``USUAL_CONTEXT``, only lengths that do not change results of short texts.
+    """Return the default context in tokens: the model's trained one or, if shorter, the longest
+    text that it embeds, at most ``usual`` (WHOLE_TEXT for encoders). Beyond USUAL_CONTEXT, lengths
+    at which RoPE scaling changes the results of short texts are not chosen.
     """
     own = max_seq_length(gguf) or config.n_ctx_train
     own = min(own, config.n_ctx_most or own, config.n_ctx_train)
@@ -133,9 +141,9 @@ def refuse_drafter(config: Config, path: str | os.PathLike[str]) -> None:
 def choose_context(
     asked: int | None, config: Config, gguf: GGUF, kv_tokens: int | None = None
 ) -> int:
-    """Return ``asked``, or the default, up to ``kv_tokens`` if given. Warns if this length changes
-    results of short texts; both results are valid. Raises TreadleError for a length that the rope
-    does not support.
+    """Return the context in tokens: ``asked``, else the default, which ``kv_tokens`` bounds. Warns
+    if this length changes the results of short texts; both results are valid. Raises TreadleError
+    for a length that the model's RoPE or attention scaling does not support.
     """
     usual = USUAL_CONTEXT if kv_tokens is None else kv_tokens
     n_ctx = asked or default_context(config, gguf, usual)
@@ -166,7 +174,9 @@ def choose_context(
 
 
 def add_adapters(given: Adapters, engine: Engine) -> None:
-    """Load adapters into an engine before its first run; see ``convert.lora.load_adapters``."""
+    """Load adapters (LoRA) into an engine before its first run; None if ``given`` is empty. Raises
+    the errors of ``convert.lora.load_adapters``.
+    """
     if isinstance(given, str | bytes | os.PathLike):
         given = [given]
     if each := [*given.items()] if isinstance(given, Mapping) else listed("lora", given):
@@ -178,8 +188,8 @@ def add_adapters(given: Adapters, engine: Engine) -> None:
 def add_control_vectors(
     given: ControlVectors, layers: tuple[int, int] | None, engine: Engine
 ) -> None:
-    """Load control vectors into an engine before its first run, after its adapters; see
-    ``api.control_vector.load_control_vectors``.
+    """Load control vectors into an engine before its first run, after its adapters. Raises the
+    errors of ``load_control_vectors``, and TreadleError for ``layers`` without vectors.
     """
     alone = isinstance(given, str | bytes | os.PathLike) or hasattr(given, "directions")
     each: list[Any]
@@ -199,8 +209,8 @@ def add_control_vectors(
 
 
 def shared(settings: dict[str, Any]) -> dict[str, Any]:
-    """Prepare settings for use by many requests: iterators become lists. Raises TreadleError for
-    settings that cannot be shared.
+    """Return settings of ``generate`` that many requests can use: iterators become lists. Raises
+    TreadleError for ``session`` and ``constraint``, which only one request can use.
     """
     for name in ("session", "constraint"):
         if settings.get(name) is not None:
@@ -209,7 +219,7 @@ def shared(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_session(session: Session | None, engine: Engine) -> None:
-    """Raise TreadleError if ``session`` is not a session of this engine."""
+    """Raise TreadleError if ``session`` belongs to another engine."""
     if session is not None and getattr(session, "engine", None) is not engine:
         raise TreadleError("the session belongs to another model")
 
@@ -217,11 +227,12 @@ def check_session(session: Session | None, engine: Engine) -> None:
 def adapter_scales(
     lora: Scales, control_vectors: Scales, engine: Engine, session: Session | None = None
 ) -> Lora:
-    """Return the scales of an engine's adapters, and the strengths of its control vectors, given by
-    name or number; None: those of the ``session``, or the defaults.
+    """Return pairs (number, value) of a request: scales of adapters, then strengths of control
+    vectors, numbered behind the adapters; zeros are left out. ``lora``, ``control_vectors``: values
+    by name or number; None: those of ``session``, else the defaults.
 
-    Raises TreadleError for an adapter or a control vector that is not loaded, an invalid number, or
-    a session with others.
+    Raises TreadleError for one that is not loaded, an invalid number, and values that differ from
+    those of ``session``.
     """
     usual = engine.cache.lora if session is None else session.seq.lora
     if lora is None and control_vectors is None:
@@ -255,8 +266,8 @@ def adapter_scales(
 def _by_number(
     setting: str, kind: str, names: Sequence[str], given: Any
 ) -> list[tuple[int, Any, Any]]:
-    """Return the number, the key and the value of each entry of ``setting``, by number. Of several
-    keys of one number, the last counts.
+    """Return (number, key, value) of each entry of ``given``, sorted by number. If several keys
+    mean one number, the last counts. Raises TreadleError for an unknown key.
     """
     if not isinstance(given, Mapping):
         what = "scales" if setting == "lora" else "strengths"
@@ -274,7 +285,7 @@ def _by_number(
 def build_sampling(
     sampling: Sampling | None, usual: Sampling, given: Mapping[str, Any], known: Iterable[str]
 ) -> Sampling:
-    """Return ``sampling``, or ``usual``, with the fields ``given`` by name replaced.
+    """Return ``sampling``, else ``usual``, with the fields in ``given`` replaced.
 
     Raises TypeError for a name that is no field, with a suggestion from the fields and the other
     ``known`` names; SamplingError for values out of range.
@@ -287,8 +298,8 @@ def build_sampling(
 
 
 def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) -> None:
-    """Raise TypeError for a name that is no field of ``Sampling``: ``problem`` with the name in
-    place of {}, and the most similar field or ``known`` name.
+    """Raise TypeError for a name that is no field of ``Sampling``. Its text is ``problem`` with the
+    name in place of {}, and the most similar field or ``known`` name.
     """
     for name in names:
         if name not in SAMPLING_FIELDS:
@@ -300,8 +311,8 @@ def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) 
 
 
 def speller(model: Model, stop: list[str]) -> Tokenizer:
-    """Return the model's tokenizer. For a file without a vocabulary and a request for ids only (no
-    stop strings), return a stand-in that decodes ids to no text.
+    """Return the tokenizer that decodes a request's output. For a file without a vocabulary it is a
+    stand-in that decodes ids to no text, unless there are ``stop`` strings.
     """
     from treadle.tokenizer.ids_only import NoVocabulary, has_vocabulary
 

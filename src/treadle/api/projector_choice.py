@@ -1,4 +1,6 @@
-"""The projector of a model: found beside it or named, opened, and said if it is missing."""
+"""The choice of a model's projector: named, or found beside the model; a log message if it is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ NO_PROJECTOR = (
 
 
 def find_projectors(path: Path) -> list[Path]:
-    """Return the projectors that may belong to a model's file, the most likely one first: a Hugging
-    Face folder has its own within; a GGUF may have files beside it whose names have ``mmproj``.
+    """Return the files that may be the model's projector, the most likely one first: a Hugging Face
+    folder itself, if it has picture or sound parts; for a GGUF, files beside it with ``mmproj`` in
+    their names.
     """
     if is_hf(path):
         from treadle.media.hf_projector import is_media_folder
@@ -40,12 +43,12 @@ def find_projectors(path: Path) -> list[Path]:
 def open_model_media(
     path: Path, engine: Engine, tokenizer_of: Callable[[], Tokenizer], **settings: Any
 ) -> ModelMedia:
-    """Open a projector for a model; ``settings`` are those of ``ModelMedia``. Its products are as
-    exact as the model's keys and values: all in f32 if these are. ``tokenizer_of`` returns the
-    model's tokenizer.
+    """Open the projector file ``path`` for the engine's model. Products are computed in f32 if the
+    model's keys and values are f32. ``tokenizer_of`` returns the model's tokenizer; ``settings``:
+    keyword arguments of ``ModelMedia``.
 
     Raises FileError, UnsupportedError (also for a model without a vocabulary), and TreadleError for
-    one that does not fit the model.
+    a projector that does not fit the model.
     """
     from treadle.media.projector import open_projector
 
@@ -62,8 +65,8 @@ def open_model_media(
 def open_found_media(
     path: Path, engine: Engine, tokenizer_of: Callable[[], Tokenizer], **settings: Any
 ) -> ModelMedia | None:
-    """Open the first of the projectors beside a model's file that fits it; None if there is none.
-    A warning in the log says why the most likely one is not used, unless it is another model's.
+    """Open the first projector beside the model at ``path`` that fits it; None without one. If the
+    most likely one does not fit, a warning in the log says why, unless its name is another model's.
     """
     reasons = {}
     for each in find_projectors(path):
@@ -78,14 +81,14 @@ def open_found_media(
 
 
 def lacks_projector(path: Path, config: Config) -> bool:
-    """Return whether a file is the text part of a model that reads pictures or sound, with no
-    projector beside it.
+    """Return whether a GGUF file of a model that can read pictures or sound has no projector beside
+    it.
     """
     return config.arch.pictures and not is_hf(path) and not find_projectors(path)
 
 
 def say_no_projector(path: Path, config: Config) -> None:
-    """Log, once per process and file, that a model's projector is missing."""
+    """Log, once for each file in a process, that a model's projector is missing."""
     if lacks_projector(path, config):
         _say(path)
 

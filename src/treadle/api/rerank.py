@@ -43,8 +43,9 @@ T = TypeVar("T")
 
 
 class Reranker:
-    """Scores query-document pairs. Raises UnsupportedError for a model that is not a reranker, and
-    for a file that lacks tensors of the head. ``lora``: as for ``Embedder``.
+    """Scores query-document pairs. ``lora``: the adapters to run with, None for the model's
+    defaults. Raises UnsupportedError for a model that is not a reranker, FileError for tensors of
+    wrong shapes.
     """
 
     def __init__(self, model: Model, lora: Lora | None = None) -> None:
@@ -74,12 +75,14 @@ class Reranker:
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether scores are probabilities, rather than numbers of any size."""
+        """Whether scores are probabilities (heads with two rows), else logits of any size."""
         return len(self._out) == 2
 
     def pair(self, query: str, document: str, most: int | None = None) -> Pair:
-        """Return the ids of a pair as model input, and the index where the second token type
-        begins. ``most``: maximum number of tokens; the longer text is cut at its end.
+        """Return the ids of a pair as the model's input, and the index at which the second token
+        type begins (NEVER without types). ``most``: maximum number of tokens. Texts are cut at
+        their ends: each to half of that if both are longer, else only the longer one; of a
+        decoder's prompt only the document.
         """
         tokenizer = self._model.tokenizer
         if self._causal:
@@ -98,7 +101,9 @@ class Reranker:
         return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
 
     def _cut_prompt(self, query: str, document: str, most: int | None) -> list[int]:
-        """Return a decoder's prompt, with the document cut to fit ``most`` tokens."""
+        """Return the ids of a decoder's prompt, whose document is cut until they are at most
+        ``most``.
+        """
         ids = self._prompt(query, document)
         tokenizer = self._model.tokenizer
         while most is not None and len(ids) > most and document:
@@ -109,7 +114,9 @@ class Reranker:
         return ids
 
     def _prompt(self, query: str, document: str) -> list[int]:
-        """Return a decoder's prompt by the file's template; texts cannot spell control tokens."""
+        """Return the ids of a decoder's prompt, by the file's template or Qwen3's. Texts cannot
+        spell control tokens.
+        """
         tokenizer = self._model.tokenizer
         template = self._model.gguf.metadata.get(TEMPLATE, QWEN3)
         ids: list[int] = []
@@ -129,9 +136,9 @@ class Reranker:
         *,
         truncate: bool = False,
     ) -> Floats:
-        """Return a score for each document, float32 ``[n]``; larger is better. Raises
-        ContextFullError for a pair that is too long, unless ``truncate``. With several documents
-        the error names the document by ``name``.
+        """Return a score for each document, float32 ``[n_documents]``; larger is better. Raises
+        ContextFullError for a pair that is too long, unless ``truncate``. If there are several
+        documents, the error names the document by ``name(index)``.
         """
         if not isinstance(query, str):
             raise TreadleError(f"query is {type(query).__name__}: expected a str")
@@ -150,21 +157,23 @@ class Reranker:
         return np.concatenate(made)
 
     def together(self, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-        """Group ``pairs``, in order, into lists that ``run`` can take."""
+        """Yield ``pairs``, in order, in batches that ``run`` can take."""
         at = 0
         for batch in self._model.engine.together([ids for ids, _ in pairs]):
             yield list(pairs[at : at + len(batch)])
             at += len(batch)
 
     def run(self, pairs: Sequence[Pair]) -> Floats:
-        """Return the scores of one batch. Preempts running requests if pages are short."""
+        """Return the scores of one batch, float32 ``[n_pairs]``. Running requests are preempted if
+        there are too few pages.
+        """
         *_, result = self.runs(pairs)
         assert result is not None
         return result
 
     def runs(self, pairs: Sequence[Pair]) -> Generator[Floats | None, None, None]:
-        """Yield the scores of a batch last, and None after each earlier run of a pair that takes
-        several, as ``Engine.embed_runs``. Raises NotFiniteError.
+        """Yield None after each engine run but the last, and at the end the batch's scores, float32
+        ``[n_pairs]``. A long pair takes several runs. Raises NotFiniteError.
         """
         texts = [ids for ids, _ in pairs]
         seconds = [second for _, second in pairs]
@@ -184,8 +193,8 @@ class Reranker:
         yield made
 
     def head(self, x: Floats) -> Floats:
-        """Return scores, float32 ``[n]``, of pooled states ``[n, n_embd]``; with two rows, the
-        probability of the first.
+        """Return scores, float32 ``[n]``, of pooled states ``[n, n_embd]``. A head with two rows
+        gives the probability of the first.
         """
         if self._cls is not None:
             x = x @ self._cls.T + self._cls_bias
@@ -206,7 +215,9 @@ class Reranker:
         return None if tensor is None else tensor.dequantize()
 
     def _vector(self, name: str, n: int) -> Any:
-        """Return a bias, ``[n]``, or 0 if the file has none."""
+        """Return the tensor ``name`` as float32 ``[n]``, or 0 if the file has none. Raises
+        FileError for another shape.
+        """
         found = self._tensor(name)
         if found is not None and found.shape != (n,):
             self._fail(name, found, f"[{n}]")
@@ -218,8 +229,9 @@ class Reranker:
 
 
 def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats], Floats]:
-    """Return the activation between the head's matrices. llama.cpp's files do not name it; a model
-    with learned positions and no token types is DistilBERT.
+    """Return the activation between the head's two matrices: the one that the file names, else GELU
+    with a norm, tanh without. A model with learned positions and no token types is DistilBERT,
+    whose activation is ReLU. ``normed``: the head has a norm.
     """
     usual = "gelu_erf" if normed else "tanh"
     if config.n_positions and not config.n_types:

@@ -1,4 +1,4 @@
-"""Sessions: a conversation's tokens in the KV cache, fed, truncated, prefilled and saved."""
+"""Sessions: one sequence of tokens in the KV cache, fed, truncated, prefilled and saved."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One conversation's tokens: a sequence of the engine's cache that can be fed and truncated.
-    Use it as a context manager, or ``close`` it; an unreferenced session is closed when its room is
+    """A conversation's tokens and their keys and values: one sequence of the engine's cache. Use it
+    as a context manager, or ``close`` it; a session without references is closed when its pages are
     needed.
 
-    ``source``: ids that an encoder-decoder model's encoder reads now; the session's tokens are the
-    decoder's. Raises ContextFullError if they do not fit, NoRoomError if others need the room.
+    ``source``: for an encoder-decoder model, the ids that the encoder reads now; the session's
+    tokens are the decoder's. Raises ContextFullError if they do not fit, NoRoomError if other
+    sequences hold the pages.
     """
 
     def __init__(self, engine: Engine, lora: Lora | None = None, source: Seq[int] = ()) -> None:
@@ -59,21 +60,21 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed and takes no more tokens."""
+        """Whether the session is closed, and takes no more tokens."""
         return self._closed
 
     @property
     def n_past(self) -> int:
-        """Number of tokens held."""
+        """Number of tokens that the session holds."""
         return len(self.seq)
 
     @property
     def ids(self) -> list[int]:
-        """The tokens held."""
+        """The token ids that the session holds."""
         return list(self.seq.ids)
 
     def feed(self, ids: Seq[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
-        """Append ``ids`` and run them. Return the logits of the last one, float32 ``[n_vocab]``.
+        """Append ``ids`` and run them. Return the logits after the last one, float32 ``[n_vocab]``.
 
         ``between`` is called before each batch; if it raises, the session keeps the batches already
         run. Raises ContextFullError before any run if they do not fit.
@@ -121,15 +122,14 @@ class Session:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def match(self, ids: Seq[int]) -> int:
-        """Keep the longest prefix of ``ids`` that is held or cached. Return its length.
-
-        At least the last of ``ids`` is left for ``feed``.
+        """Replace the session's tokens by the longest prefix of ``ids`` that it holds or that the
+        prefix cache has; return its length. At least the last of ``ids`` is left for ``feed``.
         """
         return self.engine.match(self.seq, self._checked(ids))
 
     def prefill(self, ids: Seq[int]) -> np.ndarray:
-        """Make the session hold exactly ``ids``, reusing the cached prefix. Return the logits of
-        the last one.
+        """Make the session hold exactly ``ids``, reusing the cached prefix. Return the logits after
+        the last one, float32 ``[n_vocab]``.
 
         Raises ContextFullError, before anything changes, if they do not fit.
         """
@@ -147,7 +147,9 @@ class Session:
         self.truncate(0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the session to a file, for ``treadle.load_session``. Raises FileError."""
+        """Write the session to a file, for ``treadle.load_session``. Raises FileError, TreadleError
+        without tokens, UnsupportedError for an encoder-decoder model.
+        """
         from treadle.kvcache.disk.session_file import save_session
 
         self._check_open()

@@ -14,11 +14,12 @@ _LOCK = threading.Lock()
 
 
 def load_shared(model: Model | str | os.PathLike[str] | None = None, **options: Any) -> Model:
-    """Return a model of this process: ``model`` itself, or what ``treadle.load`` opens with the
-    same path and ``options``, once for all that use it at the same time.
+    """Return ``model`` itself if it is loaded; else the model that
+    ``treadle.load(model, **options)`` opens, once for all callers in this process that pass the
+    same path and options.
 
-    Nobody need close it: it is freed when the last reference goes. Raises the errors of ``load``;
-    TypeError for ``options`` beside a model that is loaded, or for another kind of ``model``.
+    Nobody need close it: it is freed with its last reference. Raises the errors of ``load``;
+    TypeError for ``options`` with a loaded model, and for another type of ``model``.
     """
     if isinstance(model, Model):
         if options:

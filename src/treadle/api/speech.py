@@ -1,4 +1,4 @@
-"""Speech models as library users see them: sound in, text with times out."""
+"""``load_speech`` and ``SpeechRecognizer``: sound in, text with times out."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def load_speech(
 
     ``path``: a Hugging Face folder, a folder or ``model.bin`` of CTranslate2 (faster-whisper), a
     ``ggml-*.bin`` of whisper.cpp, or a GGUF file of ``treadle convert``; a name on the hub,
-    ``hf:OWNER/REPO``; or the short name of a downloaded model. The others are as in
-    ``treadle.load``.
+    ``hf:OWNER/REPO``; or the short name of a downloaded model. ``threads``, ``device``, ``isa`` and
+    ``progress`` are as in ``treadle.load``.
 
-    Raises FileError, UnsupportedError for a model that transcribes no sound, DeviceError, and
+    Raises FileError, UnsupportedError for a model that does not transcribe sound, DeviceError, and
     TreadleError for settings out of range.
     """
     if threads is not None:
@@ -52,9 +52,10 @@ def load_speech(
 
 
 class SpeechRecognizer:
-    """A loaded speech model; see ``load_speech``. Use it as a context manager, or ``close`` it.
+    """A loaded speech model; ``load_speech`` makes it. Use it as a context manager, or ``close``
+    it.
 
-    Threads may use it at the same time: their windows take turns.
+    Several threads may use it at once: their windows are run in turns.
     """
 
     def __init__(self, model: SpeechModel, path: Path) -> None:
@@ -72,7 +73,7 @@ class SpeechRecognizer:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Codes of the languages that it knows."""
+        """Codes of the languages that the model knows: ("en",) for a model of English alone."""
         return (*self.model.config.special.languages,) or ("en",)
 
     def transcribe(
@@ -96,26 +97,27 @@ class SpeechRecognizer:
         seed: int = 0,
         limits: MediaLimits = LONG_SOUNDS,
     ) -> Transcription:
-        """Transcribe a sound: an iterator over segments, which ``finish()`` turns into a
+        """Transcribe a sound; return an iterator over segments, whose ``finish()`` returns a
         ``Transcript``. The sound is read while it is transcribed, so that hours of it take no more
         memory than a minute.
 
-        ``sound``: a path, the bytes of a file (WAV; FLAC, Ogg, MP3, AAC, MP4 and WebM where a
-        library for them is installed), an open binary file, a ``data:`` URL, an array [n] or
-        [n, channels] of floats or int16 at 16 kHz, or a tuple of such an array and its rate.
+        ``sound``: a path, the bytes of a file (WAV; FLAC, Ogg, MP3, AAC, MP4 and WebM if a library
+        for them is installed), an open binary file, a ``data:`` URL, an array ``[n]`` or
+        ``[n, channels]`` of floats or int16 at 16 kHz, or a tuple of such an array and its rate in
+        Hz.
 
         ``language``: code or English name; None detects it. ``task``: "transcribe", or "translate"
-        into English. ``words``: times of words too. ``timestamps``: False gives a segment for each
-        window, decoded without timestamps. ``prompt``: names and spellings that occur.
-        ``text_before``: whether each window sees the text before it; without it, up to ``batch``
-        windows are decoded together, which is faster. ``voice_activity``: "energy" leaves out
-        silence, "silero" all but speech, "off" nothing. ``beams``: of a beam search, 1: greedy.
-        ``temperatures``, ``best_of``, ``min_logprob``, ``max_compression``, ``no_speech``,
-        ``seed``: see ``speech.settings.TranscribeSettings``. ``limits``: of the sound.
+        into English. ``words``: compute times of words too. ``timestamps``: False gives one segment
+        for each window (30 s). ``prompt``: names and spellings that occur. ``text_before``: each
+        window sees the text before it; without it, up to ``batch`` windows are decoded together,
+        which is faster. ``voice_activity``: "energy" skips silence, "silero" all but speech, "off"
+        nothing. ``beams``: width of the beam search, 1 for greedy. ``temperatures``, ``best_of``,
+        ``min_logprob``, ``max_compression``, ``no_speech``, ``seed``: as of
+        ``speech.settings.TranscribeSettings``. ``limits``: bounds of the sound's size.
 
-        Raises FileError for a damaged or empty file, UnsupportedError for another format, beyond
-        the limits and for a translation by a model of English alone, TreadleError for settings out
-        of range, a language that the model does not know, and another type of sound.
+        Raises FileError for a damaged or empty file; UnsupportedError for another format, a sound
+        beyond the limits, and translation by a model of English alone; TreadleError for settings
+        out of range, an unknown language, and another type of ``sound``.
         """
         given = [temperatures] if isinstance(temperatures, int | float) else temperatures
         settings = TranscribeSettings(
@@ -144,7 +146,9 @@ class SpeechRecognizer:
         limits: MediaLimits = LONG_SOUNDS,
         place: str | None = None,
     ) -> Transcription:
-        """Do what ``transcribe`` does. ``place`` names the sound in errors."""
+        """Transcribe a sound with ``settings``; ``transcribe`` calls it. ``place``: a name of the
+        sound, for errors.
+        """
         stream = open_sound_stream(sound, limits, place)
         try:
             parts = transcribe(self.model, stream, settings)
@@ -154,8 +158,8 @@ class SpeechRecognizer:
         return Transcription(stream, parts, settings.task)
 
     def detect_language(self, sound: Any) -> dict[str, float]:
-        """Return the probability of each language, by code, in the first window of a sound, the
-        most probable first. Raises as ``transcribe`` does, and TreadleError for a model of English
+        """Return the probability of each language code, the largest first, for the first window (30
+        s) of a sound. Raises the errors of ``transcribe``, and TreadleError for a model of English
         alone.
         """
         config = self.model.config

@@ -1,13 +1,13 @@
 """Comparison of two models step by step: the first label whose values differ, and by how much.
 
-Both read the same ids. The values of a label, ``[token, ...]``, are compared by their *relative
-error*: for each token |b - a| / |a|, and of these the root mean square over the tokens. Products
-that lie side by side are compared one by one, so that files whose formats group them differently
-have the same labels.
+Both models run the same token ids. The values of a label, ``[token, ...]``, are compared by their
+*relative error*: the root mean square over the tokens of |b - a| / |a|. A step that computes
+several products side by side is split, each with a *key* of its own (``L0.attn.q`` of
+``L0.attn.qkv``), because formats decide which products share a step.
 
 Errors add up from layer to layer. So the model runs twice: freely, and *aligned*, where every layer
-begins with the reference's states. The error of an aligned step is its layer's own, and is what the
-tolerance is about.
+begins with the reference's states. The error of an aligned step is its own layer's, and is compared
+with the tolerance.
 
 A tolerance is derived from the formats of the weights on both sides: four times (of attention eight
 times) the largest of
@@ -54,9 +54,9 @@ QUERIES = (".attn.q", ".attn.k", ".attn.rope")
 
 @dataclass(eq=False)
 class StepFacts:
-    """Facts about the step behind a key. ``weights``: the tensors that it reads. ``source``: the
-    name of the buffer that it reads. ``adds``: a residual is added to its result. ``packed``: bits
-    of each value that it writes for the next product; 32 for float32.
+    """Facts about the step that wrote a key's values. ``weights``: names of the tensors that it
+    reads. ``source``: name of the buffer that it reads. ``adds``: a residual is added to its
+    result. ``packed``: bits of each value that it writes for the next product, 32 for float32.
     """
 
     label: str
@@ -70,8 +70,9 @@ class StepFacts:
 
 @dataclass(eq=False)
 class StepRecord:
-    """Values that the steps of one model wrote for a text, by key: ``L0.attn.q`` of the label
-    ``L0.attn.qkv``, else the label. The states after layer 5 have the key ``L5``.
+    """Values, float32 ``[token, ...]``, that the steps of one model wrote for a text, by key:
+    ``L0.attn.q`` for a product of the label ``L0.attn.qkv``, else the label. The states after layer
+    5 have the key ``L5``.
     """
 
     values: dict[str, Floats]
@@ -82,8 +83,8 @@ class StepRecord:
 
 
 class StepRecorder(Hook):
-    """Records what all steps write. ``aligned``: states that replace those between layers, by key,
-    after they have been recorded.
+    """Hook that records the values of all steps. ``aligned``: states by key, ``[token, n_embd]``,
+    that replace those between layers after these have been recorded.
     """
 
     def __init__(self, model: Model, aligned: Mapping[str, Floats] | None = None) -> None:
@@ -137,7 +138,7 @@ class StepRecorder(Hook):
         return align
 
     def record(self) -> StepRecord:
-        """Return what was recorded."""
+        """Return the values of all runs so far."""
         values = {key: np.concatenate(found) for key, found in self._found.items()}
         facts = {key: facts for key, facts in self._facts.items() if key in values}
         first = last_before_layers(values) if self._has_states else None
@@ -151,7 +152,9 @@ class StepRecorder(Hook):
 
 
 def last_before_layers(keys: Iterable[str]) -> str | None:
-    """Return the key of the step that wrote the states before the first layer."""
+    """Return the last of ``keys`` before those of layer 0: its step wrote the states before the
+    first layer. None without such a key.
+    """
     before = None
     for key in keys:
         if key.startswith("L0"):
@@ -161,7 +164,9 @@ def last_before_layers(keys: Iterable[str]) -> str | None:
 
 
 def split(point: HookPoint, step: Step | None) -> Iterator[tuple[str, StepFacts, slice | None]]:
-    """Yield for each product of a point its key, its facts and its columns; None for all."""
+    """Yield (key, facts, columns) for each product that a hook point's step computed; columns None:
+    all.
+    """
     label = point.label
     if step is None or is_state(label):
         yield label, StepFacts(label), None
@@ -181,7 +186,7 @@ def split(point: HookPoint, step: Step | None) -> Iterator[tuple[str, StepFacts,
 
 
 def facts_of(point: HookPoint, step: Step) -> StepFacts:
-    """Return the facts about the step of a point."""
+    """Return the facts about the step of a hook point."""
     args = step.args
     spec: Any = step.spec
     weights = tuple(tensors_in(list(args.values())))
@@ -196,7 +201,7 @@ def facts_of(point: HookPoint, step: Step) -> StepFacts:
 
 
 def tensors_in(value: object) -> Iterator[str]:
-    """Yield the names of the model's matrices and norms among a step's arguments."""
+    """Yield the names of the model's matrices and norms in ``value``, a step's arguments."""
     if isinstance(value, (list, tuple)):
         for each in value:
             yield from tensors_in(each)
@@ -209,7 +214,7 @@ def tensors_in(value: object) -> Iterator[str]:
 def record(
     model: Model, ids: Sequence[int], aligned: Mapping[str, Floats] | None = None
 ) -> StepRecord:
-    """Run ids, and return what every step wrote. ``aligned``: see ``StepRecorder``."""
+    """Run token ids, and return what every step wrote. ``aligned``: as of ``StepRecorder``."""
     recorder = StepRecorder(model, aligned)
     from treadle.models.graphs import main_output
 
@@ -223,8 +228,9 @@ def record(
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The error of one key: ``error`` of the free run, ``own`` of the aligned one (None if it could
-    not be aligned), the ``tolerance`` of the latter, and the token with the largest error.
+    """The relative error of one key: ``error`` in the free run, ``own`` in the aligned run (None if
+    there is none), the ``tolerance`` that applies, and the index of the token with the largest
+    error.
     """
 
     key: str
@@ -238,12 +244,12 @@ class StepDifference:
 
     @property
     def judged(self) -> float:
-        """The error that is compared with the tolerance."""
+        """The error that is compared with the tolerance: ``own``, else ``error``."""
         return self.error if self.own is None else self.own
 
     @property
     def differs(self) -> bool:
-        """Whether the error is beyond the tolerance; NaN is."""
+        """Whether the error is beyond the tolerance; True for NaN."""
         return not self.judged <= self.tolerance
 
 
@@ -251,8 +257,9 @@ class StepDifference:
 class ModelDifference:
     """The result of a comparison: ``steps`` in the order of the plan.
 
-    missing: keys that only one of the two has. same_top: tokens after which both have the same
-    likeliest token, of ``n_tokens``; None without logits.
+    missing: keys that only one of the models has. same_top: number of tokens, of ``n_tokens``,
+    after which both have the same likeliest next token; None without logits. aligned: whether there
+    was an aligned run.
     """
 
     steps: tuple[StepDifference, ...]
@@ -268,11 +275,15 @@ class ModelDifference:
 
     @property
     def jumps(self) -> tuple[StepDifference, ...]:
-        """All steps that do: errors behind such a step in its layer are expected to be as large."""
+        """All steps that differ by more than their tolerance. Later steps of the same layer are
+        allowed errors as large.
+        """
         return tuple(step for step in self.steps if step.differs)
 
     def layer(self, number: int) -> list[StepDifference]:
-        """Return the steps of a layer."""
+        """Return the steps of one layer; -1 for those before the first, ``n_layer`` behind the
+        last.
+        """
         return [step for step in self.steps if step.layer == number]
 
 
@@ -285,10 +296,11 @@ def compare(
     tolerance: float | None = None,
     free: StepRecord | None = None,
 ) -> ModelDifference:
-    """Compare the steps of ``model`` with those of ``reference``, whose weights are ``tensors``.
+    """Compare the steps of ``model`` for ``ids`` with ``reference``, a record of another model,
+    whose weights are ``tensors`` by name.
 
-    tolerance: one for all steps in place of the derived ones. free: the model's steps, if it has
-    been run already.
+    tolerance: one for all steps in place of the derived ones. free: a record of the model's free
+    run, if there is one already.
     """
     free = record(model, ids) if free is None else free
     states = {key: rows for key, rows in reference.values.items() if is_state(key)}
@@ -298,12 +310,14 @@ def compare(
 
 
 def is_state(key: str) -> bool:
-    """Return whether a key is that of states between layers."""
+    """Return whether a key means the states between layers: ``L5``, or START."""
     return key == START or (key.startswith("L") and key[1:].isdigit())
 
 
 def check_alike(model: Model, reference: Model) -> None:
-    """Raise UnsupportedError for two models whose steps cannot be compared."""
+    """Raise UnsupportedError unless both models have the same vocabulary size, number of layers and
+    width.
+    """
     a = model.config
     b = reference.config
     for what, unit, n, m in (
@@ -317,8 +331,8 @@ def check_alike(model: Model, reference: Model) -> None:
 
 
 def ids_of(model: Model, reference: Model | None, text: str, most: int) -> list[int]:
-    """Return the first ``most`` ids of a text; random ones for a model without a tokenizer. Raises
-    TreadleError if the two read the text as different ids.
+    """Return the first ``most`` token ids of a text; random ones for a model without a tokenizer.
+    Raises TreadleError if the two models tokenize the text differently.
     """
     try:
         ids = model.tokenize(text)[:most]
@@ -343,7 +357,7 @@ def ids_of(model: Model, reference: Model | None, text: str, most: int) -> list[
 
 
 class StepComparison:
-    """Compares keys in the order of the model's plan."""
+    """Compares the records of two models, key by key, in the order of the model's plan."""
 
     def __init__(
         self,
@@ -363,7 +377,7 @@ class StepComparison:
         self._rounding: dict[tuple[str, ...], float] = {}
 
     def result(self, n_tokens: int) -> ModelDifference:
-        """Compare all keys that both have."""
+        """Return the comparison of all keys that both records have."""
         a = self._reference
         b = self._free
         steps = []
@@ -402,7 +416,9 @@ class StepComparison:
         return -1 if "embd" in head or head == "token_types" else self._model.config.n_layer
 
     def _errors(self, key: str, layer: int, b: StepRecord) -> npt.NDArray[np.float64]:
-        """Return the relative error of each row, float64 ``[rows]``."""
+        """Return the relative error of each token's row, float64 ``[n_tokens]``, of record ``b``
+        against the reference.
+        """
         rows = self._reference.values[key]
         others = b.values[key]
         n = len(rows)
@@ -415,7 +431,9 @@ class StepComparison:
         return errors
 
     def _rounding_of(self, key: str) -> float:
-        """Return the rounding of a step's weights on both sides, and of its packed input."""
+        """Return the largest relative rounding of a step: of its weights on both sides, if these
+        differ, and of its packed input or result.
+        """
         facts = self._free.facts[key]
         packed = min(
             of.facts[name].packed
@@ -446,7 +464,7 @@ class StepComparison:
 
 
 def relative(rows: npt.ArrayLike, others: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return |b - a| / |a| of each row; 0 where both are 0, infinity where only ``a`` is."""
+    """Return |b - a| / |a| of each row; 0 if both rows are 0, infinity if only ``a`` is."""
     a = np.asarray(rows, np.float64)
     b = np.asarray(others, np.float64)
     error = np.sqrt(((b - a) ** 2).sum(-1))
@@ -456,8 +474,8 @@ def relative(rows: npt.ArrayLike, others: npt.ArrayLike) -> npt.NDArray[np.float
 
 
 def middle_of(key: str, errors: npt.NDArray[np.float64]) -> float:
-    """Return the root mean square over tokens. Of experts' weights the median: a token whose scores
-    are nearly equal gets other experts by any rounding.
+    """Return the root mean square of ``errors`` over tokens. For experts' weights return the
+    median: a token whose scores are nearly equal gets other experts by any rounding.
     """
     if key.endswith(".route"):
         return float(np.median(errors))
@@ -465,8 +483,9 @@ def middle_of(key: str, errors: npt.NDArray[np.float64]) -> float:
 
 
 def rounding(tensor: Tensor) -> float:
-    """Return the relative rounding of a tensor's format: half a unit in the last place of floats,
-    of quantised weights 2^(1 - bits per weight), which is that of normal ones within a factor of 2.
+    """Return the relative rounding of a tensor's format. For floats it is half a unit in the last
+    place; for quantised weights 2^(1 - bits per weight), within a factor of 2 of that of normally
+    distributed ones.
     """
     name = tensor.type_name
     if name in MANTISSA:
@@ -476,8 +495,9 @@ def rounding(tensor: Tensor) -> float:
 
 
 def activation_rounding(bits: int) -> float:
-    """Return the relative rounding of packed activations: of 8 bits with a common scale, whose
-    largest value may be ten times the root mean square; of 16 bits; 0 for float32.
+    """Return the relative rounding of packed activations with so many ``bits`` a value; 0 for
+    float32. With 8 bits a block has one scale, and its largest value may be ten times the root mean
+    square.
     """
     if bits >= 32:
         return 0.0
@@ -494,10 +514,10 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Another order of the dims of each head: ``dims`` indexes them; empty: the same order.
+    """A permutation of the dims of each head: ``dims`` are the indexes; () keeps the order.
 
-    GGUF's llama rotates neighbours, Hugging Face's the halves of a head, so that the rows of their
-    queries and keys differ in order.
+    RoPE of GGUF's llama rotates neighbouring dims, that of Hugging Face the two halves of a head.
+    So the rows of their query and key matrices have different orders.
     """
 
     head_dim: int = 0
@@ -511,8 +531,8 @@ class RowOrder:
 
     @classmethod
     def best(cls, model: Model, layer: int, rows: Floats, others: Floats) -> RowOrder:
-        """Return the order of ``others`` that is nearest to ``rows``, both queries or keys: another
-        one if it halves the error.
+        """Return the order of ``others`` that brings them nearest to ``rows``, both queries or keys
+        of a layer: a permutation if it halves the error, else the same order.
         """
         n = len(rows)
         head_dim = model.config.layers[layer].head_dim
@@ -531,7 +551,7 @@ class RowOrder:
 
 
 def orders(head_dim: int, n_rot: int) -> Iterator[tuple[int, ...]]:
-    """Yield the orders that turn neighbours into halves, and halves into neighbours."""
+    """Yield two permutations of a head's first ``n_rot`` dims: neighbours to halves, and back."""
     dims = np.arange(n_rot)
     rest = tuple(range(n_rot, head_dim))
     yield (*(int(i) for i in dims.reshape(-1, 2).T.ravel()), *rest)

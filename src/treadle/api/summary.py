@@ -1,4 +1,4 @@
-"""``repr`` and the notebook table of a model."""
+"""``repr`` of a model, and its table in a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def one_line(path: Path, engine: Engine) -> str:
-    """Return ``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
+    """Return a model's ``repr``: ``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637 MiB, 4
+    threads, ...)``.
+    """
     facts = card(path, engine)
     if "state" in facts:
         return f"Model({facts['file']!r}, closed)"
@@ -29,7 +31,7 @@ def one_line(path: Path, engine: Engine) -> str:
 
 
 def table(path: Path, engine: Engine) -> str:
-    """Return the facts as an HTML table. Names come from files, so everything is escaped."""
+    """Return a model's facts as an HTML table. Names come from files, so everything is escaped."""
     from html import escape  # 5 ms, and only notebooks need it
 
     facts = card(path, engine)
@@ -63,7 +65,7 @@ def room(cache: KVCache) -> str:
 
 
 def card(path: Path, engine: Engine) -> dict[str, str]:
-    """Return a model's facts as text, by name."""
+    """Return a model's facts, name to text; only "file" and "state" for a closed one."""
     facts = {"file": path.name}
     tensors = engine.gguf.tensors.values()
     if not tensors:

@@ -37,7 +37,7 @@ Tool = Mapping[str, Any] | Function
 
 
 class ChatModel(Protocol):
-    """The parts of ``treadle.Model`` that chats need."""
+    """The attributes of ``treadle.Model`` that this module uses."""
 
     @property
     def template(self) -> ChatTemplate:
@@ -45,15 +45,15 @@ class ChatModel(Protocol):
 
     @property
     def grammars(self) -> Grammars:
-        """Compiled grammars."""
+        """Cache of compiled grammars."""
 
     @property
     def stepper(self) -> CooperativeStepper:
-        """Steps the scheduler for callers that wait."""
+        """Runs the scheduler's steps in the threads that wait for output."""
 
     @property
     def media_marks(self) -> tuple[MediaMarks, ...]:
-        """Marks of the model's pictures and sounds in prompts."""
+        """The texts that stand for pictures and sounds in rendered prompts."""
 
     def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
         """Return the token ids of a rendered prompt."""
@@ -65,17 +65,19 @@ class ChatModel(Protocol):
         render: Callable[[list[dict[str, Any]]], str],
         given: Any,
     ) -> int:
-        """Return how many of a prompt's ids its system prompt has, 0 if it does not matter."""
+        """Return how many of a prompt's ids are its system prompt; 0 if that need not be stored
+        apart.
+        """
 
     def build_request(self, prompt: Sequence[int], **settings: Any) -> Request:
-        """Return a request for the scheduler."""
+        """Return a request for the scheduler, not yet added to it."""
 
     def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
         """Answer a conversation."""
 
 
 class AnswerParts:
-    """An iterator over the pieces of a ``Reply``, for ``for`` and ``async for``."""
+    """An iterator over all pieces of a ``Reply``, for ``for`` and ``async for``."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -103,7 +105,7 @@ class AnswerParts:
 
 
 class Reply(Generation):
-    """A Generation whose pieces, and ``text``, are the content only.
+    """A Generation that is split: its pieces, and ``text``, have the content only.
 
     ``reasoning`` and ``calls`` hold the other parts of the answer; ``warnings`` lists the parts of
     a schema that are not enforced. ``message()`` returns the answer as a message, to continue the
@@ -117,7 +119,7 @@ class Reply(Generation):
         self.warnings = planned.warnings
         self._scanner = planned.marks.scanner()
         self._of_calls: list[OutputPiece] = []
-        self._heard: list[OutputPiece] | None = None  # for ``parts``
+        self._heard: list[OutputPiece] | None = None  # pieces that ``parts`` has not taken
         self._over = False  # ``parts`` has come to the end
         self._n_given = 0  # characters of the text already yielded
 
@@ -148,15 +150,15 @@ class Reply(Generation):
         return piece
 
     def parts(self) -> AnswerParts:
-        """Iterate over all of the answer as it is written: pieces of the kinds "reasoning",
-        "content", "call" (its beginning, with the name) and "arguments"; ``async for`` works too.
-        Use it in place of iterating over the answer itself, which yields content only.
+        """Return an iterator over the whole answer while it is generated: pieces of the kinds
+        "reasoning", "content", "call" (its beginning, with the name) and "arguments"; ``async for``
+        works too. Use it in place of iterating over the answer itself, which yields content only.
         """
         self._heard = []
         return AnswerParts(self)
 
     def take_parts(self) -> list[OutputPiece] | None:
-        """Return the next pieces of ``parts``, maybe none yet; None at the end of the answer."""
+        """Return the new pieces after one more step, [] if there are none yet; None at the end."""
         if self._over:
             return None
         with self._one:
@@ -166,7 +168,7 @@ class Reply(Generation):
         return merged(new)
 
     def _advance(self) -> bool:
-        """Take the next piece of any kind; return whether the answer has ended."""
+        """Generate the next piece of any kind; return whether the answer has ended."""
         try:
             super().__next__()
         except StopIteration:
@@ -174,14 +176,14 @@ class Reply(Generation):
         return False
 
     def end_reasoning(self) -> bool:
-        """End the reasoning of the answer at its next token, from any thread; content follows.
-        Return whether the answer was reasoning, or might have begun to.
+        """Make the answer's reasoning end at its next token, from any thread; content follows.
+        Return False if the answer cannot be in its reasoning any more.
         """
         guide = self._request.sampler.constraint
         return isinstance(guide, ConstrainedDecoder) and guide.end_reasoning()
 
     def message(self) -> dict[str, Any]:
-        """Return the answer as an assistant message."""
+        """Return the answer as an assistant message in OpenAI's form."""
         result: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             result["reasoning_content"] = self.reasoning
@@ -208,12 +210,14 @@ def reply(
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
-    """Answer a chat with tools. ``tool_choice``: "auto", "required", "none" or a tool's name;
-    ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens,
-    -1 for no limit, and ``reasoning_budget_message``, written before its end;
-    ``continue_final_message``: whether the answer continues a last message of the assistant, or its
-    "reasoning_content"; ``own``: settings of ``generate``, whose names are ``settings``;
-    ``variables``: of the template. Also raises GrammarError.
+    """Return the answer of a chat with tools or a reasoning budget, not started.
+
+    ``tool_choice``: "auto", "required", "none" or a tool's name; ``parallel``: allow several calls
+    in one answer; ``reasoning_budget``: maximum reasoning tokens, -1 for no limit;
+    ``reasoning_budget_message`` is written before reasoning is ended; ``continue_final_message``:
+    continue a last assistant message, or its "reasoning_content"; ``own``: keyword arguments of
+    ``generate``, of the names ``settings``; ``template``, ``variables``: of the chat template.
+    Raises GrammarError and the errors of ``generate``.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
@@ -280,7 +284,7 @@ def reply(
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
-    """Return tools by name, in the format of OpenAI's chat API. Raises TreadleError for an invalid
+    """Return tools by name, in the form of OpenAI's chat API. Raises TreadleError for an invalid
     tool, and for two of the same name.
     """
     result: dict[str, dict[str, Any]] = {}
@@ -298,7 +302,9 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the tools of which one must be called. Raises TreadleError."""
+    """Return the names of tools one of which must be called, () if none must. Raises TreadleError
+    for an unknown ``choice``.
+    """
     if not isinstance(choice, str):
         raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")
     if choice in ("auto", "none"):
@@ -322,13 +328,13 @@ def run_tools(
     told: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Answer a conversation with a model that may call functions. Each call's result is sent back
-    to the model until it answers without calls.
+    """Let a model answer a conversation and call functions, until it answers without calls. Each
+    call's result is appended to the conversation.
 
     Return the added messages, the last of which is the answer; ``told`` is called with each as it
-    comes. ``most``: maximum number of answers of the model; ``settings``: those of
-    ``Model.chat``; ``tool_choice`` applies to the first answer only. An exception of a function
-    is reported to the model. Raises TreadleError if the last answer still calls.
+    is added. ``most``: maximum number of the model's answers; ``settings``: those of
+    ``Model.chat``; ``tool_choice`` applies to the first answer only. The model is told of a
+    function's exception. Raises TreadleError if the last allowed answer still has calls.
     """
     if not callable(getattr(model, "chat", None)):
         raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")

@@ -1,12 +1,12 @@
-"""Reference values of transformers for a comparison step by step (``api/step_diff.py``).
+"""Reference values by transformers, for a comparison step by step (``api/step_diff.py``).
 
-A label's step reads tensors, and each has a name in the Hugging Face folder, which names a module.
-So the module's output is what a product or a norm wrote, and its input is what the step before it
-wrote. States between layers are transformers' ``hidden_states``; rotated queries and attention's
-results are taken where its classes call attention.
+A label's step reads tensors. Each has a name in the Hugging Face folder, which names a module. So
+that module's output is what the step, a product or a norm, wrote; its input is what the step before
+it wrote. States between layers are transformers' ``hidden_states``; rotated queries and attention's
+results are taken at transformers' call of attention.
 
-Tensors that treadle makes of others (fused, split, reordered) have no module; their labels are not
-compared, but the states behind them are.
+Tensors that treadle makes from others (fused, split, reordered) have no module: their labels are
+not compared, but the states behind them are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ Found = dict[str, Floats]
 
 
 def load_transformers(folder: Path) -> Any:
-    """Load a folder's model with transformers, in float32. Raises TreadleError."""
+    """Load the model of a Hugging Face folder with transformers, in float32. Raises TreadleError if
+    that fails, UnsupportedError without torch and transformers.
+    """
     if not is_hf(folder):
         found = "is no Hugging Face folder"
         raise TreadleError(f"{folder}: {found}: expected one for a reference by transformers")
@@ -66,8 +68,9 @@ def load_transformers(folder: Path) -> Any:
 def reference_of(
     network: Any, folder: Path, model: Model, facts: Mapping[str, StepFacts], ids: Sequence[int]
 ) -> StepRecord:
-    """Return what transformers' ``network`` computes for ids, by the keys of ``facts``: those of
-    ``model``'s steps. ``folder``: whose tensors name the modules.
+    """Return a record of what transformers' ``network`` computes for ``ids``. ``facts``: of
+    ``model``'s steps, by the keys to record; ``folder``: the network's, whose tensor names give the
+    modules.
     """
     import torch
 
@@ -92,8 +95,8 @@ def reference_of(
 
 
 def scaled(found: Found, model: Model, facts: Mapping[str, StepFacts]) -> Found:
-    """Return values as treadle's plan has them: it keeps the residual stream divided by a factor,
-    and multiplies the last norm by that of the logits.
+    """Return values as treadle's plan has them: the residual stream is divided by the model's
+    ``residual_scale``. The last norm is left out if the plan multiplies it by a logit scale.
     """
     config = model.config
     kept = dict(found)
@@ -113,8 +116,8 @@ LAST = "input of output_norm"  # key of the states after the last layer, until t
 def modules_of(
     network: Any, folder: Path, model: Model, facts: Mapping[str, StepFacts]
 ) -> dict[Any, list[tuple[str, str]]]:
-    """Return the modules whose values are wanted, each with pairs of what it is ("in", "out") and
-    the key.
+    """Return the modules to hook, each with pairs ("in" or "out", key): which of its values belongs
+    to which key.
     """
     names = hf_names(folder)
     modules = dict(network.named_modules())
@@ -136,7 +139,7 @@ def modules_of(
 
 
 def hf_names(folder: Path) -> dict[str, str]:
-    """Return the checkpoint's names of tensors whose rows are those of GGUF's, by GGUF's name."""
+    """Return the checkpoint's tensor names by GGUF's, for tensors whose rows are the same."""
     from treadle.convert.hf.folder import read_checkpoint
 
     tensors = read_checkpoint(folder).tensors
@@ -149,7 +152,9 @@ def hf_names(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def hooked(module: Any, wanted: Sequence[tuple[str, str]], found: Found) -> Iterator[None]:
-    """Keep a module's input and output while it is entered; of several calls the first."""
+    """Within the block, store a module's inputs and outputs in ``found`` by the keys of ``wanted``;
+    of several calls the first.
+    """
 
     def keep(module: Any, given: tuple[Any, ...], made: Any) -> None:
         for kind, key in wanted:
@@ -168,8 +173,9 @@ def hooked(module: Any, wanted: Sequence[tuple[str, str]], found: Found) -> Iter
 
 @contextmanager
 def attention_kept(network: Any, model: Model, found: Found) -> Iterator[None]:
-    """Keep the rotated and scaled queries of each layer, and what attention made of them, while it
-    is entered: transformers' classes call ``eager_attention_forward`` of their own file.
+    """Within the block, store in ``found`` each layer's rotated and scaled queries, and attention's
+    results. For that, ``eager_attention_forward`` in the modules of transformers' classes is
+    replaced.
     """
     changed: dict[Any, Any] = {}
 
@@ -201,8 +207,8 @@ def attention_kept(network: Any, model: Model, found: Found) -> Iterator[None]:
 
 
 def output_of(module: Any, given: Any, made: Any) -> Any:
-    """Return a module's output. Routers give several values, so that their scores are computed: the
-    product of their input and their weight, and their bias.
+    """Return the tensor that a module put out. A router returns a tuple instead; then its scores
+    are computed from its input, weight and bias. None for other modules that return a tuple.
     """
     if not isinstance(made, tuple):
         return made
@@ -228,9 +234,10 @@ def compare_with(
     *,
     tolerance: float | None = None,
 ) -> ModelDifference:
-    """Compare a model's steps with what transformers' ``network`` computes of ``folder``.
+    """Compare a model's steps for ``ids`` with what transformers' ``network`` of ``folder``
+    computes.
 
-    Raises UnsupportedError for another vocabulary or number of layers.
+    Raises UnsupportedError for another vocabulary size or number of layers.
     """
     from treadle.convert.open import open_model
 

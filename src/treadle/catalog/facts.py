@@ -1,7 +1,7 @@
 """Facts of a model from its header: kind, parameters, context, and the memory that it takes.
 
-No weights are read. Facts are kept in treadle's cache folder, so that a later listing opens no
-file.
+No weights are read. Facts are stored in treadle's cache folder, so that a later listing opens no
+model file.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ SPEECH_TEXT = "speech"  # the text of sound
 class ModelFacts:
     """Facts of one model.
 
-    kind: "text", "vectors", "scores" or "speech", the text of sound: what it gives. format: of most
-    of its weights.
-    n_context: tokens that it was trained for. kv_bytes: of keys, values and states of one text of
-    USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes: of ``n_context``.
-    reads_media: whether it reads pictures or sounds with a projector. modalities: of pictures and
-    sounds, those that it reads with the projector that it has: "image", "audio". license: as the
-    file states it. problem: why treadle does not run it, "" if it does.
+    kind: of its output: "text", "vectors", "scores", or "speech" (text of sound). format: of most
+    of its weights. n_context: tokens that it was trained for. kv_bytes: bytes of keys, values and
+    states of one text of USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes:
+    of ``n_context``. reads_media: whether its architecture reads pictures or sounds through a
+    projector. modalities: what it reads with the projector that is there: "image", "audio".
+    license: as the file states it. problem: why treadle does not run it, "" if it does.
     """
 
     architecture: str = ""
@@ -64,20 +63,20 @@ class ModelFacts:
     problem: str = ""
 
     def memory_bytes(self, model: StoredModel) -> int:
-        """Bytes of memory of one text with the default context: weights, projector, keys and
-        values, the program.
+        """Return the bytes of memory that one text of the default context takes: weights,
+        projector, keys and values, program.
         """
         return self.stored_bytes(model) + self.kv_bytes + PROGRAM_BYTES
 
     def stored_bytes(self, model: StoredModel) -> int:
-        """Bytes of the model's files and of the projector, if the model reads with one."""
+        """Return the bytes of the model's files and, if it reads media, of its projector."""
         return model.n_bytes + (model.projector_bytes if self.reads_media else 0)
 
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Whether a model fits into the memory of this machine, and into its free memory; None where
-    the system does not tell.
+    """Whether a model fits into this machine's memory (``machine``), and into its free memory
+    (``now``); None if the system does not tell.
     """
 
     machine: bool | None
@@ -85,8 +84,8 @@ class MemoryFit:
 
 
 def facts_of(model: StoredModel) -> ModelFacts:
-    """Return a model's facts: the stored ones, or those of its header. A model that cannot be read
-    has a ``problem``.
+    """Return a model's facts: stored ones, else those of its header, which are stored. ``problem``
+    is set for a model that cannot be read, or whose download is not finished.
     """
     if not model.is_whole:
         return ModelFacts(problem="its download is not finished")
@@ -104,7 +103,7 @@ def facts_of(model: StoredModel) -> ModelFacts:
 
 
 def read_header(path: Path, projector: Path | None = None) -> ModelFacts:
-    """Return the facts of a file or folder. Never raises for its contents."""
+    """Return the facts of a file or folder. Unreadable contents give a ``problem``, no error."""
     from treadle.convert.open import open_model
 
     try:
@@ -115,7 +114,7 @@ def read_header(path: Path, projector: Path | None = None) -> ModelFacts:
 
 
 def describe(gguf: GGUF, projector: Path | None) -> ModelFacts:
-    """Return the facts of an open model."""
+    """Return the facts of an open model file. ``projector``: the file beside it, if any."""
     from treadle.models.load import load_config
 
     known: dict[str, Any] = {
@@ -145,7 +144,7 @@ def describe(gguf: GGUF, projector: Path | None) -> ModelFacts:
 
 
 def describe_speech(gguf: GGUF, known: Mapping[str, Any]) -> ModelFacts:
-    """Return the facts of a speech model."""
+    """Return the facts of a speech model. ``known``: facts that do not depend on its kind."""
     from treadle.speech.read import read_parts
 
     try:
@@ -166,13 +165,13 @@ def describe_speech(gguf: GGUF, known: Mapping[str, Any]) -> ModelFacts:
 
 
 def text_of(gguf: GGUF, key: str) -> str:
-    """Return a text of the metadata, "" if there is none."""
+    """Return the metadata value of ``key`` if it is a text, else ""."""
     value = gguf.metadata.get(key)
     return value if isinstance(value, str) else ""
 
 
 def main_format(gguf: GGUF) -> str:
-    """Return the type of most bytes of the weights."""
+    """Return the name of the format that most bytes of the weights have, "" without weights."""
     sizes: Counter[str] = Counter()
     for tensor in gguf.tensors.values():
         sizes[tensor.type_name] += tensor.n_bytes
@@ -180,7 +179,7 @@ def main_format(gguf: GGUF) -> str:
 
 
 def kind_of(config: Config) -> str:
-    """Return what a model gives: text, vectors, or scores of pairs."""
+    """Return the kind of a model's output: "text", "vectors", or "scores" of pairs."""
     from treadle.models.graphs import main_output
 
     if config.scores:
@@ -189,8 +188,8 @@ def kind_of(config: Config) -> str:
 
 
 def cache_bytes(config: Config, n_ctx: int) -> int:
-    """Return the bytes of the cache of one text of ``n_ctx`` tokens, as ``KVCache`` reserves
-    them.
+    """Return the bytes that ``KVCache`` reserves for one text of ``n_ctx`` tokens, with f16 keys
+    and values.
     """
     from treadle.kvcache.cache import sequence_bytes
     from treadle.models.graphs import GRAPHS
@@ -199,8 +198,8 @@ def cache_bytes(config: Config, n_ctx: int) -> int:
 
 
 def modalities_of(gguf: GGUF, config: Config, projector: Path | None) -> tuple[str, ...]:
-    """Return the kinds of media that a model reads with the projector beside it, or with the one in
-    its folder; those of a projector that cannot be read are none.
+    """Return the kinds of media, "image" and "audio", that a model reads with the ``projector`` or
+    with the parts in its own folder; () if the projector cannot be read.
     """
     from treadle.files.gguf import open_gguf
     from treadle.files.splits import is_hf
@@ -223,8 +222,9 @@ def modalities_of(gguf: GGUF, config: Config, projector: Path | None) -> tuple[s
 
 
 def _reads(metadata: Mapping[str, Any], part: str, config: Config) -> bool:
-    """Return whether treadle reads a projector's part for a model. Of a model whose own file does
-    not say that it reads any, the rows must be as wide as its states.
+    """Return whether treadle reads the ``part`` ("vision", "audio") of a projector for a model. If
+    the model's own file does not say that it reads media, the projector's rows must be as wide as
+    the model's states.
     """
     from treadle.media.families import FAMILIES
 
@@ -237,7 +237,7 @@ def _reads(metadata: Mapping[str, Any], part: str, config: Config) -> bool:
 
 
 def memory_fit(needed: int) -> MemoryFit:
-    """Return whether ``needed`` bytes fit into this machine's memory, and into what is free now."""
+    """Return whether ``needed`` bytes fit into this machine's memory, and into its free memory."""
     from treadle.machine.memory import memory_bounds
 
     bounds = memory_bounds()

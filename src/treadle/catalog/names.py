@@ -1,8 +1,9 @@
 """Short names of the models on this machine, and the model that a short name means.
 
-A name is compared in lower case. It fits a model if its parts occur in the model's name in their
-order: ``qwen3-0.6b`` fits ``Qwen3-0.6B-Instruct-Q8_0``, and so does ``qwen-0.6b:q8_0``. A name that
-is a model's whole one wins over names that it only fits.
+Names are compared in lower case. A *whole name* is one that ``names_of`` gives a model. A name
+*fits* a model if the name's parts occur in the model's name in their order: ``qwen3-0.6b`` and
+``qwen-0.6b:q8_0`` fit ``Qwen3-0.6B-Instruct-Q8_0``. A model whose whole name it is wins over models
+that it only fits.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ LATEST = ":latest"  # Ollama's type
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model with the shortest name that means it and no other one."""
+    """A model with the short name that means it and no other one."""
 
     name: str
     model: StoredModel
 
 
 def name_models(models: Sequence[StoredModel]) -> list[NamedModel]:
-    """Return each model with its short name; a path, if no name means it alone."""
+    """Return each model with its short name; its path if no name means it alone."""
     return [NamedModel(shortest(model, models), model) for model in models]
 
 
 def shortest(model: StoredModel, models: Sequence[StoredModel]) -> str:
-    """Return the shortest name that means only this model."""
+    """Return the first of the model's whole names that means only this model, else its path."""
     for name in names_of(model):
         if fitting(name, models) == [model]:
             return name
@@ -46,7 +47,9 @@ def shortest(model: StoredModel, models: Sequence[StoredModel]) -> str:
 
 
 def names_of(model: StoredModel) -> list[str]:
-    """Return the whole names of a model, the shortest first."""
+    """Return the whole names of a model in order of preference: without type and owner first, its
+    hub name or path in TREADLE_MODELS last.
+    """
     tag = f":{model.tag.lower()}" if model.tag else ""
     names = [model.label, model.label + tag]
     if model.repo:
@@ -65,8 +68,8 @@ def names_of(model: StoredModel) -> list[str]:
 
 
 def fitting(name: str, models: Iterable[StoredModel]) -> list[StoredModel]:
-    """Return the models that ``name`` means: those whose whole name it is, else those that it fits.
-    Older revisions are meant only by a name with their commit.
+    """Return the models whose whole name ``name`` is, else those that it fits. Older revisions need
+    a name with their commit (``@``).
     """
     text = name.lower().removesuffix(LATEST)
     revision = "@" in text
@@ -78,7 +81,9 @@ def fitting(name: str, models: Iterable[StoredModel]) -> list[StoredModel]:
 
 
 def whole_names(model: StoredModel) -> set[str]:
-    """Return all spellings of a model's whole name, in lower case."""
+    """Return all spellings of a model's whole names in lower case: with and without ``.gguf``, with
+    ``-`` for ``:``.
+    """
     names = {name.lower() for name in names_of(model)}
     names |= {name.removesuffix(".gguf") for name in names}
     file = PurePosixPath(model.inside).name.lower()
@@ -87,8 +92,8 @@ def whole_names(model: StoredModel) -> set[str]:
 
 
 def fits(text: str, model: StoredModel) -> bool:
-    """Return whether the parts of ``text`` occur in a model's names in their order. An owner is
-    compared only if ``text`` names one: ``owner/name``.
+    """Return whether the parts of ``text`` occur in a model's name in their order. An owner is
+    compared only if ``text`` has one: ``owner/name``.
     """
     owner, slash, rest = text.partition("/")
     if slash and not has_parts(owner, model.repo.lower().partition("/")[0] or model.inside.lower()):
@@ -103,9 +108,9 @@ def fits(text: str, model: StoredModel) -> bool:
 def has_parts(text: str, name: str) -> bool:
     """Return whether the parts of ``text`` occur in ``name`` in their order.
 
-    A part is letters and numbers without a separator. Its words follow each other in the name:
-    ``3b`` does not occur in ``qwen-3-8b``. Its last letters may be the beginning of a longer word,
-    its numbers are whole: ``qwen2`` does not occur in ``qwen2.5``.
+    A part is text between separators. Its words (letters, numbers) must follow each other in the
+    name: ``3b`` does not occur in ``qwen-3-8b``. Letters at its end may begin a longer word,
+    numbers must be equal: ``qwen2`` does not occur in ``qwen2.5``.
     """
     words = [word for part in SEPARATORS.split(name) for word in WORDS.findall(part)]
     parts = [WORDS.findall(part) for part in SEPARATORS.split(text) if part]
@@ -120,13 +125,15 @@ def has_parts(text: str, name: str) -> bool:
 
 
 def begins(words: Sequence[str], part: Sequence[str]) -> bool:
-    """Return whether ``words`` are ``part``; the last one may be longer, if it is letters."""
+    """Return whether the lists are equal, except that letters at the end of ``part`` may be only
+    the beginning of the last of ``words``.
+    """
     last = words[-1].startswith(part[-1]) if part[-1].isalpha() else words[-1] == part[-1]
     return list(words[:-1]) == list(part[:-1]) and last
 
 
 def is_short(text: str) -> bool:
-    """Return whether ``text`` may be a short name: no path and no name on the hub."""
+    """Return whether ``text`` has the form of a short name: neither a path nor an ``hf:`` name."""
     if not text or len(text) > MAX_NAME or not text.isprintable():
         return False
     return text.count("/") <= 1 and "\\" not in text and not text.startswith(PATHS)
@@ -135,7 +142,8 @@ def is_short(text: str) -> bool:
 def find_named(text: str) -> NamedModel | None:
     """Return the model that a short name means; None if it fits none.
 
-    Raises FileError, with the candidates, if it fits several, and for an unfinished download.
+    Raises FileError, with the candidates, if it fits several, and if only an unfinished download
+    fits.
     """
     if not is_short(text):
         return None
@@ -166,7 +174,7 @@ def is_whole_name(text: str) -> bool:
 
 
 def similar_names(text: str) -> list[str]:
-    """Return the short names most like ``text``."""
+    """Return at most three short names of models that are most like ``text``."""
     if not is_short(text):
         return []
     from difflib import get_close_matches
@@ -178,11 +186,11 @@ def similar_names(text: str) -> list[str]:
 
 
 def similar_models(text: str) -> str:
-    """Return a suggestion for an error: downloaded models with names like ``text``, or ""."""
+    """Return a part of an error message: downloaded models with names like ``text``, or ""."""
     names = similar_names(text)
     return f"downloaded models with similar names: {', '.join(names)}" if names else ""
 
 
 def resume_name(model: StoredModel) -> str:
-    """Return the name with which ``treadle pull`` completes a model."""
+    """Return the name with which ``treadle pull`` completes a model's download."""
     return model.unfinished.ref if model.unfinished else model.hub_name

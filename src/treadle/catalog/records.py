@@ -6,7 +6,7 @@
     TREADLE_CACHE/models/KEY.speeds.jsonl  one measurement a line, appended by ``treadle bench``
     TREADLE_CACHE/models/KEY.facts.json    what its header says
 
-KEY is made of the file's path, size and time, so a file that was replaced has no records.
+KEY is a hash of the file's path, size and modification time, so a replaced file has no records.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ TEXT = "tg"
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """One measurement: the test's name (``tg128``), its conditions, tokens per second, and when.
+    """One measurement: ``test`` (``tg128``), its conditions, ``tok_s`` tokens per second, ``time``
+    in seconds since 1970.
 
-    ``kv``: type of keys and values; ``device``: its name, None for the CPU.
+    ``depth``: tokens in the cache before; ``kv``: type of keys and values; ``device``: its name,
+    None for the CPU; ``machine``: as of ``this_machine``.
     """
 
     test: str
@@ -53,8 +55,8 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True)
 class UsualSpeed:
-    """Tokens per second of prompts and of text, as ``treadle bench`` last measured them here; None
-    for what was not measured.
+    """Tokens per second of prefill (``prompt``) and decode (``text``) that ``treadle bench`` last
+    measured on this machine; None for what it did not measure.
     """
 
     prompt: float | None = None
@@ -63,16 +65,17 @@ class UsualSpeed:
 
 @lru_cache(maxsize=1)
 def this_machine() -> str:
-    """Return what speeds depend on: the processor, and how many threads may run on it."""
+    """Return the name under which speeds are stored: the processor's name, and the number of
+    processors that this process may use.
+    """
     from treadle.machine.topology import affinity, cpu_name
 
     return f"{cpu_name()}, {len(affinity())} processors"
 
 
 def key_of(path: Path) -> str:
-    """Return the key of the records of a model: of its file, its first shard, or its folder.
-
-    Raises OSError if there is no such file.
+    """Return the KEY of a model's records, from its file, its first shard or, for a folder, the
+    first ``*.safetensors`` in it. Raises OSError if there is no such file.
     """
     import hashlib
 
@@ -85,12 +88,14 @@ def key_of(path: Path) -> str:
 
 
 def records_folder() -> Path:
-    """Return the folder of the records. Raises CacheError without a home directory."""
+    """Return the folder of all records. Raises CacheError without a home directory."""
     return folder() / "models"
 
 
 def record_path(path: Path, name: str) -> Path | None:
-    """Return the file of one kind of records of a model; None if there can be none."""
+    """Return the path of a model's record ``name`` (USED, SPEEDS, FACTS); None without a cache
+    folder or model.
+    """
     try:
         return records_folder() / (key_of(path) + name)
     except (CacheError, OSError):
@@ -98,7 +103,7 @@ def record_path(path: Path, name: str) -> Path | None:
 
 
 def writable(path: Path, name: str) -> Path | None:
-    """Return the file of one kind of records, in a folder that exists; None if that fails."""
+    """Return the path of a model's record ``name``, and create its folder; None if that fails."""
     found = record_path(path, name)
     try:
         checked_folder()
@@ -126,8 +131,8 @@ def last_used(path: Path) -> float | None:
 
 
 def add_speeds(path: Path, results: Iterable[Mapping[str, Any]], kv: str | None) -> None:
-    """Append measurements of ``treadle bench``, in the form of its JSON. Does nothing where records
-    cannot be written.
+    """Append the results of ``treadle bench``, as in its JSON. Does nothing where records cannot be
+    written.
     """
     found = writable(path, SPEEDS)
     machine = this_machine()
@@ -155,7 +160,7 @@ def speeds(path: Path) -> Iterator[MeasuredSpeed]:
 
 
 def usual_speed(path: Path) -> UsualSpeed:
-    """Return the last speeds on this machine's processor, of one text that begins with an empty
+    """Return the last speeds on this machine's CPU of a single text that begins with an empty
     cache.
     """
     machine = this_machine()
@@ -169,7 +174,7 @@ def usual_speed(path: Path) -> UsualSpeed:
 
 
 def read_facts(path: Path, version: str) -> dict[str, Any] | None:
-    """Return the stored facts of a model, if they are of this version; else None."""
+    """Return the stored facts of a model; None if there are none of this ``version``."""
     found = record_path(path, FACTS)
     try:
         about = None if found is None else json.loads(read_some(found))
@@ -181,7 +186,9 @@ def read_facts(path: Path, version: str) -> dict[str, Any] | None:
 
 
 def write_facts(path: Path, version: str, facts: Mapping[str, Any]) -> None:
-    """Store the facts of a model. Does nothing where records cannot be written."""
+    """Store the facts of a model, of this ``version``. Does nothing where records cannot be
+    written.
+    """
     found = writable(path, FACTS)
     with suppress(OSError):
         if found is not None:
@@ -189,7 +196,7 @@ def write_facts(path: Path, version: str, facts: Mapping[str, Any]) -> None:
 
 
 def forget(path: Path) -> None:
-    """Remove the records of a model."""
+    """Remove all records of a model."""
     for name in NAMES:
         found = record_path(path, name)
         with suppress(OSError):
@@ -198,7 +205,7 @@ def forget(path: Path) -> None:
 
 
 def read_some(path: Path) -> bytes:
-    """Return the last MOST_BYTES of a file. Raises OSError."""
+    """Return at most the last MOST_BYTES of a file. Raises OSError."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MOST_BYTES))
         return file.read(MOST_BYTES)

@@ -1,7 +1,7 @@
-"""Removal of a model from this machine: its files, but none that another revision refers to.
+"""Removal of models from this machine: their files, except those that another revision needs.
 
-In the hub's cache a snapshot has links to blobs. The links of the model are removed, then the blobs
-that no link of the repository refers to any more, then folders that have become empty.
+In the hub's cache a snapshot consists of links to blobs. The model's links are removed, then the
+blobs to which no link of the repository points any more, then folders that have become empty.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SHOWN = 3  # processes in a message
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """The effect of removing some models. files: links and files of the models; blobs: those that
-    nothing else refers to; n_bytes: that become free; shared: blobs that stay, since another
-    revision refers to them.
+    """The effect of removing ``models``. files: their links and files; blobs: those that only these
+    links need; n_bytes: bytes that become free; shared: blobs that stay, because another revision
+    needs them.
     """
 
     models: tuple[StoredModel, ...]
@@ -39,8 +39,8 @@ class RemovalPlan:
 
 
 def plan_removal(models: Iterable[StoredModel], everything: Iterable[StoredModel]) -> RemovalPlan:
-    """Return what the removal of ``models`` does. ``everything``: all models on this machine; a
-    projector goes with the last model that it is beside.
+    """Return the effect of removing ``models``. ``everything``: all models on this machine. In the
+    hub's cache the projectors in a model's folder are removed with the last model that uses them.
     """
     models = tuple(models)
     others = [model for model in everything if model not in models]
@@ -63,8 +63,8 @@ def plan_removal(models: Iterable[StoredModel], everything: Iterable[StoredModel
 
 
 def files_of_model(model: StoredModel, others: Iterable[StoredModel]) -> Iterator[Path]:
-    """Yield the files of a model to remove: its own, its unfinished ones, and its projectors unless
-    one of the ``others`` has the same.
+    """Yield the files to remove with a model: its own, those of its unfinished download and, in the
+    hub's cache, all projector files beside it, unless one of the ``others`` has the same projector.
     """
     yield from model.files
     if model.unfinished is not None:
@@ -79,8 +79,8 @@ def files_of_model(model: StoredModel, others: Iterable[StoredModel]) -> Iterato
 
 
 def check_unused(plan: RemovalPlan) -> None:
-    """Raise FileError if another process has mapped a file that is to be removed, as far as the
-    system tells.
+    """Raise FileError if another process has mapped a model file of the plan, as far as the system
+    tells.
     """
     for model in plan.models:
         users = mapping_processes(file for file in model.files if file in plan.files)
@@ -92,10 +92,10 @@ def check_unused(plan: RemovalPlan) -> None:
 
 
 def remove(plan: RemovalPlan, everything: Iterable[StoredModel]) -> int:
-    """Remove the files of a plan; return the bytes that became free.
+    """Remove the files and records of the plan's models; return the bytes that became free.
 
-    References are looked up again: another program may have added a revision since the plan was
-    made. Raises FileError for a file that cannot be removed.
+    The plan is computed again: another program may have added a revision since. Raises FileError
+    for a file that cannot be removed.
     """
     plan = plan_removal(plan.models, everything)
     for model in plan.models:
@@ -113,7 +113,7 @@ def remove(plan: RemovalPlan, everything: Iterable[StoredModel]) -> int:
 
 
 def tidy(repo: str) -> None:
-    """Remove what no file is left of: empty folders, references to snapshots that are gone, and the
+    """Remove empty folders of a repository, references to snapshots that are gone, and the whole
     folder of a repository without snapshots.
     """
     root = repository(repo)
@@ -131,7 +131,7 @@ def tidy(repo: str) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder and those below it, as far as they hold no file."""
+    """Remove a folder and its subfolders, except those that contain files."""
     with suppress(OSError):
         for entry in list(folder.iterdir()):
             if entry.is_dir() and not entry.is_symlink():
@@ -140,8 +140,8 @@ def remove_empty(folder: Path) -> None:
 
 
 def links_of(repo: str) -> Iterator[tuple[Path, Path]]:
-    """Yield each link in the snapshots of a repository, with its blob; also links to blobs that are
-    gone, and in every revision.
+    """Yield (link, blob) for each link in all snapshots of a repository, also for blobs that are
+    missing.
     """
     for folder, _, names in os.walk(repository(repo) / "snapshots"):
         for name in names:
@@ -152,8 +152,8 @@ def links_of(repo: str) -> Iterator[tuple[Path, Path]]:
 
 
 def blob_of(link: Path) -> Path | None:
-    """Return the blob that a file of a snapshot links to, None for a file that is no link. A blob
-    may be a link itself, into a store that several repositories share.
+    """Return the blob that a link in a snapshot points to; None if ``link`` is no link. The blob
+    may itself be a link, into a store that several repositories share.
     """
     try:
         return Path(os.path.abspath(link.parent / os.readlink(link)))
@@ -167,7 +167,9 @@ def is_cached(path: Path) -> bool:
 
 
 def own_bytes(path: Path) -> int:
-    """Return the bytes that the removal of a path frees: none for a link."""
+    """Return the bytes that removing ``path`` frees: 0 for a symbolic link, and for a file with
+    several hard links.
+    """
     try:
         info = os.lstat(path)
     except OSError:

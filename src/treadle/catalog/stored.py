@@ -35,18 +35,19 @@ class StoredModel:
 
     path: what a command opens: the file, its first shard, or the folder. Of an unfinished download
         the path that it will have.
-    files: its files that are there; those of a projector are not among them.
-    label: its name without type, in lower case: ``qwen3-0.6b``.
+    files: the model's files that are there; those of a projector are not among them.
+    label: the name without type, in lower case: ``qwen3-0.6b``.
     tag: type of weights that the file's name states: ``Q8_0``; "" if it states none.
     repo: OWNER/REPO, "" outside the hub's cache.
     inside: path within the repository, or below TREADLE_MODELS; "" for a repository's own folder.
     commit: of the snapshot, "" outside the hub's cache.
     is_main: whether the snapshot is the one that ``hf:OWNER/REPO`` means.
-    current: whether no newer snapshot has a file of this name, so that short names mean this one.
-    n_bytes: of the files that are there.
-    projector: the file with which it reads pictures or sounds, beside a GGUF.
+    current: whether neither ``main`` nor a newer snapshot has another file at this path; short
+        names mean current models only.
+    n_bytes: bytes of the files that are there.
+    projector: the file beside a GGUF with which it reads pictures or sounds.
     unfinished: its interrupted download.
-    n_missing: shards that are not there.
+    n_missing: number of shards that are not there.
     """
 
     path: Path
@@ -65,17 +66,17 @@ class StoredModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its files are there."""
+        """Whether all of the model's files are there."""
         return self.unfinished is None and not self.n_missing
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a Hugging Face folder."""
+        """Whether the model is a Hugging Face folder."""
         return not self.path.name.lower().endswith(".gguf")
 
     @property
     def hub_name(self) -> str:
-        """The name that downloads it, "" outside the hub's cache."""
+        """The ``hf:`` name that downloads the model, "" outside the hub's cache."""
         if not self.repo:
             return ""
         revision = "" if self.is_main else f"@{self.commit}"
@@ -83,7 +84,7 @@ class StoredModel:
 
     @property
     def weights(self) -> Path:
-        """Its first file of weights, of an unfinished download the one that is missing."""
+        """The first file with weights that is there; without one the first file, else ``path``."""
         files = [file for file in self.files if file.suffix in (".gguf", ".safetensors")]
         return next(iter(files or self.files), self.path)
 
@@ -94,13 +95,13 @@ class StoredModel:
 
     @property
     def projector_bytes(self) -> int:
-        """Bytes of its projector, 0 without one."""
+        """Bytes of the model's projector, 0 without one."""
         return 0 if self.projector is None else size_of(self.projector)
 
 
 def find_stored() -> list[StoredModel]:
-    """Return every model on this machine, unfinished downloads included, sorted by label. Models
-    outside the hub's cache and TREADLE_MODELS are not known.
+    """Return every model in the hub's cache and the folder of TREADLE_MODELS, unfinished downloads
+    included, sorted by label. Models elsewhere are not known.
     """
     notes = list(unfinished_downloads())
     found = [*models_in_cache(cache_folder(), notes), *models_in_folder(models_folder())]
@@ -114,7 +115,7 @@ def models_folder() -> Path | None:
 
 
 def models_in_folder(folder: Path | None) -> Iterator[StoredModel]:
-    """Yield the models of a folder and of those below it."""
+    """Yield the models in a folder and at most MAX_DEPTH folders below it; none for None."""
     if folder is None or not folder.is_dir():
         return
     files = dict(files_below(folder, MAX_DEPTH))
@@ -122,9 +123,8 @@ def models_in_folder(folder: Path | None) -> Iterator[StoredModel]:
 
 
 def models_in_cache(root: Path, notes: Iterable[UnfinishedDownload] = ()) -> Iterator[StoredModel]:
-    """Yield the models of huggingface_hub's cache folder, and its unfinished downloads.
-
-    A file that several revisions share is one model.
+    """Yield the models in huggingface_hub's cache folder ``root``, and its unfinished downloads;
+    ``notes``: those that treadle recorded. Revisions that share a file share one model.
     """
     notes = list(notes)
     try:
@@ -164,7 +164,9 @@ class Snapshot:
 
 
 def snapshots(repository: Path, repo: str) -> list[Snapshot]:
-    """Return the snapshots of a repository: the one that ``main`` is at, then the newest ones."""
+    """Return the snapshots of a repository's folder: the one of ``main``, then the others, newest
+    first.
+    """
     try:
         main = (repository / "refs" / DEFAULT_REVISION).read_text().strip()
     except (OSError, ValueError):
@@ -178,8 +180,8 @@ def snapshots(repository: Path, repo: str) -> list[Snapshot]:
 
 
 def files_below(folder: Path, depth: int = DEEPEST) -> Iterator[tuple[str, int]]:
-    """Yield path and bytes of each file below a folder, at most ``depth`` folders down; links to
-    files that do not exist are left out.
+    """Yield (path below ``folder``, bytes) of each file, at most ``depth`` folders down. Hidden
+    folders and links to missing files are left out.
     """
     waiting = [("", 0)]
     while waiting:
@@ -205,7 +207,9 @@ def models_among(
     snapshot: Snapshot,
     notes: Iterable[UnfinishedDownload] = (),
 ) -> Iterator[StoredModel]:
-    """Yield the models that ``files`` (path below ``folder``, and bytes) are."""
+    """Yield the models that ``files`` contain: bytes by path below ``folder``. ``notes``:
+    unfinished downloads of the repository.
+    """
     repo = snapshot.repo
     of: dict[str, Any] = {
         "repo": repo,
@@ -252,8 +256,8 @@ def models_among(
 
 
 def projector_of(path: Path, *, alone: bool) -> Path | None:
-    """Return the projector file of a GGUF: the most likely one beside it; None if that is named for
-    another model, unless this model is ``alone`` there.
+    """Return the most likely projector file beside a GGUF; None without one, and for one whose name
+    is another model's, unless this model is ``alone`` in its folder.
     """
     found = next(iter(projectors_beside(path)), None)
     if found is None or (not alone and named_for_another(found.name, path.name)):
@@ -262,9 +266,9 @@ def projector_of(path: Path, *, alone: bool) -> Path | None:
 
 
 def ggufs_among(files: Iterable[str]) -> list[list[str]]:
-    """Return the GGUF files that are models, the shards of one together; projectors, importance
-    matrices, llama.cpp's vocabularies without weights and files that are larger sets than any real
-    one are left out.
+    """Return the GGUF files that are models, each as a list of its shards. Projectors, importance
+    matrices, llama.cpp's vocabularies without weights, and shards of implausibly large sets are
+    left out.
     """
     groups: dict[str, list[str]] = {}
     for path in sorted(files):
@@ -280,8 +284,8 @@ def ggufs_among(files: Iterable[str]) -> list[list[str]]:
 
 
 def folders_among(files: Mapping[str, int]) -> list[str]:
-    """Return the Hugging Face folders, as prefixes of paths; those inside another one, as
-    sentence-transformers has them, belong to that.
+    """Return the Hugging Face folders as prefixes of paths ("" or "sub/"). A folder inside another
+    one, as sentence-transformers has them, belongs to that.
     """
     prefixes: list[str] = []
     for path in sorted(files, key=lambda path: path.count("/")):
@@ -299,9 +303,10 @@ def folders_among(files: Mapping[str, int]) -> list[str]:
 
 
 def label_of(path: str, repo: str = "") -> tuple[str, str]:
-    """Return the name of a model, in lower case, and the type that its path states.
+    """Return (label, tag) of a model file: its name in lower case, and the type of weights that its
+    path states, "" if none.
 
-    A file whose name says nothing (``model.gguf``) is named for its folder or repository.
+    A file whose name says nothing (``model.gguf``) is named after its folder or repository.
     """
     match = SHARD.fullmatch(path)
     bare = match["stem"] if match else path.removesuffix(".gguf").removesuffix(".GGUF")
@@ -318,7 +323,7 @@ def label_of(path: str, repo: str = "") -> tuple[str, str]:
 
 
 def unfinished_model(repository: Path, repo: str, note: UnfinishedDownload) -> StoredModel:
-    """Return the entry of a download of which no file is whole."""
+    """Return the entry of a download of which no file is complete."""
     first = note.paths[0]
     is_model = first.lower().endswith(".gguf") and not is_projector_name(first)
     inside = first if is_model else ""
@@ -339,7 +344,7 @@ def unfinished_model(repository: Path, repo: str, note: UnfinishedDownload) -> S
 
 
 def stored_at(path: Path) -> StoredModel:
-    """Return the entry of a model's file or folder anywhere on this machine."""
+    """Return the entry of a model's file or folder anywhere on this machine; its ``repo`` is ""."""
     folder = path if path.is_dir() else path.parent
     files = dict(files_below(folder, 1))
     for model in models_among(folder, files, Snapshot()):

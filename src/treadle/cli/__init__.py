@@ -1,4 +1,54 @@
-"""The command line: one file per command. Nothing is imported here that could slow a start."""
+"""The command line: one file per command in ``commands/``, and the modules that they share.
+
+::
+
+    app.py                 the click group: imports the called command, errors to exit codes
+    commands/              one file per command
+    ui/                    terminal input and output: tables, progress bar, Markdown, charts
+
+    options.py             options of several commands: loading, KV cache, sampling
+    default_options.py     options of defaults of answers: chat template, reasoning, sampling
+    generation_options.py  options of one answer, shared by ``run`` and ``chat``
+    engine_options.py      options of ``serve`` that a router passes on to its engines
+    door_options.py        options of a server's access: API keys, TLS, path prefix
+    foreign_options.py     options of other programs, and what to use in their place
+    environment.py         environment variables of options: ``TREADLE_SERVE_PORT``
+    usage.py               library errors as usage errors
+
+    model_type.py          click type of MODEL, with shell completion
+    load.py                MODEL to a path, and to a loaded model, with its warnings
+    speech.py              MODEL to a loaded speech model
+    media_files.py         pictures and sounds on the command line and in a chat
+    tool_servers.py        MCP servers, and the user's approval of their tools' calls
+    bundled.py             entry point of a bundle (``treadle bundle``)
+
+    conversation.py        state of a chat: messages and slash commands
+    settings.py            settings that ``/set`` changes in a chat
+    transcript.py          a conversation as a JSON file
+    reply_view.py          display of one answer, with its reasoning folded
+    stats.py               summary of a run: kernels, speeds, context, memory
+
+    router.py              ``serve`` with several models
+    presets.py             TOML files of models and their options
+    engine_process.py      the engine processes of that server
+    server_client.py       GET requests to a running server
+
+    speed.py               speeds as shares of this machine's measured peaks
+    profile.py             time of each step of a forward pass
+    bench_engines.py       engines that ``bench`` times: treadle, llama.cpp
+    bench_results.py       results of ``bench``, and their table
+    bench_plot.py          chart of ``bench``
+    bench_speech.py        ``bench`` of speech models
+    tune_results.py        results of ``tune``, and their tables
+    tune_plot.py           chart of ``tune``
+
+    model_report.py        facts of a stored model, for ``list`` and ``show``
+    metadata.py            formatting of a file's metadata
+    file_diff.py           comparison of two model files
+    projector.py           projector files in ``plan``, ``bench`` and ``inspect``
+
+This file imports nothing at its top that could slow a start.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +105,7 @@ def run_process() -> None:
 
 
 def end_compile_processes() -> None:
-    """End processes that still compile kernels for later."""
+    """End the processes that compile kernels in the background."""
     from contextlib import suppress
 
     from treadle.jit import kernel

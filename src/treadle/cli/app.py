@@ -1,6 +1,8 @@
-"""The command group: imports the command's file, and turns every outcome into an exit code.
+"""The click group of all commands: imports the called command's file, and turns every outcome into
+an exit code.
 
-click alone, because a start must be quick: see docs/dependencies.md for the cost of others.
+Of other packages only click is imported at the top, because a start must be quick
+(docs/dependencies.md has what each import costs).
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ COMMANDS = {name: text for section in SECTIONS.values() for name, text in sectio
 TAB = "\t"
 _HELP = {"-h", "--help"}
 _ASKED = "treadle.asked"  # key in click's ``meta``: the command's name, the command, its arguments
-# 128 + the signal's number
+# Exit codes; the last two are 128 + the signal's number.
 DONE = 0
 FAILED = 1
 USAGE = 2
@@ -76,8 +78,8 @@ READER_GONE = 141
 
 
 class Commands(click.Group):
-    """Click group with a help line for each command; imports ``treadle/cli/commands/NAME.py`` and
-    takes its ``command`` only when NAME is called.
+    """Click group of all commands. It has their help lines, and imports
+    ``treadle/cli/commands/NAME.py``, whose ``command`` it runs, only when NAME is called.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -94,7 +96,9 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Import the command; for an unknown name raise click.UsageError with a suggestion."""
+        """Return the called command's name, the command, which is imported now, and its arguments.
+        Raises click.UsageError, with a suggestion, for an unknown name.
+        """
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise click.UsageError(unknown_command(args[0]), ctx)
         name, command, rest = super().resolve_command(ctx, args)
@@ -116,7 +120,9 @@ class Commands(click.Group):
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the called command. A usage error gets that command's context and, if an environment
+        variable set the wrong value, the variable's name.
+        """
         with outcomes():
             try:
                 result = super().invoke(ctx)
@@ -131,8 +137,8 @@ class Commands(click.Group):
 
 
 def _asked(ctx: click.Context) -> click.Context:
-    """Return the context of the called command: click's error has none if an option lacks its
-    value.
+    """Return the context of the called command, for an error that has none: click sets none if an
+    option lacks its value.
     """
     name, command, rest = ctx.meta.get(_ASKED, ("", None, []))
     while command is not None:
@@ -144,7 +150,9 @@ def _asked(ctx: click.Context) -> click.Context:
 
 @contextmanager
 def outcomes() -> Iterator[None]:
-    """Turn a closed pipe and Ctrl-C into treadle's exit codes; click would use others."""
+    """Turn Ctrl-C in the block into exit code 130, a closed pipe into 141, and a closed standard
+    output into an error: click's own codes differ.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -162,12 +170,12 @@ def outcomes() -> Iterator[None]:
 
 
 def unknown_command(name: str) -> str:
-    """Return an error message for an unknown command, with a suggestion."""
+    """Return the error message for an unknown command ``name``, with a suggestion."""
     from difflib import get_close_matches
 
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
         return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
-    # A slip is not answered with the command that removes models.
+    # Never suggest ``rm``, which removes models.
     near = get_close_matches(name, [known for known in COMMANDS if known != "rm"])
     if near:
         return f"no such command '{name}'; did you mean '{near[0]}'?"
@@ -214,7 +222,9 @@ def app() -> None:
 
 
 def invoke(argv: Sequence[str] | None) -> int:
-    """Run the command line: output on standard output, everything else on standard error."""
+    """Run the command line, and return its exit code. Results go to standard output; errors and
+    warnings to standard error.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
     args = None if argv is None else list(argv)
@@ -253,7 +263,9 @@ def invoke(argv: Sequence[str] | None) -> int:
 
 
 def fail(message: str, code: int = FAILED, kind: str = "error") -> int:
-    """Write an error or a warning on one line, even if a file name in it has line breaks."""
+    """Write an error or a warning (``kind``) to standard error, and return ``code``. It is one
+    line, even if a file name in it has line breaks.
+    """
     return complain(f"treadle: {kind}: {printable(message, keep=TAB)}", code)
 
 

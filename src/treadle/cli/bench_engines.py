@@ -1,8 +1,8 @@
 """Engines that ``treadle bench`` can time, behind one small interface: treadle and llama.cpp.
 
-Each sequence has its own stream of random tokens (equal streams could share pages). So the tokens
-in the cache after a test are always a prefix of the next test's: ``hold`` truncates or feeds more,
-and no token is processed twice.
+Each sequence has its own stream of random tokens, because equal streams could share pages. The
+cache always holds a prefix of each stream, so ``hold`` only truncates it, or feeds the tokens that
+are missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Streams = Sequence[Sequence[int]]
 
 
 class Contender(Protocol):
-    """An engine that can be timed."""
+    """An engine that can be timed. ``name``: as in the results."""
 
     name: str
 
@@ -40,7 +40,9 @@ class Contender(Protocol):
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
 
     def read(self, n: int) -> None:
-        """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
+        """Prefill the next ``n`` tokens of the first sequence's stream, in batches of the engine's
+        own size.
+        """
 
     def write(self, n: int, n_sequences: int) -> None:
         """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
@@ -58,7 +60,7 @@ def streams(n_sequences: int, n_tokens: int, n_vocab: int) -> list[list[int]]:
 
 
 class Treadle:
-    """treadle itself."""
+    """treadle itself, with a session for each stream of ``ids``."""
 
     name = "treadle"
 
@@ -76,7 +78,9 @@ class Treadle:
                 session.feed(ids[session.n_past : n])
 
     def read(self, n: int) -> None:
-        """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
+        """Prefill the next ``n`` tokens of the first sequence's stream, in batches of the engine's
+        own size.
+        """
         session = self.sessions[0]
         session.feed(self.ids[0][session.n_past : session.n_past + n])
 
@@ -95,8 +99,8 @@ class Treadle:
 
 
 class TreadleEncoder(Treadle):
-    """treadle with an encoder-decoder model. A prompt is read by the encoder; tokens are generated
-    behind one of as many tokens as the test's depth, at least one.
+    """treadle with an encoder-decoder model. The encoder reads the prompt; the decoder generates
+    tokens that attend to a prompt of ``depth`` tokens, at least one.
     """
 
     def __init__(self, model: Any, ids: Streams) -> None:
@@ -106,7 +110,9 @@ class TreadleEncoder(Treadle):
         self.n_source = 0  # tokens of the sessions' prompts
 
     def hold(self, n: int, n_sequences: int) -> None:
-        """Make the first ``n_sequences`` attend to prompts of ``n`` tokens, and hold no others."""
+        """Give the first ``n_sequences`` prompts of ``n`` tokens, at least one, in the encoder, and
+        no tokens in the decoder.
+        """
         n = max(n, 1)
         if self.n_source != n or len(self.sessions) < n_sequences:
             self.close()
@@ -117,8 +123,10 @@ class TreadleEncoder(Treadle):
             session.reset()
 
     def read(self, n: int) -> None:
-        """Encode a prompt of ``n`` tokens, and store its keys and values for the decoder."""
-        self.close()  # their prompts take room
+        """Encode the first ``n`` tokens of the first stream, and compute their keys and values for
+        the decoder. The sessions of ``hold`` are closed first.
+        """
+        self.close()  # their prompts hold pages
         engine = self.model.engine
         source = tuple(self.ids[0][:n])
         with engine.lock:
@@ -133,8 +141,8 @@ class TreadleEncoder(Treadle):
 
 
 class LlamaCpp:
-    """llama.cpp, through llama-cpp-python's binding of its C interface: none of that library's
-    Python code runs between two batches. Flash attention is llama.cpp's default.
+    """llama.cpp, called through llama-cpp-python's binding of the C interface: no other Python code
+    of that package runs between two batches. Flash attention has llama.cpp's default setting.
     """
 
     name = "llama-cpp-python"
@@ -185,7 +193,9 @@ class LlamaCpp:
             self._take(which, n - self.n_held[which])
 
     def read(self, n: int) -> None:
-        """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
+        """Prefill the next ``n`` tokens of the first sequence's stream, in batches of at most BATCH
+        tokens.
+        """
         self._take(0, n)
 
     def write(self, n: int, n_sequences: int) -> None:
@@ -198,7 +208,9 @@ class LlamaCpp:
             self._run([(which, min(BATCH, n - done))])
 
     def _run(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Run one batch: the next tokens of each sequence, and the logits of its last."""
+        """Run one batch. ``parts``: (sequence, number of its next tokens); the last token of each
+        part gets logits. Raises TreadleError if llama.cpp fails.
+        """
         batch = self.batch
         row = 0
         for which, n in parts:

@@ -1,8 +1,8 @@
 """The chart of ``treadle bench --plot``: a roofline, speed by depth, speed by model file.
 
-Panels without data are omitted: the second needs several depths, the third several files. Each
-series (results that differ only in depth) has a colour, each engine a marker shape; markers are
-filled for prefill, hollow for decode.
+Panels without data are omitted: the second needs several depths, the third several files. A series
+is a set of results that differ only in depth. Each series has a colour, each engine a marker shape;
+markers are filled for prefill, hollow for decode. ``top`` and returned bottoms are y in pixels.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from treadle.cli.ui.svg import (
 )
 from treadle.cli.ui.table import scaled, shorten
 
-# of the panels' axes; labels lie outside
+# x of the panels' axes; labels lie outside
 LEFT = 110
 RIGHT = 660
 PLOT_HEIGHT = 300
-ROW_PX = 26  # of a model file
-NAME_CHARS = 34  # of a model file's name, at most
+ROW_PX = 26  # height of a model file's row
+NAME_CHARS = 34  # at most, of a model file's name
 SAMPLES = 60  # points on a line that labels must not cover
 
 
@@ -62,7 +62,9 @@ def series(r: Result) -> Key:
 
 
 def looks_of(results: Sequence[Result]) -> Looks:
-    """Return a colour for each series, in the order of the results; treadle's first."""
+    """Return the style of each series: colour, marker shape by engine, hollow for decode. Series of
+    the first engine in ``results`` come first.
+    """
     engines = list(dict.fromkeys(r.engine for r in results))
     ordered = sorted(results, key=lambda r: engines.index(r.engine))
     looks: dict[Key, SeriesStyle] = {}
@@ -76,7 +78,9 @@ def looks_of(results: Sequence[Result]) -> Looks:
 
 
 def subtitle(results: Sequence[Result]) -> str:
-    """Return the models, the threads and the meaning of the markers."""
+    """Return the subtitle: the model or the number of models, the threads, and the statistic that
+    is drawn (medians, with lowest and highest).
+    """
     models = list(dict.fromkeys(r.model for r in results))
     what = models[0] if len(models) == 1 else f"{len(models)} model files"
     threads = sorted({r.threads for r in results})
@@ -86,7 +90,7 @@ def subtitle(results: Sequence[Result]) -> str:
 
 
 def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) -> float:
-    """Draw each series' marker and name in columns, and the meaning of filled and hollow ones;
+    """Draw each series' marker and name in columns, and the meaning of filled and hollow markers;
     return the bottom.
     """
     first = {series(r): r for r in reversed(results)}
@@ -111,7 +115,7 @@ def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) 
 
 
 def kind_of(r: Result) -> str:
-    """Return ``pp`` or ``tg``."""
+    """Return the kind of a result's test: ``pp`` (prefill) or ``tg`` (decode)."""
     return r.test.rstrip("0123456789")
 
 
@@ -128,10 +132,10 @@ def tip(r: Result) -> str:
 
 
 def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
-    """Draw operations a second over operations a byte, with the limits of memory and arithmetic.
+    """Draw operations a second over operations per byte read, with the limits of memory and
+    arithmetic; return the bottom, None if no operations were counted.
 
-    The other engine is drawn as if it did treadle's work at its own speed: nothing else is known of
-    it.
+    The other engine's work is not counted: its points assume treadle's bytes and operations.
     """
     points = [(r, *place) for r in results if (place := intensity(r, results))]
     if not points:
@@ -196,7 +200,9 @@ def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float
 
 
 def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | None:
-    """Return operations a byte and operations a second; None if they were not counted."""
+    """Return a result's operations per byte read and operations a second; None if they were not
+    counted. Another engine's come from treadle's result of the same work, at its own speed.
+    """
     ours = next((o for o in results if o.work == r.work and o.bytes_s and o.ops_s), None)
     if ours is None or not ours.bytes_s or not ours.ops_s:
         return None
@@ -209,7 +215,9 @@ def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | Non
 def draw_by_depth(
     canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 ) -> float | None:
-    """Draw tokens a second over the tokens already in the cache."""
+    """Draw tokens a second over the tokens already in the cache; return the bottom, None for one
+    depth.
+    """
     depths = sorted({r.depth for r in results})
     if len(depths) < 2:
         return None
@@ -241,7 +249,9 @@ def draw_by_depth(
 
 
 def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
-    """Return the timed depths, without those whose labels would overlap the previous one."""
+    """Return ticks (depth, label) at the timed depths, except those whose label would overlap the
+    previous one.
+    """
     ticks: list[tuple[float, str]] = []
     for depth in depths:
         text = f"{depth}"
@@ -251,7 +261,9 @@ def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
 
 
 def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) -> str:
-    """Return the test's name and everything else that varies among the results."""
+    """Return the test's name, and those of sequences, depth (``with_depth``), threads and format
+    that vary among ``results``.
+    """
     words = [r.test]
     if r.sequences > 1:
         words.append(f"× {r.sequences}")
@@ -268,7 +280,7 @@ def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) 
 
 
 def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
-    """Draw tokens a second of each file, test by test."""
+    """Draw tokens a second of each file, test by test; return the bottom, None for one file."""
     models = list(dict.fromkeys(r.model for r in results))
     if len(models) < 2:
         return None
@@ -299,7 +311,9 @@ def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 
 
 def test_name(r: Result, results: Sequence[Result]) -> str:
-    """Return a test's name with what distinguishes it from the others."""
+    """Return the heading of a test: its name, what varies among the results of its model, and
+    whether it is prefill or decode.
+    """
     one_model = [other for other in results if other.model == r.model]
     name = series_name(r, one_model, with_depth=True)
     return f"{name}: {'reads a prompt' if kind_of(r) == 'pp' else 'writes'}"
@@ -313,7 +327,9 @@ def row(
     left: float,
     at: float,
 ) -> None:
-    """Draw one file in one test: a marker for each engine with its speed."""
+    """Draw the results of one file in one test, one for each engine: markers with their speeds, at
+    the y of ``at``. The file's name ends at the x of ``left``.
+    """
     r = results[0]
     canvas.text(left - 12, at + 4, shorten_name(r), "ink", "end")
     canvas.line(x.start, at, x.end, at, "grid")

@@ -13,9 +13,11 @@ from treadle.machine.topology import busy
 
 @dataclass(frozen=True)
 class Result:
-    """One result: speeds are of the median repetition, of all sequences together.
+    """One result of a test. Speeds are in tokens a second of all sequences together; ``tok_s`` is
+    the median repetition's.
 
-    Only the speed of the other engine is known: the fields about work are None.
+    The work of an engine other than treadle is not counted: bytes_s, ops_s, share_of_peak, peak and
+    shares are None.
     """
 
     test: str  # pp512, tg128
@@ -34,7 +36,7 @@ class Result:
     # The peak that bounds most of the time: "bandwidth" ("caches" if memory could not be
     # measured), "int8", "bf16", "f32".
     peak: str | None
-    shares: dict[str, float] | None  # of each of these peaks that the steps use
+    shares: dict[str, float] | None  # share of each peak that the steps use
     peaks: dict[str, float]  # medians during the test: bytes or operations a second
     # Share of the processor time that the threads wanted and got; None if the test was too short.
     processor_time_share: float | None = None
@@ -49,7 +51,9 @@ class Result:
 
     @property
     def work(self) -> tuple[str, str, int, int, int]:
-        """The timed work: results that agree in it differ only in the engine."""
+        """The timed work: model, test, depth, threads, sequences. Results with the same work differ
+        only in the engine.
+        """
         return self.model, self.test, self.depth, self.threads, self.sequences
 
 
@@ -83,18 +87,18 @@ USUAL = {"threads": None, "depth": 0, "sequences": 1}  # not worth printing
 
 
 def varying(results: Sequence[Result]) -> list[str]:
-    """Return those of FACTS, and "engine", that vary among the results."""
+    """Return those of "engine" and the names in FACTS whose values differ among the results."""
     return [f for f in ("engine", *FACTS) if len({getattr(r, f) for r in results}) > 1]
 
 
 def say_facts(results: Sequence[Result]) -> None:
-    """Print the file, its format, and the facts that all of its results share."""
+    """Print the file's name, its format, and the values of FACTS that all of its results share."""
     first = results[0]
     vary = varying(results)
     given = {f: getattr(first, f) for f in FACTS if f not in vary}
     facts = [FACTS[f][1].format(value) for f, value in given.items() if value != USUAL[f]]
     if first.device and "threads" in given and all(r.device for r in results):
-        facts[0] = f"on {printable(first.device)}"  # its threads only wait
+        facts[0] = f"on {printable(first.device)}"  # CPU threads only wait for the device
     text = ", ".join([printable(first.model), first.format, *facts])
     heading(text.replace(" 1 threads", " 1 thread"))
 
@@ -121,7 +125,7 @@ def print_speeds(results: Sequence[Result]) -> None:
 
 
 def picture_text(result: Result) -> str:
-    """Format the time of encoding a picture."""
+    """Format a result of ``--image``: the size that was encoded, patches, rows, seconds, FLOP/s."""
     facts = result.picture or {}
     sides = " x ".join(map(str, reversed(facts["resized"])))
     return (
@@ -131,7 +135,7 @@ def picture_text(result: Result) -> str:
 
 
 def share_of(result: Result) -> str:
-    """Format the share of the peak, such as ``86% bandwidth, 95% stream``."""
+    """Format the share of the peak that bounds the test, such as ``86% bandwidth, 95% stream``."""
     text = f"{result.share_of_peak:.0%} {result.peak or ''}"
     if result.peak == BANDWIDTH and STREAM in (result.shares or {}):
         text += f", {(result.shares or {})[STREAM]:.0%} {STREAM}"

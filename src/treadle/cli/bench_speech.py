@@ -1,4 +1,4 @@
-"""``treadle bench`` of speech models: how many times faster than the sound they are."""
+"""``treadle bench`` of speech models: encoding, decoding, and the speed against real time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ N_TEXT = 100
 class SpeechResult:
     """Times of one model, medians of the repetitions.
 
-    window_s: seconds of sound of a window. encode_s: seconds that encoding one takes. tok_s: tokens
-    a second of one text. times_faster: than the sound, with N_TEXT tokens a window, or of the given
-    sound as it is transcribed. sound: its file's name, "" without one. sound_s: its length.
+    window_s: seconds of sound in a window. encode_s: seconds to encode one. tok_s: tokens a second
+    of decoding one text. times_faster: seconds of sound over seconds of work, for a window with
+    N_TEXT tokens or, if a sound is given, for its transcription. sound: that file's name, ""
+    without one. sound_s: its seconds.
     """
 
     model: str
@@ -51,7 +52,7 @@ def bench_speech(
     sound: Path | None,
     progress: ProgressBar,
 ) -> list[SpeechResult]:
-    """Time each model with each number of threads."""
+    """Time each model with each number of threads, and return a result for each pair."""
     results: list[SpeechResult] = []
     for path, name in zip(paths, names, strict=True):
         for n_threads in threads:
@@ -68,7 +69,9 @@ def time_recognizer(
     sound: Path | None,
     progress: ProgressBar,
 ) -> SpeechResult:
-    """Time a model on noise of one window, and on a sound if one is given."""
+    """Time encoding and decoding of one window of noise, ``repeat`` times, and the transcription of
+    the file ``sound`` once, if one is given.
+    """
     from treadle.media.mel import log_mel
     from treadle.media.sound_buffer import RATE
     from treadle.speech.warm import warm_model

@@ -37,9 +37,11 @@ GENERAL = {"-h", "--help", "--version"}
 def arguments(
     typed: Sequence[str], own: str, bundled: BundleHeader, commands: Sequence[str], talks: bool
 ) -> list[str]:
-    """Return treadle's arguments for ``typed``, the arguments of the bundle ``own``.
+    """Return the command line of ``treadle`` for a bundle that was called with ``typed``.
 
-    ``talks``: standard input is a terminal.
+    ``own``: the bundle's path, which takes the place of MODEL. ``bundled``: its command and default
+    arguments, used if ``typed`` does not begin with one of ``commands``. ``talks``: standard input
+    is a terminal; else the command ``chat`` becomes ``run``.
     """
     first, rest = (typed[0], list(typed[1:])) if typed else ("", [])
     if first in GENERAL:
@@ -53,19 +55,21 @@ def arguments(
             command = "run"  # a prompt, or one from a pipe
     name = ["--alias", bundled.name.removesuffix(".gguf")]
     if command == "batch" and not any(word.startswith(("-m", "--model")) for word in rest):
-        return [command, "--model", own, *name, *rest]  # else the package's own model
+        return [command, "--model", own, *name, *rest]  # else the packaged model would answer
     if command not in OF_MODELS:
         return [command, *rest]
     return [command, own, *(name if command == "serve" else []), *rest]
 
 
 def own_file() -> Path:
-    """Return the bundle that this process was started from."""
+    """Return the path of the bundle that this process was started from."""
     return Path(os.path.realpath(os.environ.get("PEX") or sys.argv[0]))
 
 
 def remember(folder: str | None) -> None:
-    """Record where the program is unpacked, so that the next start is quick (``front.py``)."""
+    """Record in ``folder`` which Python ran the unpacked program, so that ``bundle/front.py``
+    starts it at once the next time. Does nothing if the folder cannot be written.
+    """
     name = os.environ.get("TREADLE_BUNDLE")
     if folder and name and not os.path.exists(os.path.join(folder, name)):
         with suppress(OSError):  # the next start is only slower
@@ -75,7 +79,7 @@ def remember(folder: str | None) -> None:
 
 
 def keep_kernels(folder: str | None) -> None:
-    """Cache compiled kernels next to the program if the usual folder is not writable."""
+    """Cache compiled kernels in ``folder`` if the usual cache folder is not writable."""
     from treadle.errors import CacheError
     from treadle.jit import cache
 

@@ -40,9 +40,8 @@ OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a line: a note to print, and whether the model answers next.
-
-    ``failed``: the note explains why the line could not be executed.
+    """Result of one input line. ``note``: text to print. ``ask``: the model answers next.
+    ``leave``: the chat ends. ``failed``: the line could not be executed; the note says why.
     """
 
     note: str = ""
@@ -68,18 +67,20 @@ class AnswerCost:
 
     @property
     def looked(self) -> str:
-        """The prompt's pictures and sounds, and the time of encoding them."""
+        """The prompt's pictures and sounds, and the seconds of encoding them, as text; "" without
+        any.
+        """
         return usage_text(self.media, self.timings.media_s) if self.media else ""
 
     @property
     def n_read(self) -> int:
-        """Prompt tokens that were not cached."""
+        """Prompt tokens that were prefilled: those that were not cached."""
         return self.timings.n_prompt - self.timings.n_cached
 
 
 def wrote(turns: Sequence[AnswerCost]) -> str:
-    """Return the number of generated tokens and the decode speed. The speed excludes each turn's
-    first token, which comes from the prefill.
+    """Return the number of generated tokens and the decode speed as text. The speed excludes each
+    answer's first token, which comes from the prefill.
     """
     n = sum(turn.timings.n_generated for turn in turns)
     n_timed = sum(max(0, turn.timings.n_generated - 1) for turn in turns)
@@ -87,23 +88,23 @@ def wrote(turns: Sequence[AnswerCost]) -> str:
 
 
 def read(turns: Sequence[AnswerCost]) -> str:
-    """Return the number of prefilled tokens and their speed."""
+    """Return the number of prefilled tokens and their speed as text."""
     n = sum(turn.n_read for turn in turns)
     return rated(str(n), n, sum(turn.timings.prefill_s for turn in turns))
 
 
 def rated(text: str, n_timed: int, seconds: float) -> str:
-    """Return ``text`` with tokens per second if anything was timed."""
+    """Append the speed to ``text``, tokens per second, unless nothing was timed."""
     return f"{text}, {n_timed / seconds:.1f} tokens/s" if seconds > 0 and n_timed else text
 
 
 @dataclass
 class Conversation:
-    """All messages, and the slash commands that change them.
+    """The messages of a chat, and the slash commands that change them.
 
-    ``check`` is called before settings change, and raises for those that the model cannot have;
-    ``look`` is called with a picture or sound before it is attached, returns its size in words, and
-    raises for one that the model cannot read.
+    ``check`` is called before settings change, and raises for those that the model cannot use;
+    ``look`` is called before a picture or sound is attached, returns its size as text, and raises
+    for one that the model cannot read.
     """
 
     system: str = ""
@@ -122,8 +123,8 @@ class Conversation:
     # -- input ---------------------------------------------------------------------------------
 
     def enter(self, line: str) -> Outcome:
-        """Handle one entry: a message, a command that starts with a slash ("//" is a slash), or
-        pictures dropped on the terminal, which are paths alone.
+        """Handle one entry: a message, a command that begins with a slash (a message may begin with
+        "//" for "/"), or only paths of pictures and sounds, which are attached.
         """
         if not line.strip():
             return Outcome()
@@ -156,8 +157,8 @@ class Conversation:
     # -- prompts and answers --------------------------------------------------------------------
 
     def request(self, n_dropped: int | None = None) -> list[Message]:
-        """Return the messages for the model, without the first ``n_dropped``; a prefill comes last,
-        as the start of its answer.
+        """Return the messages for the model, without the first ``n_dropped`` (None: as many as are
+        dropped now). A prefill is added as the beginning of the assistant's next message.
         """
         said = self.messages[self.n_dropped if n_dropped is None else n_dropped :]
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -168,8 +169,8 @@ class Conversation:
         return head + said + tail
 
     def turn_ends(self) -> list[int]:
-        """Return the counts of messages that can be dropped: those before each user message but the
-        first.
+        """Return the numbers of messages that may be dropped from the start: each leaves a user's
+        message first.
         """
         first = self.n_dropped + 1
         return [i for i in range(first, len(self.messages)) if self.messages[i]["role"] == "user"]
@@ -181,8 +182,8 @@ class Conversation:
         reasoning: str = "",
         calls: Sequence[ToolCall] = (),
     ) -> None:
-        """Record the model's answer, without the prefill that it began with, ``reasoning`` that
-        the model will read again, and calls whose results follow.
+        """Record an answer: its ``text`` after the prefill, ``reasoning`` that later prompts
+        include, and tool calls whose results follow as messages.
         """
         more: dict[str, Any] = {REASONING: reasoning} if reasoning else {}
         if calls:
@@ -192,18 +193,20 @@ class Conversation:
             ]
         self.messages.append({"role": "assistant", "content": self.prefill + text, **more})
         self.prefill = ""
-        if not calls:  # else the line is answered behind their results
+        if not calls:  # else the answer to this line follows the results
             self._before = None
         if turn is not None:
             self.turns.append(turn)
 
     def remove_calls(self) -> None:
-        """Remove the calls of the last answer: they were not run."""
+        """Remove the tool calls from the last answer: they were not run."""
         if self.messages:
             self.messages[-1].pop(CALLS, None)
 
     def unanswered(self) -> None:
-        """Undo a line that could not be answered: a message, or the change by /retry or /swap."""
+        """Undo the last line, which could not be answered: a message, or the change by /retry or
+        /swap.
+        """
         if self._before is not None:
             self.messages, self.n_dropped, self.attached = self._before
             self._before = None
@@ -308,7 +311,7 @@ class Conversation:
 
     def swap(self, _: str) -> Outcome:
         """Swap roles: you continue as the assistant, the model as the user."""
-        self.n_dropped = 0  # calls and results go: it counted them
+        self.n_dropped = 0  # it counted calls and results, which are removed
         self.messages = [
             {"role": OTHER_ROLE[m["role"]], "content": m["content"]}
             for m in self.messages

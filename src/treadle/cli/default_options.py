@@ -97,8 +97,8 @@ MAX_TOKENS = click.option(
 
 
 def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of ``treadle.load`` for the given options. Invalid ones raise
-    click.UsageError before a model is loaded.
+    """Return keyword arguments of ``treadle.load`` for the options that were given. Raises
+    click.UsageError for invalid ones, before a model is loaded.
     """
     from treadle.api.defaults import read_defaults
 
@@ -114,13 +114,15 @@ def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_names(defaults: Mapping[str, Any]) -> str:
-    """Return the options of template and reasoning that were given, in words."""
+    """Return the option spellings of the settings in ``defaults``:
+    ``--chat-template, --reasoning``.
+    """
     return ", ".join(f"--{name.replace('_', '-')}" for name in defaults)
 
 
 def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults with a template's text instead of its file, which other machines may
-    lack.
+    """Return ``defaults`` with the chat template's text in place of its file, which other machines
+    may lack.
     """
     if "chat_template" not in defaults:
         return defaults

@@ -1,4 +1,4 @@
-"""Options of a server's door: files of keys and of TLS, a prefix of paths."""
+"""Options of a server's access: file of API keys, TLS certificate and key, prefix of all paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = click.Path(path_type=Path)
 
 
 def path_prefix(text: str) -> str:
-    """Read a prefix of paths. Raises click.BadParameter."""
+    """Parse a prefix of URL paths, such as ``/llm``. Raises click.BadParameter."""
     from treadle.server.http.path_prefix import read_prefix
 
     try:
@@ -58,15 +58,15 @@ _OPTIONS = (
 
 
 def door_options(function: F) -> F:
-    """Add the options of the door to a command."""
+    """Add the options of this file to a command."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def check_files(settings: Mapping[str, Any]) -> None:
-    """Read the files of the door, so that wrong ones are told before a model is loaded. Raises
-    FileError and click.UsageError.
+    """Read the certificate, the private key and the file of API keys, so that errors in them are
+    reported before a model is loaded. Raises FileError and click.UsageError.
     """
     certificate = settings["ssl_cert_file"]
     if certificate is None and settings["ssl_key_file"] is not None:

@@ -1,5 +1,5 @@
-"""Options of ``treadle serve`` that are an engine's, as a router passes them on and presets write
-them.
+"""The options of ``treadle serve`` that apply to one model's engine: a router passes them on to its
+engine processes, and a file of presets may set them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treadle.server.requests.service import ServerSettings
 
 ARGS = "treadle.serve.args"  # key in click's ``meta``: the command's arguments
-# Parameters of ``serve`` that are an engine's, and may stand in a preset.
+# Parameters of ``serve`` that apply to one model's engine, and may be set in a preset.
 OF_ENGINES = frozenset(
     (
         *(
@@ -41,12 +41,12 @@ OF_ENGINES = frozenset(
         *("mcp", "mcp_timeout", "mcp_max_chars", "mcp_rounds"),
     )
 )
-# Those of the door that each engine must have too.
+# Options of the server's access that each engine must have too.
 PASSED_ON = frozenset(("log", "log_text", "metrics", "props"))
 
 
 class ServeCommand(ModelCommand):
-    """The command ``serve``, which keeps its arguments for the engines of a router."""
+    """The command ``serve``; keeps its unparsed arguments in ``ctx.meta`` for ``engine_args``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises click.UsageError."""
@@ -58,7 +58,8 @@ class ServeCommand(ModelCommand):
 class CheckedOptions:
     """The options of ``serve`` after their checks.
 
-    loading: settings of ``treadle.load``. settings: of the server, without its MCP servers.
+    models: the MODEL arguments. loading: keyword arguments of ``treadle.load``. settings: of the
+    HTTP server; its MCP servers are started later, from ``tool_servers``.
     """
 
     models: Sequence[str]
@@ -68,28 +69,32 @@ class CheckedOptions:
 
 
 class ServeRole:
-    """Takes the place of ``serve``'s own server, as the context's ``obj``, once all options are
-    checked.
+    """Replaces the end of ``serve``: if click's ``ctx.obj`` is one, ``serve`` checks its options,
+    calls ``take`` and returns, without loading or serving anything itself.
     """
 
     def take(self, checked: CheckedOptions) -> None:
-        """Take the options."""
+        """Use the checked options."""
         raise NotImplementedError
 
 
 class OptionCheck(ServeRole):
-    """Keeps the settings of ``treadle.load`` that options of a preset mean, and serves nothing."""
+    """Checks options of ``serve`` and keeps the keyword arguments of ``treadle.load`` that they
+    mean, for presets; serves nothing.
+    """
 
     def __init__(self) -> None:
         self.loading: dict[str, Any] = {}
 
     def take(self, checked: CheckedOptions) -> None:
-        """Keep the settings."""
+        """Keep ``checked.loading``."""
         self.loading = checked.loading
 
 
 def engine_args(context: click.Context) -> list[str]:
-    """Return the arguments of the command line that each engine gets."""
+    """Return the part of the command line, and of the environment's options, that a router passes
+    to each engine, as arguments.
+    """
     given: list[str] = context.meta.get(ARGS, [])
     values, _, order = context.command.make_parser(context).parse_args(args=[*given])
     result: list[str] = []
@@ -109,12 +114,14 @@ def engine_args(context: click.Context) -> list[str]:
 
 
 def is_engines(param: click.Parameter) -> bool:
-    """Return whether an option is an engine's: one of the load, of answers, or of sampling."""
+    """Return whether an option applies to one model's engine: loading, defaults of answers,
+    sampling.
+    """
     return isinstance(param, SamplingOption) or param.name in OF_ENGINES
 
 
 def written(param: click.Parameter, value: Any) -> Iterator[str]:
-    """Yield an option with its value, as it is typed."""
+    """Yield an option and its value as command-line arguments, one for each value."""
     long = [name for name in param.opts if name.startswith("--")]
     name = (long or param.opts)[-1]
     if getattr(param, "is_flag", False):

@@ -1,7 +1,7 @@
 """The engine processes of ``treadle serve`` with several models: ``python -m`` this module.
 
-With ``--warm`` it imports everything and forks engines; without, it is one engine, whose order is
-the first line of standard input.
+With ``--warm`` the process imports everything, and then forks engines on request. Without, it is
+one engine; the first line of standard input is its order (``EngineOrder`` as JSON).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ FAILED = 1
 
 
 def run_engine(value: Mapping[str, Any], report: int, life: int) -> int:
-    """Load and serve the model of an order; return the exit code. ``report``: descriptor of the
-    pipe to the router; ``life``: of the one that ends with it.
+    """Load and serve the model of an order (``EngineOrder`` as JSON); return the exit code.
+    ``report``: descriptor of the pipe on which the router gets progress and errors; ``life``: of a
+    pipe whose other end the router holds: when that is closed, this process ends.
     """
     import click
 
@@ -78,7 +79,7 @@ def run_engine(value: Mapping[str, Any], report: int, life: int) -> int:
 
 
 class ReportedProgress(ProgressBar):
-    """The progress of a load, on the pipe to the router."""
+    """Sends the progress of loading to the router, in place of a bar on the terminal."""
 
     def __init__(self, pipe: ReportPipe) -> None:
         super().__init__()
@@ -91,20 +92,20 @@ class ReportedProgress(ProgressBar):
 
 
 class EngineLoad(ServeRole):
-    """Loads the model of an order with the options' settings, and serves it to the router."""
+    """Loads the model of an order with the checked options, and serves it to the router."""
 
     def __init__(self, order: EngineOrder, pipe: ReportPipe) -> None:
         self.order = order
         self.pipe = pipe
 
     def take(self, checked: CheckedOptions) -> None:
-        """Load and serve. Raises TreadleError."""
+        """Load the model and serve it until the router ends. Raises TreadleError."""
         from treadle.cli.load import find_model, keeps_states, load_model, warn_of_template
         from treadle.cli.speech import load_recognizer, speech_model_path
         from treadle.cli.ui.table import remark
 
         loading = checked.loading
-        if loading.get("kv_tokens"):  # the default size, not one that options name
+        if loading.get("kv_tokens"):  # the default size: no option names one
             loading["kv_bytes"] = self.order.kv_bytes
         progress = ReportedProgress(self.pipe)
         own = replace(
@@ -131,7 +132,7 @@ class EngineLoad(ServeRole):
 
 
 def main() -> int:
-    """Run the warm process, or one engine."""
+    """Run the process that forks engines (``--warm``), or one engine; return the exit code."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "--warm" in sys.argv[1:]:
         from treadle.server.router.spawner import preload

@@ -1,6 +1,6 @@
 """Environment variables of options: ``TREADLE_SERVE_PORT`` sets ``--port`` of ``treadle serve``.
 
-Imported only where such a variable is set, or help is asked for.
+Imported only if such a variable is set, or if help is requested.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ WITH_ARGUMENTS = {"serve": "MODEL"}  # commands whose argument has a variable, t
 
 
 def name_variables(command: click.Command, name: str) -> None:
-    """Give each option of a command, or of those in a group, its variables, which ``click`` then
-    reads; the command line wins. Variables that an option has already stay. Warns of set variables
-    that no option has.
+    """Let click read each option of the command ``name``, or of a group's commands, from
+    environment variables too; the command line wins, and variables that an option has already still
+    work. Warns of variables with the command's prefix that belong to no option.
     """
     known: list[str] = []
     for words, each in commands_of(command, name):
@@ -28,7 +28,7 @@ def name_variables(command: click.Command, name: str) -> None:
         for param in each.params:
             if variables := variables_of(param, prefix, WITH_ARGUMENTS.get(words)):
                 own = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
-                param.envvar = list(dict.fromkeys([*variables, *own]))  # may be called again
+                param.envvar = list(dict.fromkeys([*variables, *own]))  # it may run twice
                 known += variables
         each.epilog = epilog(each, prefix)
     for variable in os.environ:
@@ -39,7 +39,7 @@ def name_variables(command: click.Command, name: str) -> None:
 
 
 def commands_of(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield a command with its words ("cluster serve"), or those of a group."""
+    """Yield (words, command): the command itself, or those of a group, such as "cluster serve"."""
     if not isinstance(command, click.Group):
         yield name, command
         return
@@ -48,13 +48,13 @@ def commands_of(command: click.Command, name: str) -> Iterator[tuple[str, click.
 
 
 def prefix_of(words: str) -> str:
-    """Return what a command's variables begin with: ``TREADLE_CLUSTER_SERVE_``."""
+    """Return the prefix of a command's variables: ``TREADLE_CLUSTER_SERVE_`` of "cluster serve"."""
     return f"{PREFIX}{words.upper().translate({32: '_', 45: '_'})}_"
 
 
 def variables_of(param: click.Parameter, prefix: str, argument: str | None = None) -> list[str]:
-    """Return the variables of an option, one for each of its long spellings. ``argument``: the name
-    in that of the command's argument, if it has one.
+    """Return the variables of a parameter, one for each long spelling of an option. ``argument``:
+    the word that ends the variable of the command's argument; None: it has none.
     """
     if isinstance(param, click.Argument):
         return [prefix + argument] if argument else []
@@ -74,8 +74,8 @@ def epilog(command: click.Command, prefix: str) -> str | None:
 
 
 def named_in_error(error: click.UsageError, ctx: click.Context) -> click.UsageError:
-    """Return an error about a variable's value that names it, in place of the option. One that is
-    about no single option names all variables that the command read.
+    """Return a usage error that names the environment variable which set the wrong value. An error
+    about no single option gets a list of all variables that were read.
     """
     param = error.param if isinstance(error, click.BadParameter) else None
     if param is not None:
@@ -93,6 +93,6 @@ def named_in_error(error: click.UsageError, ctx: click.Context) -> click.UsageEr
 
 
 def variables_set(param: click.Parameter) -> list[str]:
-    """Return those of a parameter's variables that have a value."""
+    """Return the names of a parameter's variables that are set and not empty."""
     names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
     return [name for name in names if os.environ.get(name)]

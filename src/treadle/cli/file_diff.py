@@ -22,7 +22,9 @@ Rows = npt.NDArray[np.intp]
 
 
 def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, Any]:
-    """Return all differences: metadata, presence of tensors, shapes, formats, weights."""
+    """Return all differences of two model files as a JSON object: metadata, presence of tensors,
+    shapes, formats, weights. ``progress(stage, done, total)`` counts tensors.
+    """
     order = order_of_b(a, b)
     names = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
     rows = []
@@ -42,10 +44,10 @@ def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, A
 
 
 def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
-    """Return the row order of B's query and key tensors, if its RoPE pairs other rows than A's.
+    """Return how B's rows of query and key tensors are ordered, if RoPE pairs other rows in A.
 
-    The result is a function of a tensor's name and its number of rows: for each row of A, its index
-    in B, or None for the same order.
+    The result is a function of a tensor's name and its number of rows. It returns for each row of A
+    the index of the same row in B, or None if the order is the same.
     """
     try:
         config, other = load_config(a), load_config(b)
@@ -100,8 +102,8 @@ def compare_tensors(
     pool: ThreadPoolExecutor,
     order_of: Callable[[str, int], Rows | None] = lambda name, n: None,
 ) -> dict[str, Any]:
-    """Compare one tensor: ``rmse``, ``relative`` (to the root mean square of A's weights) and
-    ``largest`` are errors of the weights, None if they cannot be compared.
+    """Compare one tensor. ``rmse``, ``relative`` (``rmse`` over the root mean square of A's
+    weights) and ``largest`` are differences of the weights, None if they cannot be compared.
     """
     some = a or b
     assert some is not None
@@ -125,7 +127,9 @@ def compare_tensors(
 
 
 def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
-    """Return whether the bytes are equal, with B's rows in A's order."""
+    """Return whether the bytes of two tensors are equal. ``order``: index in B of each row of A,
+    None for the same.
+    """
     if order is None:
         return all(map(np.array_equal, a.arrays, b.arrays))
     n = len(order)
@@ -135,8 +139,8 @@ def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
 def errors(
     a: Tensor, b: Tensor, pool: ThreadPoolExecutor, order: Rows | None
 ) -> dict[str, float | None]:
-    """Return the differences of B's weights from A's, computed in strips of rows; None if not
-    finite.
+    """Return ``rmse``, ``relative`` and ``largest`` of B's weights against A's, computed in strips
+    of rows; None for a value that is not finite.
     """
     assert a.format is not None
     assert b.format is not None

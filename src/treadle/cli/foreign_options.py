@@ -1,4 +1,4 @@
-"""Options of other programs that people type from habit, and what to use here."""
+"""Options of other programs that users type from habit, and treadle's options in their place."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ ADVICE = {
 
 
 def advice(args: Sequence[str], known: Collection[str]) -> str | None:
-    """Return what to use in place of the first foreign option among ``args``; None if there is
-    none. ``known``: the command's own options.
+    """Return a message about the first option in ``args`` that belongs to another program: what to
+    use here. None if there is none. ``known``: options that this command has itself.
     """
     for arg in args:
         name = arg.partition("=")[0]

@@ -43,7 +43,7 @@ class ConstraintFile:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Settings of the next answer."""
+    """Settings of one answer, from the command line."""
 
     sampling: Sampling = field(default_factory=Sampling)
     given: tuple[str, ...] = ()  # fields set by options; the others are the model file's
@@ -53,13 +53,15 @@ class GenerationOptions:
     constraint: ConstraintFile | None = None
 
     def with_model_defaults(self: Options, model: Model) -> Options:
-        """Return a copy with the model file's recommended sampling where no option is given."""
+        """Return a copy whose sampling is the one that the model file recommends, except for fields
+        that options set.
+        """
         usual = model.sampling
         given = {name: getattr(self.sampling, name) for name in self.given}
         return replace(self, sampling=replace(usual, **given), usual=usual)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of ``Model.generate``."""
+        """Return keyword arguments of ``Model.generate``."""
         rule = self.constraint
         return {
             "sampling": self.sampling,
@@ -80,7 +82,9 @@ class GenerationOptions:
 
 
 def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
-    """Read the given constraint file. Raises click.UsageError for two, OSError, FileError."""
+    """Read the grammar or schema file of ``files`` (setting to path), if one is given. Raises
+    click.UsageError for both, OSError, FileError.
+    """
     given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
     if len(given) > 1:
         raise click.UsageError("--grammar and --json-schema exclude each other")

@@ -1,4 +1,4 @@
-"""From a MODEL argument to a loaded model: names, downloads, suggestions, progress."""
+"""From a MODEL argument to a path and a loaded model: names, downloads, suggestions, warnings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
 
 MAX_TEXT = 1 << 30  # most bytes of a text file
-WORTH_ASKING = 1 << 28  # bytes of a model from which free memory is checked
+WORTH_ASKING = 1 << 28  # least bytes of a model for which free memory is checked
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
 
 
 def is_model(word: str) -> bool:
-    """Return whether ``word`` is a MODEL rather than a PROMPT, if only one of them was given. Of
-    the short names only a whole one is: a part of it may be the beginning of a text.
+    """Return whether a lone word of ``treadle run`` is MODEL, not PROMPT: an ``hf:`` name, a file,
+    a Hugging Face folder, a name in .gguf, or a downloaded model's whole short name (a part of one
+    may be the beginning of a prompt).
     """
     if word.startswith("hf:") or os.path.isfile(word):
         return True
@@ -55,12 +56,13 @@ def find_model(
     to_run: bool = True,
     projector: bool | None = False,
 ) -> Path:
-    """Return the file or Hugging Face directory of MODEL. ``hf:`` names are downloaded, with
-    ``to_run`` only if the model fits into free memory; ``projector``: with the model's projector,
-    see ``hub.download``. What is no path may be the short name of a downloaded model.
+    """Return the path of MODEL: a file, a Hugging Face folder, the first shard of a split file, the
+    only model in another folder, an ``hf:`` name, which is downloaded, or a downloaded model's
+    short name. ``to_run``: refuse safetensors that exceed free memory. ``projector``: whether a
+    download includes the model's projector, as of ``hub.download``.
 
-    Raises FileError, with the nearest names in the folder and those of downloaded models, if there
-    is no such file.
+    Raises FileError, with similar names in the folder and among downloaded models, if there is no
+    such model.
     """
     if ref.startswith("hf:"):
         from treadle.hub import download
@@ -86,8 +88,8 @@ def find_model(
 
 
 def find_downloaded(ref: str) -> Path | None:
-    """Return the downloaded model that a short name means, and say which if the name is only a part
-    of its own; None if it fits none. Raises FileError if it fits several.
+    """Return the path of the downloaded model that a short name means, None if it fits none. Prints
+    which model that is if ``ref`` is only a part of its name. Raises FileError if it fits several.
     """
     from treadle.catalog.names import find_named, whole_names
 
@@ -100,7 +102,7 @@ def find_downloaded(ref: str) -> Path | None:
 
 
 def near_downloads(ref: str) -> str:
-    """Return a suggestion: downloaded models with names like ``ref``, or ""."""
+    """Return the end of an error message: downloaded models with names like ``ref``, or ""."""
     from treadle.catalog.names import similar_models
 
     similar = similar_models(ref)
@@ -122,8 +124,8 @@ def find_projector(ref: str, progress: ProgressBar | None = None) -> Path:
 
 
 def read_text(file: str, most: int | None = None) -> str:
-    """Return the text of FILE, which must be UTF-8; "-" is standard input. Raises FileError for
-    more than ``most`` bytes, by default MAX_TEXT: ``/dev/zero`` has no end.
+    """Return the UTF-8 text of FILE; "-" is standard input. Raises FileError for other encodings
+    and for more than ``most`` bytes, by default MAX_TEXT: ``/dev/zero`` has no end.
     """
     octets = read_bytes(file, most)
     try:
@@ -133,7 +135,9 @@ def read_text(file: str, most: int | None = None) -> str:
 
 
 def read_bytes(file: str, most: int | None = None) -> bytes:
-    """Return the bytes of FILE, with the limits of ``read_text``."""
+    """Return the bytes of FILE; "-" is standard input. Raises FileError for more than ``most``
+    bytes, by default MAX_TEXT.
+    """
     most = MAX_TEXT if most is None else most
     parts = []
     left = most
@@ -148,8 +152,8 @@ def read_bytes(file: str, most: int | None = None) -> bytes:
 
 
 def read_lines() -> list[str]:
-    """Return the lines of standard input, without blank ones at its end. Raises FileError for other
-    blank lines.
+    """Return the lines of standard input, without blank lines at its end. Raises FileError for a
+    blank line elsewhere.
     """
     lines = [line.removesuffix("\r") for line in read_text("-").split("\n")]
     while lines and not lines[-1].strip():
@@ -162,12 +166,14 @@ def read_lines() -> list[str]:
 
 
 def counted(what: str) -> Callable[[int], str]:
-    """Return a function that names the i-th item, from 0 on: "line 1"."""
+    """Return a function that names an index, from 0 on: ``counted("line")(0)`` is "line 1"."""
     return lambda i: f"{what} {i + 1}"
 
 
 def near_names(path: Path) -> str:
-    """Return a suggestion: the files with the most similar names, else the models in the folder."""
+    """Return the end of an error message: the files in the folder with the most similar names, else
+    some of its models, else "".
+    """
     from difflib import get_close_matches
 
     folder = path.parent
@@ -189,13 +195,15 @@ def near_names(path: Path) -> str:
 
 
 def listing(folder: Path) -> str:
-    """Return a few of the models in ``folder``, or ""."""
+    """Return the end of an error message: at most five models in ``folder``, or ""."""
     models = sorted(folder.glob("*.gguf"))
     return "; the folder has " + listed([*map(str, models)], 5) if models else ""
 
 
 def keeps_states(path: Path) -> bool:
-    """Return whether layers of a model keep a state. Raises FileError and UnsupportedError."""
+    """Return whether layers of a model keep a state of each sequence (``StateSpec``), beside or in
+    place of keys and values. Raises FileError and UnsupportedError.
+    """
     from treadle.convert.open import open_model
     from treadle.models.cache_spec import StateSpec
     from treadle.models.graphs import GRAPHS
@@ -215,12 +223,13 @@ def load_model(
     reads_media: bool = False,
     **settings: Any,
 ) -> Model:
-    """Load the given MODEL, or without one the model inside the package.
+    """Load MODEL, None for the model inside the package, print warnings about its settings, and
+    record its use.
 
-    ``settings`` are those of `treadle.load`; None means its default. ``context`` is the user's
-    choice, with a warning if it exceeds the trained context; ``room`` is a measurement's need,
-    without a warning. ``reads_media``: pictures or sounds will be read, so that the projector is
-    downloaded even if the model was here without it.
+    ``settings``: keyword arguments of ``treadle.load``; None means the default. ``context``: the
+    user's choice of tokens, with a warning if the model was trained for fewer; ``room``: tokens
+    that a measurement needs, without a warning. ``reads_media``: the projector is downloaded even
+    if the model was downloaded before without it.
     """
     # A command without options for pictures needs no projector, and neither does one that names it.
     wanted = settings.get("mmproj", False) is None and (reads_media or None)
@@ -265,7 +274,7 @@ def load_model(
 
 @contextmanager
 def _warnings_said(progress: ProgressBar) -> Iterator[None]:
-    """Print warnings of the library, one a line, without their source location."""
+    """Print the library's warnings after the block, one a line, without their source location."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
@@ -303,7 +312,7 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
 
 
 def _warn_of_no_marks(model: Model, progress: ProgressBar) -> None:
-    """Warn that a reasoning budget has no effect."""
+    """Warn that a reasoning budget has no effect: the chat template has no reasoning marks."""
     from treadle.chat.tools import dialect_of
 
     if dialect_of(model.template).thought is None:
@@ -312,7 +321,7 @@ def _warn_of_no_marks(model: Model, progress: ProgressBar) -> None:
 
 
 def _warn_of_no_history(model: Model, progress: ProgressBar) -> None:
-    """Warn that ``--reasoning-preserve`` has no effect."""
+    """Warn that ``--reasoning-preserve`` has no effect: the template has no variable for it."""
     from treadle.chat.tools import keeps_reasoning
 
     if not keeps_reasoning(model.template):
@@ -324,8 +333,8 @@ def _warn_of_no_history(model: Model, progress: ProgressBar) -> None:
 
 
 def warn_of_template(model: Model, progress: ProgressBar) -> None:
-    """Warn of a file's own chat template that no conversation is possible with. (One of
-    ``--chat-template`` is an error.)
+    """Warn that a file's own chat template refuses plain messages, so that no conversation is
+    possible. (For ``--chat-template`` that is an error.)
     """
     from treadle.chat.template.override import check_plain
 
@@ -353,7 +362,7 @@ def device_name(model: Model) -> str | None:
 
 
 def from_disk(model: Model) -> str:
-    """Return a warning if the model does not fit into memory, else ""."""
+    """Return a warning that tokens will read weights from disk; "" if the model fits in memory."""
     from treadle.devices.cpu.residence import shortage
 
     short = shortage(model.gguf.paths)

@@ -1,4 +1,4 @@
-"""Pictures and sounds on the command line and in a chat: files that the user names or drops."""
+"""Pictures and sounds that the user names on the command line or drops on a chat."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class MediaFile:
 
     @property
     def part(self) -> dict[str, str]:
-        """The part of a message that stands for it."""
+        """The part of a chat message for this file: ``{"type": "image", "image": source}``."""
         return {"type": self.kind, self.kind: self.source}
 
     @property
     def name(self) -> str:
-        """The name in messages: that of the file, or the address."""
+        """The name for messages to the user: the file's name, or the address."""
         from treadle.media.address_policy import is_address
 
         return self.source if is_address(self.source) else Path(self.source).name
 
 
 def open_media_file(name: str) -> MediaFile:
-    """Return a file that the user names, of the kind that its first bytes tell; ``~`` and
-    ``file://`` are resolved. An address, whose bytes are not here yet, counts as a picture.
+    """Return the picture or sound that the user names; its first bytes tell which of them. ``~``
+    and ``file://`` are resolved. An address, which is not fetched here, counts as a picture.
 
-    Raises FileError if there is no such file, UnsupportedError for one of another kind.
+    Raises FileError for a file that cannot be read, UnsupportedError for another kind of file.
     """
     from treadle.media.address_policy import is_address
 
@@ -73,8 +73,8 @@ def open_media_file(name: str) -> MediaFile:
 
 
 def split_paths(text: str) -> list[str]:
-    """Return the paths in a typed or dropped text: with quotes, with escaped blanks, or one path
-    with plain blanks.
+    """Split a typed or dropped text into paths: quoted, with escaped spaces, or one existing path
+    with plain spaces.
     """
     text = text.strip()
     if os.path.exists(os.path.expanduser(text)):
@@ -90,8 +90,8 @@ def split_paths(text: str) -> list[str]:
 
 
 def dropped_files(line: str) -> list[MediaFile]:
-    """Return the files of a message that is only paths of existing pictures or sounds, as a
-    terminal writes them when files are dropped on it; else none.
+    """Return the files if ``line`` consists only of paths of existing pictures and sounds, as a
+    terminal writes them when files are dropped on it; else [].
     """
     line = line.strip()
     if not line or len(line) > LONGEST or "\n" in line:
@@ -110,7 +110,7 @@ def _is_file(name: str) -> bool:
 
 
 def check_reads(model: Model, files: Sequence[MediaFile]) -> None:
-    """Raise UnsupportedError if a model does not read files of these kinds."""
+    """Raise UnsupportedError if the model does not read one of these files' kinds."""
     if not files:
         return  # without opening a projector
     have = model.modalities
@@ -125,8 +125,9 @@ def check_reads(model: Model, files: Sequence[MediaFile]) -> None:
 
 
 def message_parts(text: str, files: Sequence[MediaFile]) -> list[dict[str, str]]:
-    """Return a message's parts: files stand where the text has ``<__media__>``, or before it if it
-    has none. Raises click.UsageError if there are not as many markers.
+    """Return the parts of a message: files take the places of ``<__media__>`` in the text, or stand
+    before it if it has no such marker. Raises click.UsageError if there are not as many markers as
+    files.
     """
     if not files:
         return [{"type": "text", "text": text}]
@@ -143,8 +144,8 @@ def message_parts(text: str, files: Sequence[MediaFile]) -> list[dict[str, str]]
 
 
 def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
-    """Format the pictures and sounds of a prompt, their tokens, and the time of encoding those that
-    were not in the cache; "" for a prompt without any.
+    """Format the pictures and sounds of a prompt with their tokens, and ``seconds``, the time of
+    encoding those that were not cached; "" for a prompt without any.
     """
     if not usage:
         return ""
@@ -167,7 +168,7 @@ class MediaPath(click.ParamType[MediaFile]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> MediaFile:
-        """Return the file; a missing one is an error before a model is loaded."""
+        """Return the file. Raises FileError for a missing one, before a model is loaded."""
         if isinstance(value, MediaFile):
             return value
         return open_media_file(value)

@@ -36,8 +36,8 @@ def written(value: object) -> str:
 
 
 def shortest(value: float) -> str:
-    """Format a number with the fewest digits: most files hold f32, which Python shows with f64's
-    digits.
+    """Format a number with the fewest digits that identify it as f32, if it is one: Python would
+    show f64's digits.
     """
     import numpy as np
 

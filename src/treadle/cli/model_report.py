@@ -18,7 +18,7 @@ DAY = 86400
 
 
 def report_of(named: NamedModel) -> dict[str, Any]:
-    """Return the facts of a model, as JSON has them."""
+    """Return the facts of a model as a JSON object."""
     model = named.model
     facts = facts_of(model)
     speed = usual_speed(model.path)
@@ -50,14 +50,14 @@ def report_of(named: NamedModel) -> dict[str, Any]:
 
 
 def type_of(model: StoredModel, facts: ModelFacts) -> str | None:
-    """Return the type of a model's weights: the one that its file's name states, else the one of
-    most weights.
+    """Return the type of a model's weights: the one in its file's name, else the one of most bytes;
+    None if unknown.
     """
     return model.tag or facts.format or None
 
 
 def progress_of(model: StoredModel) -> str:
-    """Return how much of an unfinished download has arrived."""
+    """Return how much of an unfinished download has arrived: ``1.2 GiB of 4.0 GiB``."""
     done = model.n_bytes
     whole = 0
     if model.unfinished is not None:
@@ -67,7 +67,9 @@ def progress_of(model: StoredModel) -> str:
 
 
 def reads(report: Mapping[str, Any]) -> str:
-    """Return what a model reads besides text, or what it gives in place of text."""
+    """Return what a model reads, and what it gives if not text: ``text, pictures``,
+    ``text; gives vectors``; "partial" or "not supported" for a model that treadle does not run.
+    """
     if report["problem"]:
         return "partial" if report["state"] == "partial" else "not supported"
     if report["gives"] == SPEECH_TEXT:
@@ -78,7 +80,9 @@ def reads(report: Mapping[str, Any]) -> str:
 
 
 def fits(report: Mapping[str, Any]) -> str:
-    """Return whether a model fits into memory: "yes", "no", "not now", "" if unknown."""
+    """Return whether a model fits into memory: "yes", "no", "not now" (only if other programs free
+    some), "" if unknown.
+    """
     if report["fits"] is None:
         return ""
     if not report["fits"]:

@@ -13,7 +13,9 @@ HELP_SHOWN = 60  # characters
 
 
 class ModelType(click.Path):
-    """A path, ``hf:OWNER/REPO`` or a short name; ``cli.load.find_model`` reads it."""
+    """Parameter type of MODEL: a path, ``hf:OWNER/REPO`` or a short name; ``cli.load.find_model``
+    resolves it. ``stored_only``: completion offers no files.
+    """
 
     def __init__(self, *, stored_only: bool = False) -> None:
         super().__init__(readable=False)
@@ -22,7 +24,7 @@ class ModelType(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the short names that begin so, then those of files unless ``stored_only``."""
+        """Return the short names that begin with ``incomplete``, then matching files."""
         from click.shell_completion import CompletionItem
 
         items = [
@@ -36,8 +38,8 @@ class ModelType(click.Path):
 
 
 def short_names() -> list[tuple[str, str]]:
-    """Return the short names of the models on this machine, and where each comes from; [] if they
-    cannot be listed, because a completion shows no errors.
+    """Return (short name, origin) of the models on this machine; [] if they cannot be listed,
+    because completion shows no errors.
     """
     from treadle.catalog.names import name_models
     from treadle.catalog.stored import find_stored

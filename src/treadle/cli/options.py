@@ -21,12 +21,12 @@ SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 
 
 class SamplingOption(click.Option):
-    """A sampling option: listed under its own heading in the help."""
+    """A sampling option; the help lists these under a heading of their own."""
 
 
 class Picture(click.Path):
-    """Parameter type of an image file to write; its name is not empty (``Path("")`` is the current
-    folder).
+    """Parameter type of an image file to write. An empty name is refused: ``Path("")`` is the
+    current folder.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Picture(click.Path):
 
 
 class Number(click.FloatRange):
-    """Parameter type of a number that is not nan: nan passes click's ranges, because every
+    """Parameter type of a float that is not NaN. click's ranges accept NaN, because every
     comparison with it is false.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a float; infinity is allowed only for open ranges, where it means no limit."""
+        """Return a float. Infinity is accepted only if the minimum is open: it means no limit."""
         number = super().convert(value, param, ctx)
         if math.isnan(number) or (math.isinf(number) and not self.min_open):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -53,8 +53,8 @@ class Number(click.FloatRange):
 
 
 class ModelCommand(click.Command):
-    """A command with sampling options, which its help lists after the others. To an option of
-    another program it answers what to use here.
+    """A command with sampling options, which its help lists last. For an option of another program
+    its error message names treadle's own.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -71,7 +71,7 @@ class ModelCommand(click.Command):
             raise click.UsageError(said, ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under two headings."""
+        """Write the options under the headings "Options" and "Sampling"."""
         for heading, wanted in (("Options", False), ("Sampling", True)):
             records = [
                 record
@@ -86,7 +86,9 @@ class ModelCommand(click.Command):
 
 
 def bias(text: str) -> tuple[int, float]:
-    """Parse ``ID+BIAS`` or ``ID-BIAS``, as llama.cpp has it; ``ID-inf`` forbids the token."""
+    """Parse a logit bias as llama.cpp does: ``ID+BIAS`` or ``ID-BIAS``; ``ID-inf`` forbids the
+    token.
+    """
     at = min((i for i in (text.find("+"), text.find("-")) if i > 0), default=0)
     try:
         return int(text[:at]), float(text[at:])
@@ -96,7 +98,7 @@ def bias(text: str) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class AnswerOption:
-    """One setting of an answer: as a command-line option, and for ``/set`` in a chat."""
+    """One setting of an answer: an option of the command line, and a name for ``/set`` in chat."""
 
     name: str
     flags: str
@@ -118,7 +120,7 @@ class AnswerOption:
 
     @property
     def names(self) -> list[str]:
-        """Names that it has in a chat."""
+        """Names that ``/set`` accepts: the setting's, and its options' without dashes."""
         return [self.name, *map(plain, self.flags.split())]
 
     def parse(self, text: str) -> Any:
@@ -138,11 +140,11 @@ class AnswerOption:
         return kind.convert(text, None, None)
 
     def is_default(self, text: str) -> bool:
-        """Return whether the text means the default; "none" does if the default is empty."""
+        """Return whether ``text`` means the default: "default", or "none" if that is empty."""
         return text.lower() == "default" or (text.lower() == "none" and not self.default)
 
     def written(self, value: Any) -> str:
-        """Format a value as it may be typed."""
+        """Format a value as ``/set`` would accept it."""
         if value is None or value in ((), {}):
             return "none"
         if isinstance(value, bool):
@@ -157,7 +159,7 @@ class AnswerOption:
 
 
 def quoted(text: str) -> str:
-    """Quote one of several strings."""
+    """Quote one of several strings, so that ``AnswerOption.parse`` reads it back."""
     if not text.isprintable() or text in ("none", "default"):
         return repr(text)
     import shlex
@@ -166,7 +168,7 @@ def quoted(text: str) -> str:
 
 
 def plain(name: str) -> str:
-    """Convert an option's spelling to a setting's name."""
+    """Convert an option to a setting's name: ``--top-k`` to ``top_k``."""
     return name.lstrip("-").lower().replace("-", "_")
 
 
@@ -245,7 +247,7 @@ OF_SAMPLING = (
 
 
 def token_limit(text: Any) -> int | None:
-    """Parse a token limit, 1 or more; -1 means no limit, which is None."""
+    """Parse a token limit of 1 or more; -1 (no limit) becomes None."""
     limit = int(click.INT.convert(text, None, None))
     if limit < 1 and limit != -1:
         raise click.BadParameter(f"{limit} tokens: expected 1 or more, or -1 for no limit")
@@ -253,7 +255,9 @@ def token_limit(text: Any) -> int | None:
 
 
 def option(setting: AnswerOption) -> Callable[[Function], Function]:
-    """Make the click option of a setting; without a value it leaves the default."""
+    """Make the click option of a setting. If it is not given, its value is None: the default
+    applies.
+    """
     given: dict[str, Any] = {"type": setting.kind, "multiple": setting.multiple}
     shown = ""
     if setting.kind is bool:
@@ -273,8 +277,8 @@ def packed(
     options: Sequence[Callable[[Function], Function]],
     build: Callable[[dict[str, Any]], Any] = dict,
 ) -> Callable[[Function], Function]:
-    """Return a decorator that adds ``options`` and passes, as ``name``, ``build`` of a dict of
-    their values.
+    """Return a decorator for a click command: it adds ``options``, and replaces their values, named
+    ``fields``, by one argument ``name``, the result of ``build`` on a dict of them.
     """
 
     def decorate(function: Function) -> Function:
@@ -390,12 +394,12 @@ KV_SIDES = "treadle.kv"  # key in click's ``meta``: the types of keys and of val
 
 
 def _kv_side(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Keep the type of keys or values for ``_kv``."""
+    """Keep the value of ``--kv-k`` or ``--kv-v`` in ``ctx.meta``, for ``_kv``."""
     ctx.meta[f"{KV_SIDES}.{param.name}"] = value
 
 
 def _kv(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the type of the KV cache, or two, KEYS-VALUES."""
+    """Return the type of the KV cache, KEYS-VALUES if the two differ; None if not given."""
     sides = [ctx.meta.get(f"{KV_SIDES}.{name}") for name in ("kv_k", "kv_v")]
     if sides == [None, None]:
         return value
@@ -404,7 +408,7 @@ def _kv(ctx: click.Context, param: click.Parameter, value: str | None) -> str | 
 
 
 def kv_options(command: Function) -> Function:
-    """Add the options of the KV cache's types, one parameter of the command."""
+    """Add ``--kv``, ``--kv-k`` and ``--kv-v``, which arrive as one parameter ``kv``."""
     kinds = click.Choice(KV_TYPES, case_sensitive=False)
     for name, what in (("--kv-v", "values"), ("--kv-k", "keys")):
         command = click.option(
@@ -487,7 +491,7 @@ def media_host(text: str) -> str:
     return text.lower()
 
 
-# Of commands that answer requests of others.
+# Options of commands that answer other users' requests.
 MEDIA_URLS = click.option(
     "--media-urls",
     is_flag=True,
@@ -506,7 +510,7 @@ MEDIA_HOSTS = click.option(
 
 
 def check_media_hosts(media_urls: bool, media_hosts: Sequence[str]) -> None:
-    """Raise click.UsageError for hosts although no addresses are fetched."""
+    """Raise click.UsageError for ``--media-host`` without ``--media-urls``."""
     if media_hosts and not media_urls:
         raise click.UsageError("--media-host needs --media-urls")
 
@@ -549,8 +553,8 @@ OF_WRITING = (*OF_LOAD, *OF_MEDIA, "cache_dir", "cache_bytes", "speculate", "dra
 
 
 def projector(mmproj: str | None, no_mmproj: bool) -> str | bool | None:
-    """Return ``mmproj`` of ``treadle.load`` for the two options: a file, False for none, None for
-    the model's own. Raises click.UsageError if both are given, or an empty name.
+    """Return ``mmproj`` of ``treadle.load``: a file, False for none, None for the model's own.
+    Raises click.UsageError if both options are given, or an empty name.
     """
     if mmproj is not None and no_mmproj:
         raise click.UsageError("--mmproj and --no-mmproj exclude each other")
@@ -560,14 +564,16 @@ def projector(mmproj: str | None, no_mmproj: bool) -> str | bool | None:
 
 
 def _media(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as settings of ``treadle.load``."""
+    """Return ``values`` as keyword arguments of ``treadle.load``: ``no_mmproj`` becomes a part of
+    ``mmproj``.
+    """
     no_mmproj = values.pop("no_mmproj")
     return {**values, "mmproj": projector(values["mmproj"], no_mmproj)}
 
 
 def _writing(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as settings of ``treadle.load``. Raises click.UsageError for options that
-    contradict or need each other.
+    """Return ``values`` as keyword arguments of ``treadle.load``. Raises click.UsageError for
+    options that exclude or need each other.
     """
     if values["cache_bytes"] is not None and values["cache_dir"] is None:
         raise click.UsageError("--cache-mib needs --cache-dir")
@@ -575,7 +581,9 @@ def _writing(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drafting(values: dict[str, Any]) -> dict[str, Any]:
-    """The same for options without page files."""
+    """Return ``values`` as keyword arguments of ``treadle.load``, for commands without
+    ``--cache-dir``. Raises click.UsageError for ``--draft`` with ``--no-speculate``.
+    """
     if values["draft"] is not None and values["speculate"] is False:
         raise click.UsageError("--no-speculate and --draft exclude each other")
     return _media(values)

@@ -10,8 +10,8 @@
     aliases = ["gpt-4o"]
     temperature = 0.2               # any option of a model of `treadle serve`, without dashes
 
-Keys are the long options of ``serve``, and each value is checked as if it were typed. Relative
-files are beside the file of presets.
+Keys are the long options of ``serve``; each value is checked as if it were typed. Relative paths
+are relative to the folder of the presets file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from treadle.server.router.served_model import MemoryRequest, ServedModel
 
 TABLES = ("defaults", "models")
 OWN = ("model", "aliases", "pinned", "idle")  # keys that are no options of ``serve``
-# Parameters that may name a file, those that name nothing else, and those with a number behind it.
+# Parameters that may name a file, those that can only name one, and the sign before a number that
+# may follow the file.
 FILES = ("mmproj", "draft", "lora", "control_vectors", "chat_template", "mcp")
 MUST_BE_THERE = ("mmproj", "lora", "control_vectors", "mcp")
 SCALED = {"lora": "=", "control_vectors": ":"}
 FOLDERS = ("cache_dir", "slot_save_path")
-# Names of other programs, which are too far from ours for a guess.
+# Keys of other programs, spelled too differently from treadle's for a guess.
 OTHERS = {"path": "model", "file": "model", "name": "aliases", "alias": "aliases"}
 OTHERS |= {"ctx": "context", "num_ctx": "context", "ctx_size": "context", "n_ctx": "context"}
 OTHERS |= {"keep_alive": "idle", "ttl": "idle", "idle_unload": "idle", "lora_adapters": "lora"}
@@ -58,8 +59,9 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Presets:
-    """A file's models; those without a MODEL are settings of one that is found elsewhere.
-    ``default_args``: options for every model.
+    """The contents of a presets file. ``models``: one for each table; a table without the key
+    ``model`` has an empty ``ref``, and sets options of a model that a folder or the library
+    provides. ``default_args``: options for every model.
     """
 
     models: tuple[ServedModel, ...] = ()
@@ -68,7 +70,10 @@ class Presets:
     def options(
         self, command: click.Command, args: Sequence[str], loading: dict[str, Any]
     ) -> EngineOptions:
-        """Return the options of engines. ``args``: those of the command line, which win."""
+        """Return the options of all engines. ``command``: ``serve``; ``args``: options of the
+        command line, which win; ``loading``: the keyword arguments of ``treadle.load`` that they
+        mean.
+        """
         whole = joined(command, self.default_args, args)
         if self.default_args:
             loading = check_args(command, whole)
@@ -80,8 +85,8 @@ NO_PRESETS = Presets()
 
 
 def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Presets:
-    """Read a file of presets. ``command``: ``serve``; ``args``: its options of the command line,
-    which win. Raises FileError that names the key.
+    """Read a presets file. ``command``: ``serve``; ``args``: options of the command line, which
+    win. Raises FileError that names the key.
     """
     if sys.version_info < (3, 11):
         raise TreadleError("--presets needs Python 3.11 or newer, which reads TOML")
@@ -102,7 +107,7 @@ def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Pre
 
 
 class PresetReader:
-    """Reads the tables of one file."""
+    """Reads the tables of one presets file."""
 
     def __init__(self, path: Path, command: click.Command, args: tuple[str, ...]) -> None:
         self.path = path
@@ -116,7 +121,9 @@ class PresetReader:
                         self.params[plain(name)] = param
 
     def model(self, name: str, own: Mapping[str, Any], defaults: tuple[str, ...]) -> ServedModel:
-        """Return the model of one table. Raises FileError."""
+        """Return the model of the table ``models.NAME``. ``own``: the table; ``defaults``:
+        arguments of ``[defaults]``. Raises FileError.
+        """
         where = f"models.{name}"
         if not name.strip() or not name.isprintable():
             raise self.error("models", f"the name {name!r}", "a printable name")
@@ -141,7 +148,9 @@ class PresetReader:
         )
 
     def ref(self, where: str, value: Any) -> str:
-        """Return MODEL: "" without one. Raises FileError for a file that is not there."""
+        """Return the path or ``hf:`` name of the key ``model``, "" without the key. Raises
+        FileError for a model that is not there.
+        """
         if value is None:
             return ""
         if not isinstance(value, str) or not value:
@@ -159,7 +168,9 @@ class PresetReader:
             raise self.error(f"{where}.model", str(error), "") from None
 
     def idle(self, where: str, value: Any) -> float | None:
-        """Return the seconds of ``idle``; negative ones mean never."""
+        """Return the seconds of the key ``idle``, infinity for negative ones (never), None without
+        the key.
+        """
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
@@ -167,7 +178,9 @@ class PresetReader:
         return math.inf if value < 0 else float(value)
 
     def args_of(self, where: str, own: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the options of a table as arguments. Raises FileError for an unknown key."""
+        """Return the options of a table as command-line arguments. Raises FileError for an unknown
+        key and an invalid value.
+        """
         known = [*OWN, *self.params] if where != "defaults" else [*self.params]
         check_keys(self.path, where, own, known)
         result: list[str] = []
@@ -180,7 +193,9 @@ class PresetReader:
         return tuple(result)
 
     def written(self, where: str, param: click.Parameter, key: str, value: Any) -> Iterable[str]:
-        """Return the arguments of one key. Raises FileError for a value of another kind."""
+        """Return the command-line arguments of one key. Raises FileError for a value of a wrong
+        type.
+        """
         if getattr(param, "is_flag", False):
             if not isinstance(value, bool):
                 raise self.error(where, f"found {value!r:.60}", "true or false")
@@ -193,7 +208,9 @@ class PresetReader:
         return written(param, [self.text(where, param, each) for each in values])
 
     def text(self, where: str, param: click.Parameter, value: Any) -> str:
-        """Return a value as it is typed; files beside the file of presets are found there."""
+        """Return a value as text, as it would be typed; a relative path becomes an absolute one,
+        from the folder of the presets file. Raises FileError.
+        """
         if isinstance(value, dict):
             return json.dumps(value)
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -215,8 +232,9 @@ class PresetReader:
         return text
 
     def checked(self, where: str, args: tuple[str, ...], alone: bool = False) -> dict[str, Any]:
-        """Return settings of ``treadle.load`` for arguments. ``alone``: one option, without those
-        that it needs. Raises FileError.
+        """Check arguments of ``serve``; return the keyword arguments of ``treadle.load`` that they
+        mean. ``alone``: check one option without others that it needs; nothing is returned then.
+        Raises FileError.
         """
         try:
             return check_args(self.command, args, parse_only=alone)
@@ -226,15 +244,15 @@ class PresetReader:
             raise self.error(where, str(error), "") from None
 
     def error(self, where: str, found: str, expected: str) -> FileError:
-        """Return the error for a key."""
+        """Return a FileError about the key ``where``."""
         return FileError(found, path=str(self.path), where=where, expected=expected or None)
 
 
 def joined(
     command: click.Command, weaker: Sequence[str], stronger: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the arguments of two sources. Of an option that may be repeated, the values of the
-    stronger one replace those of the other, as click does with the last value of the others.
+    """Return the arguments of two sources. An option that may be repeated, if ``stronger`` has it,
+    loses all of its values in ``weaker``; of other options click uses the last value anyway.
     """
     repeated = {name for each in command.params if is_repeatable(each) for name in each.opts}
     given = {arg.partition("=")[0] for arg in stronger} & repeated
@@ -249,8 +267,9 @@ def is_repeatable(param: click.Parameter) -> bool:
 def check_args(
     command: click.Command, args: Sequence[str], parse_only: bool = False
 ) -> dict[str, Any]:
-    """Return settings of ``treadle.load`` for arguments of ``serve``. Raises click.ClickException
-    and TreadleError as the command does.
+    """Check arguments of ``serve``; return the keyword arguments of ``treadle.load`` that they
+    mean, nothing with ``parse_only``. Raises click.ClickException and TreadleError as the command
+    does.
     """
     check = OptionCheck()
     with command.make_context("treadle serve", [*args], obj=check) as context:
@@ -260,12 +279,14 @@ def check_args(
 
 
 def plain(key: str) -> str:
-    """Return a key as options spell it, without dashes in front."""
+    """Return a key in the spelling of an option, without leading dashes: ``top_k`` as ``top-k``."""
     return key.lstrip("-").lower().replace("_", "-")
 
 
 def check_keys(path: Path, where: str, own: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise FileError for a key that is not known, with what was probably meant."""
+    """Raise FileError for a key of the table ``own`` that is not in ``known``; it suggests similar
+    keys.
+    """
     known = list(known)
     for key in own:
         if key in known or plain(key) in known:
@@ -280,7 +301,7 @@ def check_keys(path: Path, where: str, own: Mapping[str, Any], known: Iterable[s
 
 
 def table(path: Path, where: str, value: Any) -> dict[str, Any]:
-    """Return a table. Raises FileError for another value."""
+    """Return ``value`` if it is a TOML table. Raises FileError for anything else."""
     if not isinstance(value, dict):
         raise FileError(f"found {value!r:.60}", path=str(path), where=where, expected="a table")
     return value

@@ -1,12 +1,13 @@
 """Profile of a forward pass: time of each step and each kind of step, and whether they add up.
 
-A step's time runs from the end of the previous step to the end of its own last item, stamped by the
-thread that finished that item. So waiting for the slowest thread counts for the step waited for,
-the hand-over for the step that begins, and no time between the first step's start and the last
-one's end is omitted.
+A step's time runs from the end of the previous step to the end of its own last item; the thread
+that finishes that item reads the clock. So waiting for the slowest thread counts for the step that
+it works on, the hand-over counts for the next step, and no time between the first step's start and
+the last one's end is omitted.
 
-The whole pass is measured separately, as a caller sees it: without stamps, and with Python's work
-around the compiled loop (laying out the batch, waking the threads, copying logits).
+The whole pass is timed in separate runs, as a caller sees it: without those clock readings, and
+with Python's work around the compiled loop (laying out the batch, waking the threads, copying
+logits).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from treadle.cli.ui.progress import ProgressBar
 from treadle.models.graphs import main_output
 from treadle.models.switch import without_control_tokens
 
-RUNS = 7  # of each kind, after one to warm up
+RUNS = 7  # of steps and of whole passes each, after one to warm up
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Profile:
 
     @property
     def ratio(self) -> float:
-        """The sum of the steps over the whole."""
+        """The sum of the steps' times over the whole pass's time."""
         return self.sum_s / self.whole_s
 
 
 def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> Profile:
-    """Time the steps of ``n_tokens`` at ``depth`` cached tokens, and the whole, alternately."""
+    """Time a run of ``n_tokens`` after ``depth`` cached tokens: its steps, and the whole,
+    alternately.
+    """
     from treadle.api.model import BatchItem  # type: ignore[attr-defined]
 
     session = model.session()
@@ -76,10 +79,11 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
 
 
 def summary_of(stamped: Sequence[Mapping[str, float]], wholes: Sequence[float]) -> Profile:
-    """Return the mean of the faster half of the runs of each kind.
+    """Return the mean of the faster half of the runs: ``stamped`` with seconds by step label,
+    ``wholes`` with seconds of whole passes.
 
-    Means of whole runs add up, unlike medians of steps; the faster half, because other programs can
-    only add time.
+    Means of runs add up, medians of steps do not; the faster half, because other programs can only
+    add time.
     """
     n = (len(stamped) + 1) // 2
     quick = sorted(stamped, key=lambda run: fsum(run.values()))[:n]
@@ -90,7 +94,9 @@ def summary_of(stamped: Sequence[Mapping[str, float]], wholes: Sequence[float]) 
 def facts_of(
     steps: Sequence[Any], parts: Sequence[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
-    """Return the work of some steps, and its speed if they were run, as JSON."""
+    """Return the bytes and operations of ``steps`` and, with a profile, their seconds, speeds and
+    share of a peak, as JSON has them. ``parts``: (cached tokens, new tokens) of each sequence.
+    """
     work = PassCost.of(steps, [(parts, 1)], peaks)
     facts: dict[str, Any] = {"n_bytes": work.n_bytes, "n_flops": work.ops}
     if profile is None:
@@ -109,7 +115,7 @@ def facts_of(
 def kinds_of(
     steps: Sequence[Any], profile: Profile, parts: Sequence[tuple[int, int]], peaks: Peaks
 ) -> list[dict[str, Any]]:
-    """Sum up the steps by kind; the kind that took longest comes first."""
+    """Sum up the steps by kind (``part_of``); the kind that took longest comes first."""
     groups: dict[str, list[Any]] = {}
     for step in steps:
         groups.setdefault(part_of(step.kernel), []).append(step)

@@ -51,7 +51,7 @@ class ImageSizeType(click.ParamType[ImageSize]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> ImageSize:
-        """Return the size; it is within the limits of pictures."""
+        """Return the size; fails for one beyond the limits of pictures (``MediaLimits``)."""
         if isinstance(value, ImageSize):
             return value
         words = str(value).lower().replace("×", "x").split("x")
@@ -69,8 +69,9 @@ class ImageSizeType(click.ParamType[ImageSize]):
 
 @dataclass(frozen=True, eq=False)
 class TowerSteps:
-    """The steps of one plan of a projector file. ``parts``: rows of its pictures or tiles, in the
-    form of ``Step.work``; ``prefix``: of the labels, in a file for pictures and sounds.
+    """The steps of one plan of a projector file. ``parts``: (0, rows) of each picture or tile in
+    the run, as ``Step.work`` takes them; ``prefix``: of the labels, "" unless the file is for
+    pictures and sounds.
     """
 
     engine: TowerEngine
@@ -79,7 +80,7 @@ class TowerSteps:
 
     @property
     def n_rows(self) -> int:
-        """Rows of one run."""
+        """Rows of one run, all parts together."""
         return sum(n for _, n in self.parts)
 
     @property
@@ -88,12 +89,16 @@ class TowerSteps:
         return list(self.engine.plan_for(self.n_rows).plan.steps)
 
     def row_of(self, step: Any, profile: Profile | None, peaks: Peaks) -> dict[str, Any]:
-        """Return a step's facts, and its speed if it was run."""
+        """Return a step's label, kernel, shape, bytes and operations, and its speed if it was
+        timed.
+        """
         row = {"label": self.prefix + step.label, "kernel": step.kernel, "shape": list(step.shape)}
         return row | facts_of([step], self.parts, profile, peaks)
 
     def profile(self, progress: ProgressBar) -> Profile:
-        """Time the steps, and the whole, alternately. The rows are those of the last run."""
+        """Time the steps, and the whole run, alternately. The input is what the last encoding left
+        in memory.
+        """
         device = self.engine.device
         program = self.engine.plan_for(self.n_rows).program
         labels = [step.label for step in self.steps]
@@ -112,7 +117,7 @@ class TowerSteps:
 
 
 def is_projector(path: Path) -> bool:
-    """Return whether a file is a projector, and not a model."""
+    """Return whether the file is a projector (mmproj), not a model."""
     from treadle.convert.open import open_model
 
     if path.is_dir() or path.suffix.lower() != ".gguf":
@@ -120,12 +125,12 @@ def is_projector(path: Path) -> bool:
     try:
         with open_model(path) as gguf:
             return gguf.metadata.get("general.architecture") == CLIP
-    except TreadleError:  # loading it says so
+    except TreadleError:  # loading the file reports it
         return False
 
 
 def open_on_device(path: Path, device: Device) -> Projector:
-    """Open a projector file on a device, which is closed if that fails."""
+    """Open a projector file on a device. If that fails, the device is closed."""
     from treadle.media.projector import open_projector
 
     try:
@@ -136,7 +141,9 @@ def open_on_device(path: Path, device: Device) -> Projector:
 
 
 def prepare(projector: Projector, size: ImageSize, max_rows: int | None) -> list[PreparedMedia]:
-    """Return what each modality of a projector reads: a picture of a size, a silent sound."""
+    """Return a prepared input for each modality of the projector: a random picture of ``size``, at
+    most ``max_rows`` rows, and a silent sound of SOUND_S seconds.
+    """
     data = {"image": size.pixels(), "audio": np.zeros(SOUND_S * RATE, np.float32)}
     return [
         projector.prepare(data[kind], max_rows if kind == "image" else None, kind)
@@ -145,7 +152,9 @@ def prepare(projector: Projector, size: ImageSize, max_rows: int | None) -> list
 
 
 def steps_of(projector: Projector, prepared: PreparedMedia) -> list[TowerSteps]:
-    """Return the plans of the first run of an encoding: the tower's, and the projector's."""
+    """Return the steps of each different plan that an encoding runs: the tower's, and the
+    projector's.
+    """
     several = len(projector.modalities) > 1
     prefix = f"{prepared.kind}." if several else ""
     found: dict[int, TowerSteps] = {}
@@ -155,7 +164,7 @@ def steps_of(projector: Projector, prepared: PreparedMedia) -> list[TowerSteps]:
 
 
 def cost_of(projector: Projector, prepared: PreparedMedia, peaks: Peaks) -> list[PassCost]:
-    """Return the cost of each run of an encoding."""
+    """Return the cost of each run of an encoding, in order."""
     made = []
     for engine, rows in projector.towers[prepared.kind].engine_runs(prepared):
         steps = engine.plan_for(sum(rows)).plan.steps
@@ -164,8 +173,8 @@ def cost_of(projector: Projector, prepared: PreparedMedia, peaks: Peaks) -> list
 
 
 def describe_projector(gguf: GGUF, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each modality of a projector file; a type that treadle does not read is
-    added to ``problems``. Raises FileError for a damaged file.
+    """Yield the facts of each modality of a projector file. A projector type that treadle does not
+    support is appended to ``problems`` instead. Raises FileError for a damaged file.
     """
     from treadle.media.clip_config import read_clip
     from treadle.media.families import family_of

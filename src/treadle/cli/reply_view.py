@@ -1,6 +1,6 @@
 """Display of one answer in ``treadle chat``: reasoning is folded to a line, the rest is shown.
 
-The line is for a terminal: it counts tokens while the model reasons. Standard output has only the
+While the model reasons, the line on standard error counts its tokens. Standard output has only the
 answer.
 """
 
@@ -25,10 +25,12 @@ TAIL = 16  # last prompt tokens, in which an opening reasoning mark is looked fo
 
 
 def marks_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
-    """Return the reasoning marks to look for. An answer ``bound`` to a grammar has none."""
+    """Return the reasoning marks to look for in an answer's text; none for a ``Reply``, which is
+    split already, for an answer ``bound`` to a grammar, and if the marks are control tokens.
+    """
     from treadle.chat.tools import AnswerMarks, find_thought
 
-    if hasattr(reply, "parts"):  # those of a Reply are told apart already
+    if hasattr(reply, "parts"):  # a Reply's pieces are split already
         return AnswerMarks()
     thought = None if bound else find_thought(model.template)
     if thought is None:
@@ -41,10 +43,10 @@ def marks_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
 
 
 class ReplyView:
-    """Shows an answer piece by piece; ``content`` is the answer without ``reasoning``.
+    """Shows an answer piece by piece. ``content`` and ``reasoning`` hold its two parts so far.
 
-    ``whole``: reasoning is shown, dim on a terminal, and on standard error if standard output is
-    not a terminal. Otherwise standard error shows its token count, updated live on a terminal.
+    ``whole``: reasoning is shown in full, dim on a terminal, on standard error if standard output
+    is not a terminal. Otherwise standard error shows its token count, updated live on a terminal.
     """
 
     def __init__(self, screen: Screen, marks: AnswerMarks, *, whole: bool) -> None:
@@ -60,14 +62,14 @@ class ReplyView:
         self._thinking = False
 
     def take(self, piece: str, n_tokens: int, *, last: bool = False) -> None:
-        """Show a piece; ``n_tokens``: the answer's tokens so far."""
+        """Show a piece of unsplit text. ``n_tokens``: the answer's tokens so far; ``last``: the
+        answer has ended.
+        """
         for part in self._scanner.feed(piece, last=last):
             self.show(part, n_tokens)
 
     def show(self, part: OutputPiece, n_tokens: int) -> None:
-        """Show a piece that is known to be reasoning or content; calls are shown when they are
-        complete.
-        """
+        """Show a piece of reasoning or content; pieces of tool calls are skipped."""
         if part.kind in ("call", "arguments"):
             return
         if part.kind == "reasoning":
@@ -79,7 +81,7 @@ class ReplyView:
             self._screen.show(part.text)
 
     def end(self) -> None:
-        """End the reasoning and fold it. Idempotent."""
+        """End the reasoning, and fold it unless ``whole``. Idempotent."""
         if not self._thinking:
             return
         self._thinking = False

@@ -1,6 +1,6 @@
-"""``treadle serve`` with several models: its options, and the start of the router.
+"""``treadle serve`` with several models: the router's options, and its start.
 
-Options for models go to each engine as they were typed: see ``engine_options.py``.
+Each engine gets the options for models as they were typed: see ``engine_options.py``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ router_options = packed("router", (*_NAMES, "models_autoload"), _ROUTER)
 
 
 def check_alone(router: dict[str, Any]) -> None:
-    """Raise click.UsageError for options that mean nothing with one model."""
+    """Raise click.UsageError for options that have no meaning with one model."""
     given = [name for name in ("memory", "models_max", "idle_unload") if router[name] is not None]
     if not router["models_autoload"]:
         given.append("no_models_autoload")
@@ -94,7 +94,10 @@ def serve_models(
     port: int,
     grace_s: float,
 ) -> None:
-    """Serve several models. Raises click.UsageError and TreadleError."""
+    """Serve several models, until the server is stopped. ``context``: of the command ``serve``;
+    ``loading``: keyword arguments of ``treadle.load`` from its options. Raises click.UsageError and
+    TreadleError.
+    """
     from treadle.base.humanize import counted
     from treadle.cli.ui.table import remark
     from treadle.server.router.serve import serve_router
@@ -121,14 +124,16 @@ def serve_models(
 
 
 def short_list(models: ModelList) -> str:
-    """Return the first names."""
+    """Return the names of the first models, as text."""
     from treadle.base.humanize import listed
 
     return listed([model.name for model in models.models], 10) or "none yet"
 
 
 def default_memory() -> int | None:
-    """Return the bytes of memory for all models; None if the system does not tell."""
+    """Return the default bytes for all models together: MEMORY_SHARE of this machine's memory, or
+    of the process's limit; None if the system does not tell.
+    """
     from treadle.machine.memory import memory_bounds
 
     bounds = memory_bounds()
@@ -143,8 +148,9 @@ def model_list(
     router: dict[str, Any],
     logs: bool = True,
 ) -> ModelList:
-    """Return the models of the command line, of presets, folders and the library. Raises
-    TreadleError for what is missing, and for two models of one name.
+    """Return the models of the command line, the presets, the folders and the library. ``args``:
+    options for engines, ``loading``: what they mean for ``treadle.load``. Raises TreadleError for a
+    model that is missing, and for two of one name.
     """
     from difflib import get_close_matches
 
@@ -176,7 +182,7 @@ def model_list(
 
 
 def from_command_line(ref: str, options: EngineOptions) -> ServedModel:
-    """Return the model of a MODEL argument. Raises TreadleError if there is none."""
+    """Return the model of the argument ``ref``. Raises TreadleError if there is none."""
     from treadle.cli.load import find_model
     from treadle.server.router.model_list import file_stem
 

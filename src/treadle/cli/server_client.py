@@ -1,4 +1,4 @@
-"""GET requests to a running server, for commands that ask one."""
+"""GET requests to a running server, for ``ps`` and ``launch``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ API_KEY = click.option(
 
 
 class StatusError(TreadleError):
-    """A server answered a request with an error.
-
-    Attributes:
-        status: HTTP status of the answer.
-    """
+    """The server answered a request with an HTTP error; ``status``: its HTTP status."""
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
@@ -37,8 +33,9 @@ class StatusError(TreadleError):
 
 
 def get(base: str, path: str, api_key: str | None) -> Any:
-    """Return the JSON that a server has at a path. Raises StatusError if it answers with an error,
-    TreadleError if none answers.
+    """Return the JSON that the server at ``base`` (``http://HOST:PORT`` or ``unix:PATH``) answers
+    for ``path``. Raises StatusError for an HTTP error, TreadleError if no server or no JSON
+    answers, click.UsageError for another form of ``base``.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError
@@ -69,7 +66,9 @@ def get(base: str, path: str, api_key: str | None) -> Any:
 
 
 def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
-    """Return the body of an address. Raises HTTPError, URLError and OSError."""
+    """Return the body of the answer, at most MAX_BODY bytes. Proxies are not used. Raises
+    HTTPError, URLError and OSError.
+    """
     from urllib.request import ProxyHandler, Request, build_opener
 
     opener = build_opener(ProxyHandler({}))
@@ -79,7 +78,9 @@ def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
 
 
 def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
-    """Return the body of a path of the server at a UNIX socket. Raises HTTPError and OSError."""
+    """Return the body of the answer of the server at the UNIX socket ``file``, at most MAX_BODY
+    bytes. Raises HTTPError and OSError.
+    """
     from http.client import HTTPConnection
     from urllib.error import HTTPError
 
@@ -99,5 +100,5 @@ def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a JSON object, an empty one for anything else."""
+    """Return ``value`` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}

@@ -32,22 +32,22 @@ class AnswerSettings(GenerationOptions):
     show_reasoning: bool = False
 
     def of_chat(self) -> dict[str, Any]:
-        """Return the settings of ``Model.chat`` that ``generate`` lacks."""
+        """Return keyword arguments of ``Model.chat`` beyond those of ``generate``."""
         return {} if self.reasoning == REASONING[0] else {"reasoning": self.reasoning}
 
     def value(self, name: str) -> Any:
-        """Return a setting's value; for a grammar or a schema its file."""
+        """Return a setting's value; for a grammar or a schema the path of its file."""
         if name in FILES:
             mine = self.constraint is not None and self.constraint.setting == name
             return self.constraint.file if self.constraint and mine else None
         return getattr(self if name in OWN else self.sampling, name)
 
     def default(self, setting: AnswerOption) -> Any:
-        """Return a setting's default; for sampling the model file's."""
+        """Return a setting's default; for sampling the one that the model file recommends."""
         return getattr(self.usual, setting.name, setting.otherwise)
 
     def changed(self, name: str, text: str) -> AnswerSettings:
-        """Return a copy with another value, given as typed text.
+        """Return a copy in which the setting ``name`` has the typed value ``text``.
 
         Raises SamplingError for an unknown name and a value out of range, click.UsageError and
         ValueError for one that cannot be parsed, OSError and FileError for a file.
@@ -65,7 +65,7 @@ class AnswerSettings(GenerationOptions):
         )
 
     def line(self, setting: AnswerOption) -> str:
-        """Format name and value; a changed value is marked, and shown with its default."""
+        """Format a setting's name and value; a changed one gets an asterisk and its default."""
         value = self.value(setting.name)
         shown = f"{setting.name:<22}{setting.written(value)}"
         if value == (default := self.default(setting)):
@@ -78,7 +78,7 @@ class AnswerSettings(GenerationOptions):
 
 
 def find(name: str) -> AnswerOption:
-    """Return the setting of a name or an option. Raises SamplingError."""
+    """Return the setting that a name or an option's spelling means. Raises SamplingError."""
     known = {each: s for s in SETTINGS.values() for each in s.names}
     if plain(name) in known:
         return known[plain(name)]

@@ -17,16 +17,16 @@ LOADING = ("threads", "device", "isa")  # settings of ``treadle.load`` that spee
 
 
 def speech_model_path(ref: str, progress: ProgressBar | None = None) -> Path | None:
-    """Return the file or folder of MODEL if it is a speech model, else None. ``hf:`` names are
-    downloaded. Raises what ``find_model`` raises.
+    """Return the path of MODEL if it is a speech model, else None. ``hf:`` names are downloaded.
+    Raises the errors of ``find_model``.
     """
     path = find_model(ref, progress)
     return path if is_speech_model(path) else None
 
 
 def is_speech_model(path: Path) -> bool:
-    """Return whether a file or folder is a speech model; of a damaged one another opener tells the
-    error.
+    """Return whether a file or folder is a speech model; False for a damaged one, whose error is
+    raised when it is opened as a model.
     """
     from treadle.convert.whisper.open import is_whisper
 
@@ -39,8 +39,8 @@ def is_speech_model(path: Path) -> bool:
 def load_recognizer(
     path: Path, progress: ProgressBar, settings: Mapping[str, Any]
 ) -> SpeechRecognizer:
-    """Load a speech model. ``settings``: those of ``treadle.load``, of which others than LOADING
-    have no meaning here.
+    """Load a speech model, and record its use. ``settings``: keyword arguments of ``treadle.load``;
+    those not in LOADING are ignored.
     """
     from treadle.api.speech import load_speech
     from treadle.catalog.records import note_use

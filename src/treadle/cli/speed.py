@@ -35,16 +35,16 @@ Parts = Sequence[tuple[int, int]]  # of one run: cached tokens and new tokens of
 
 
 def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | None) -> Peaks:
-    """Measure this machine's peaks now, with the threads and instructions in use; for a device with
-    its own memory, return the device's own figures.
-    """
+    """Return the peak rates of the model's device, measured now; see ``peaks_of``."""
     return peaks_of(model.engine.device, model.n_threads, progress)
 
 
 def peaks_of(
     device: Any, n_threads: int, progress: Callable[[str, int, int], None] | None
 ) -> Peaks:
-    """Measure the peaks of this machine for a device, or return the device's own figures."""
+    """Return peak rates, measured now: by the device's ``peak_rates`` if it has that method (CUDA),
+    else those of this machine's CPU with ``n_threads`` and the device's instruction set.
+    """
     if hasattr(device, "peak_rates"):
         return {NAMES[name]: rate for name, rate in device.peak_rates().items()}
     from treadle.profiling.peaks import measure_peaks
@@ -54,13 +54,13 @@ def peaks_of(
 
 
 def reading(peaks: Iterable[str]) -> str:
-    """Return the name of the read peak in ``peaks``: BANDWIDTH or CACHES."""
+    """Return the name under which ``peaks`` has the read bandwidth: BANDWIDTH or CACHES."""
     return CACHES if CACHES in peaks else BANDWIDTH
 
 
 def alike(measured: Sequence[Peaks]) -> list[Peaks]:
-    """Return peaks measured at several times under the same names: if one read from caches, all
-    count as CACHES.
+    """Return peaks measured at several times under the same names: if any of them has CACHES, all
+    use CACHES for BANDWIDTH, and none has STREAM.
     """
     if not any(CACHES in peaks for peaks in measured):
         return list(measured)
@@ -71,7 +71,7 @@ def alike(measured: Sequence[Peaks]) -> list[Peaks]:
 
 
 def explain_caches(peaks: Iterable[str]) -> str | None:
-    """Return an explanation of CACHES if it is among ``peaks``."""
+    """Return a sentence about the peak CACHES; None if it is not among ``peaks``."""
     if CACHES not in peaks:
         return None
     from treadle.machine.memory import usable_memory
@@ -86,7 +86,9 @@ def explain_caches(peaks: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class PassCost:
-    """Cost of forward passes, independent of speed: bytes read, operations, least time."""
+    """Cost of forward passes, independent of their speed: bytes read, operations, and the least
+    time that the measured peaks allow.
+    """
 
     n_bytes: int
     n_ops: Mapping[str, int]  # by the peak that bounds them
@@ -96,7 +98,7 @@ class PassCost:
 
     @classmethod
     def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> PassCost:
-        """Add up ``steps`` over ``runs``: each has parts and a number of logits rows."""
+        """Add up the work of ``steps`` over ``runs``, each (parts, number of logits rows)."""
         steps = list(steps)
         total_bytes = 0
         read = reading(peaks)
@@ -121,7 +123,7 @@ class PassCost:
 
     @classmethod
     def sum_of(cls, costs: Sequence[PassCost]) -> PassCost:
-        """Add up costs of passes, measured with the same peaks; at least one."""
+        """Add up costs that were computed with the same peaks; at least one."""
 
         def total(sums: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             made: dict[str, Any] = {}
@@ -140,23 +142,27 @@ class PassCost:
 
     @property
     def ops(self) -> int:
-        """Operations of every kind."""
+        """Operations of all kinds together."""
         return sum(self.n_ops.values())
 
     @property
     def bound(self) -> str | None:
-        """The peak that bounds most of the least time; None if nothing is counted."""
+        """The name of the peak that accounts for most of the least time; None without peaks or
+        work.
+        """
         if not any(self.least_s.values()):
             return None
         return max(self.least_s, key=lambda name: self.least_s[name])
 
     def share_of_peak(self, seconds: float) -> float:
-        """Return the least time that the steps could take here over the time they took."""
+        """Return the least time that the peaks allow for this work, over ``seconds``, the time it
+        took.
+        """
         return sum(self.least_s.values()) / seconds
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """Return the share of each peak in use: bytes of the bandwidth and of the stream,
-        operations of their kind's peak.
+        """Return the share of each peak that was in use during ``seconds``: bytes against BANDWIDTH
+        and STREAM, operations against the peak of their number type.
         """
         used = {reading(self.peaks): self.n_bytes, **self.n_products}
         used |= {STREAM: self.n_bytes} if STREAM in self.peaks else {}
@@ -165,10 +171,10 @@ class PassCost:
 
 
 def kind_of(kernel: str, peaks: Peaks) -> str:
-    """Return the arithmetic peak of ``kernel``: that of the number type that it multiplies, if
-    measured.
+    """Return the name of the arithmetic peak that applies to ``kernel``: that of the number type
+    that it multiplies, if measured, else f32.
 
-    Only names of matrix products and of kernels on matrix registers tell the type; all other
+    Only names of matrix products and of kernels on matrix registers contain the type; all other
     kernels compute in f32.
     """
     words = kernel.split("_")
@@ -180,11 +186,13 @@ def kind_of(kernel: str, peaks: Peaks) -> str:
 
 
 def products_of(kernel: str) -> int:
-    """Return how many hardware products ``kernel`` makes for one, by the type in its name."""
+    """Return how many hardware products ``kernel`` computes per product, as its name tells: several
+    for values that are split into parts.
+    """
     return next((SEVERAL[word] for word in kernel.split("_") if word in SEVERAL), 1)
 
 
 def part_of(kernel: str) -> str:
-    """Return the operation of ``kernel`` for a profile: matmul, attention, norm, rope, pack, ..."""
+    """Return the kind of step of ``kernel`` in a profile: matmul, attention, norm, rope, pack..."""
     op = next(word for word in kernel.split("_") if word not in OF_BLOCKS)
     return PARTS.get(op, op)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report(model: Model, turn: AnswerCost) -> str:
-    """Format the summary, a line a subject, in less than 80 columns."""
+    """Format the summary, one line for each subject."""
     lines = {
         "device": printable(device_name(model) or ""),
         "cpu": cpu(model),
@@ -30,7 +30,7 @@ def report(model: Model, turn: AnswerCost) -> str:
 
 
 def prompt(turn: AnswerCost) -> str:
-    """Format prefilled tokens, their speed, and tokens reused from the cache."""
+    """Format the number of prefilled tokens, their speed, and the tokens reused from the cache."""
     n = turn.n_read
     n_cached = turn.timings.n_cached
     text = rated(counted(n, "token"), n, turn.timings.prefill_s)
@@ -47,7 +47,9 @@ def cpu(model: Model) -> str:
 
 
 def kernels_line(model: Model) -> str:
-    """Format how many kernels were compiled and cached, and for which instruction set."""
+    """Format how many kernels were compiled and how many came from the cache, the instruction set,
+    and the seconds.
+    """
     tally = model.engine.kernels
     made = [f"{tally.n_compiled} compiled"] if tally.n_compiled else []
     made += [f"{tally.n_cached} from the cache"] if tally.n_cached else []
@@ -55,12 +57,12 @@ def kernels_line(model: Model) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Format with two digits: ``0.031``, ``1.7``; larger numbers in full, ``104``."""
+    """Format seconds with two digits: ``0.031``, ``1.7``; from 10 on as a whole number, ``104``."""
     return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
 
 
 def disk(model: Model) -> str:
-    """Format the bytes that the process has read from disk, if memory does not hold the model."""
+    """Format the bytes that the process has read from disk; "" if the model fits into memory."""
     from treadle.devices.cpu.residence import read_bytes, shortage
 
     n_read = read_bytes() if shortage(model.gguf.paths) else None
@@ -68,7 +70,7 @@ def disk(model: Model) -> str:
 
 
 def memory(model: Model) -> str:
-    """Format the process's peak memory, and how much of it are pages of the file."""
+    """Format the process's peak memory, and how much of it are mapped pages of the model's file."""
     from treadle.devices.cpu.residence import mapped_bytes, peak_bytes
 
     peak = peak_bytes()

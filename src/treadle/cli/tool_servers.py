@@ -1,4 +1,4 @@
-"""Options of MCP servers, and calls of their tools in ``treadle chat``, which the user allows."""
+"""Options of MCP servers, and the user's approval of their tools' calls in ``treadle chat``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ToolServerOptions:
     mcp_rounds: int
 
     def open(self) -> Toolbox | None:
-        """Start the servers of the file; None without one. Raises FileError for its contents, and
-        click.ClickException where the ``mcp`` package is not installed.
+        """Start the MCP servers that the file names; None without ``--mcp``. Raises FileError for
+        an invalid file, click.ClickException if the ``mcp`` package is not installed.
         """
         if self.mcp is None:
             return None
@@ -92,7 +92,9 @@ tool_server_options = packed(
 
 
 def tell_servers(toolbox: Toolbox, tell: Callable[[str], object]) -> None:
-    """Call ``tell``, from another thread, with what the servers offer once they have started."""
+    """Call ``tell``, in another thread, once all servers have started: with each one's problem, and
+    with the number of their tools.
+    """
 
     def told(_: Future[None]) -> None:
         for name, why in toolbox.problems().items():
@@ -104,8 +106,8 @@ def tell_servers(toolbox: Toolbox, tell: Callable[[str], object]) -> None:
 
 
 class ToolApproval:
-    """Tools whose calls the user allows: once, or always for one tool. ``ask`` returns the answer
-    to a question.
+    """Runs tool calls that the user approves: once, or always for one tool. ``ask`` prints a
+    question and returns the user's answer.
     """
 
     def __init__(self, toolbox: Toolbox, ask: Callable[[str], str]) -> None:
@@ -120,7 +122,9 @@ class ToolApproval:
     def results(
         self, calls: Sequence[ToolCall], told: Callable[[str], object]
     ) -> list[dict[str, Any]]:
-        """Return the results of calls as messages; ``told`` is called with each in short."""
+        """Run the calls that the user approves; return a message of the role "tool" for each call,
+        refused ones included. ``told`` gets each result, shortened to a line.
+        """
         made = []
         for call in calls:
             text = self._result(call)
@@ -142,6 +146,6 @@ class ToolApproval:
 
 
 def shortened(text: str) -> str:
-    """Return a text on one line, cut for the screen."""
+    """Return a text as one line of at most MAX_SHOWN characters, with "..." if it was cut."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."

@@ -10,8 +10,8 @@ from typing import Any
 from treadle.errors import FileError
 from treadle.files.target import part_of
 
-# role: "user" or "assistant"; content: a text, or parts of text, pictures and sounds; of an answer
-# REASONING too, if the model reads it again
+# role: one of ROLES; content: a text, or parts of text, pictures and sounds. An answer may also
+# have REASONING, which later prompts include, and CALLS.
 Message = dict[str, Any]
 REASONING = "reasoning_content"
 
@@ -23,7 +23,9 @@ MAX_BYTES = 64 << 20
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a typed name. Raises FileError for an impossible one."""
+    """Return the path of a typed file name, with ``~`` expanded. Raises FileError for an impossible
+    one.
+    """
     if "\0" in name:
         raise FileError("is not a file name", path=name.replace("\0", "\\0"))
     try:
@@ -33,7 +35,7 @@ def path_of(name: str) -> Path:
 
 
 def write_record(path: Path, system: str, messages: list[Message]) -> None:
-    """Write a conversation atomically. Raises OSError."""
+    """Write a conversation's system prompt and messages atomically. Raises OSError."""
     record = {"system": system, "messages": messages}
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     try:
@@ -49,7 +51,9 @@ def write_record(path: Path, system: str, messages: list[Message]) -> None:
 
 
 def read_record(path: Path) -> tuple[str, list[Message]]:
-    """Read a file of `Conversation.save`. Raises FileError for anything else, or OSError."""
+    """Return the system prompt and the messages of a file that ``/save`` wrote. Raises FileError
+    for any other file, OSError.
+    """
     expected = 'an object with "system" and "messages", as /save writes it'
     try:
         with path.open("rb") as file:
@@ -81,7 +85,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
 
 
 def _kept(message: Message) -> Message:
-    """Return a message without keys that are not ours."""
+    """Return a message with the keys of this format only."""
     made = {"role": message["role"], "content": message["content"]}
     reasoning = message.get(REASONING)
     if reasoning and isinstance(reasoning, str):
@@ -93,7 +97,9 @@ def _kept(message: Message) -> Message:
 
 
 def is_content(content: Any) -> bool:
-    """Return whether a content is a text, or parts of text, and of paths of pictures and sounds."""
+    """Return whether ``content`` is a text, or a list of text parts and of pictures and sounds by
+    path.
+    """
     if not isinstance(content, list):
         return isinstance(content, str)
     return all(

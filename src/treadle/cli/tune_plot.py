@@ -1,7 +1,8 @@
 """The chart of ``treadle tune --plot``: a panel for each sweep.
 
-A sweep of tiles, in which two fields vary, is a heat map: one field across, one down, stronger
-colours are faster. Other sweeps are bars: hot and cold for each configuration.
+A sweep in which two fields vary, as of tile sizes, is a heat map: one field across, one down,
+stronger colours are faster. Other sweeps are bars: hot and cold for each configuration. ``top`` and
+returned bottoms are y in pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from treadle.cli.ui.svg import (
 
 Row = dict[str, Any]  # of tune_results.rows_of
 
-# of the panels' axes; labels lie outside
+# x of the panels' axes; labels lie outside
 LEFT = 180
 RIGHT = 770
 CELL = 28  # pixels of a map's row
@@ -35,7 +36,7 @@ HOT, COLD = SeriesStyle(0), SeriesStyle(1)
 
 
 def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
-    """Return all sweeps, one below another, as an SVG document; ``origin`` says where and when they
+    """Return an SVG document with all sweeps, one below another. ``origin``: where and when they
     were measured.
     """
     canvas = Canvas()
@@ -82,7 +83,7 @@ def varying(rows: Sequence[Row]) -> list[str]:
 
 
 def meaning(field: str, kernel: str) -> str:
-    """Return a field's name with its meaning."""
+    """Return a field's name with its meaning, as an axis title."""
     rows = "rows" if kernel == "gemv" else "vectors of rows"
     counted = {"mr": rows, "nr": "tokens of a tile", "kc": "weights of a row at once"}
     counted["ahead"] = "prefetch distance in bytes; 0: rows in order"
@@ -101,7 +102,9 @@ def tip(row: Row) -> str:
 
 
 def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
-    """Draw the best cold speed of every pair of the first two varying fields; return the bottom."""
+    """Draw the best cold speed for each pair of values of the first two varying fields; return the
+    bottom.
+    """
     down, across = varying(rows)[:2]
     best: dict[tuple[int, int], Row] = {}
     for row in rows:
@@ -142,7 +145,9 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
 
 
 def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float) -> None:
-    """Draw the colour scale of one map: its slowest below, its fastest above."""
+    """Draw the colour scale of a heat map, from its ``low`` speed at the bottom to ``high`` at the
+    top.
+    """
     steps = 12
     x = RIGHT + 24
     for i in range(steps):
@@ -156,7 +161,7 @@ def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float
 
 
 def bars(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
-    """Draw two bars for each configuration; return the bottom."""
+    """Draw two bars, hot and cold, for each configuration; return the bottom."""
     most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows) / 1e9
     x = AxisScale(0, most * 1.02, LEFT, RIGHT)
     panel = Panel(canvas, top, BAR * len(rows), x)

@@ -30,7 +30,7 @@ class ProductShape:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The result for one format."""
+    """The result of ``treadle tune`` for one format."""
 
     format: str
     sweeps: list[Sweep]
@@ -43,7 +43,7 @@ class TuneResult:
 
     @property
     def doubt(self) -> str | None:
-        """The reason why the result should not be saved, or None."""
+        """The reason why the result should not be saved; None if it may be."""
         if self.cpu_share < KEPT:
             return (
                 f"the threads got less than {KEPT:.0%} of their processor time, so the best may "
@@ -58,15 +58,16 @@ class TuneResult:
 
 
 def read_rate(peaks: Peaks) -> float:
-    """Return bytes a second, from memory if that could be measured."""
+    """Return the measured read bandwidth in bytes a second: from memory, else from caches."""
     return next(rate for name, rate in peaks.items() if name in READ)
 
 
 def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str, Any]]:
-    """Yield each configuration as numbers: times of one product, speeds, shares of limits.
+    """Yield each configuration of a sweep as a JSON object: seconds of one product, speeds, shares
+    of limits.
 
-    ``share_of_peak`` is hot, of the arithmetic peak; ``share_of_limit`` is cold, of the speed that
-    arithmetic or reading memory allows, whichever is less.
+    ``share_of_peak``: hot speed over the arithmetic peak. ``share_of_limit``: cold speed over the
+    lower of the limits that arithmetic and reading memory set.
     """
     n_ops = result.ops_a_token * sweep.tokens
     for variant in sweep.variants:
@@ -149,7 +150,7 @@ def print_results(
 
 def print_crossovers(crossed: Sequence[Crossover]) -> None:
     """Print a line for each kernel of each format. The last column is the largest number of tokens
-    for which it is used; the next kernel is used above that.
+    for which that kernel is used; above it the next line's is.
     """
     numbers = list(crossed[0].gemv_s)
     lines = []
@@ -166,7 +167,7 @@ def print_crossovers(crossed: Sequence[Crossover]) -> None:
 
 
 def cells(row: dict[str, Any], variant: Variant) -> list[str]:
-    """Return the cells of one line."""
+    """Return the table cells of one configuration."""
     if row["problem"] is not None:
         return [variant.name, *[""] * 7, "WRONG, see above"]
     marks = [word for word in ("best", "shipped") if row[word]]
@@ -184,7 +185,9 @@ def cells(row: dict[str, Any], variant: Variant) -> list[str]:
 
 
 def summary(sweep: Sweep) -> str:
-    """Return the result of a sweep in a line."""
+    """Return the result of a sweep as a line: the best configuration, and its gain over the shipped
+    one.
+    """
     parts = []
     if not sweep.sound:
         parts.append("no configuration computes correct results")

@@ -1,4 +1,4 @@
-"""Wrong usage: turns library errors into click's usage errors, and refuses options."""
+"""Wrong usage: library errors as click's usage errors, and options that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 @contextmanager
 def as_usage(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds in the block into click.UsageError."""
+    """Turn errors of these classes in the block into click.UsageError."""
     try:
         yield
     except kinds as error:
@@ -18,7 +18,7 @@ def as_usage(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
-    """Raise UsageError if one of these options was given."""
+    """Raise click.UsageError with the reason ``why`` if one of the options ``names`` was typed."""
     from click.core import ParameterSource
 
     for param in ctx.command.params:

@@ -1,4 +1,4 @@
-"""``treadle batch``: from a file of requests to a file of answers."""
+"""``treadle batch``: a file of requests in, a file of answers out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ TOLD_S = 10.0  # seconds between two lines of progress, if there is no progress 
 
 
 class JobProgress:
-    """Progress of a job, on standard error."""
+    """Counts of a batch job, shown on standard error: on the progress bar or, without a terminal,
+    as a line every 10 s. ``total``: lines of the input, 0 if unknown; ``n_earlier``: lines that an
+    earlier run has written.
+    """
 
     def __init__(self, total: int, n_earlier: int, progress: ProgressBar) -> None:
         self.total = total
@@ -45,7 +48,7 @@ class JobProgress:
         self._last = self._began
 
     def note(self, written: OutputLine) -> None:
-        """Count one written line."""
+        """Add one output line to the counts, and show them."""
         self.n_lines += 1
         self.n_failed += written.failed
         self.n_tokens += written.n_tokens
@@ -199,7 +202,9 @@ def answer_here(
     progress: ProgressBar,
     load: dict[str, Any],
 ) -> None:
-    """Answer with a model in this process."""
+    """Answer ``lines`` with a model in this process; ``write`` gets each output line. ``fields``:
+    request fields for lines that lack them.
+    """
     from treadle.server.batch_file.local import LocalAnswers
     from treadle.server.batch_file.work import work
     from treadle.server.requests.service import Service
@@ -228,7 +233,9 @@ def answer_there(
     replicas: int,
     load: dict[str, Any],
 ) -> None:
-    """Answer with models on a cluster."""
+    """Answer ``lines`` with ``replicas`` of the model on the Ray cluster at ``address`` ("local"
+    starts one); ``write`` gets each output line.
+    """
     from treadle.cli.commands.cluster import check_extra, connect
 
     check_extra()
@@ -254,7 +261,9 @@ def answer_there(
 
 
 def count_lines(path: str) -> int:
-    """Return the number of lines that are not blank; 0 if it cannot be known in advance."""
+    """Return the number of lines that are not blank; 0 for standard input and pipes, which can be
+    read only once.
+    """
     if path == "-" or not os.path.isfile(path):
         return 0
     with open(path, "rb") as file:

@@ -37,7 +37,9 @@ TELLING_S = 0.02  # least seconds of all repetitions: waking the threads takes 0
 
 
 def least(n: int) -> Callable[[str], tuple[int, ...]]:
-    """Return a parser of integers of ``n`` or more, separated by commas."""
+    """Return a parser of integers of at least ``n``, separated by commas; it drops duplicates, and
+    raises click.BadParameter.
+    """
 
     def numbers(text: str) -> tuple[int, ...]:
         try:
@@ -65,17 +67,18 @@ class Test:
 
     @property
     def name(self) -> str:
-        """``pp512``, ``tg128``: the names of llama.cpp's bench."""
+        """The name as in llama-bench: ``pp512``, ``tg128``."""
         return f"{self.kind}{self.n}"
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all sequences, which the speed counts."""
+        """Tokens of all sequences together, from which tokens a second are computed."""
         return self.n * self.sequences
 
     def runs(self, at_once: int) -> Iterator[tuple[Parts, int]]:
-        """Yield the model's runs: parts, and logits rows; a prompt has those only at its end. One
-        run takes at most ``at_once`` tokens.
+        """Yield the engine's runs as (parts, number of logits rows); a part is (cached tokens, new
+        tokens) of one sequence. Prefill is split into runs of ``at_once`` tokens, and only the last
+        has a logits row.
         """
         if self.kind == "tg":
             for i in range(self.n):
@@ -88,7 +91,9 @@ class Test:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All tests of one call of the command."""
+    """All tests of one call of the command. ``against``: also time llama.cpp. ``pictures``: sizes
+    of pictures to encode.
+    """
 
     tests: list[Test]
     repeat: int
@@ -100,7 +105,7 @@ class Schedule:
 
     @property
     def n_sequences(self) -> int:
-        """Most sequences at once."""
+        """The largest number of sequences in a test."""
         return max((test.sequences for test in self.tests), default=1)
 
     @property
@@ -232,8 +237,8 @@ def time_speech(
     sound: Path | None,
     as_json: bool,
 ) -> bool:
-    """Benchmark speech models; return whether MODELs are such. Raises click.UsageError for some
-    that are and some that are not.
+    """If all MODELs are speech models, benchmark them and print the results; return whether they
+    are. Raises click.UsageError if only some are, and for ``sound`` without any.
     """
     from treadle.cli.speech import is_speech_model
 
@@ -255,7 +260,7 @@ def time_speech(
 
 
 def record(path: Path, results: Sequence[Result], kv: str | None) -> None:
-    """Record the speeds of tokens, which ``treadle list`` shows."""
+    """Store speeds of prefill and decode with the model's records; ``treadle list`` shows them."""
     from treadle.catalog.records import add_speeds
 
     ours = [r for r in results if r.engine == Treadle.name and r.picture is None]
@@ -263,8 +268,8 @@ def record(path: Path, results: Sequence[Result], kv: str | None) -> None:
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return the files' names, or the paths if names are ambiguous; a file given twice counts
-    twice.
+    """Return a name for each path: its file name, or the path itself if two different paths have
+    the same file name.
     """
     unique = {path.name for path in paths}
     return [path.name if len(unique) == len(set(paths)) else str(path) for path in paths]
@@ -273,7 +278,9 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 def time_model(
     path: Path, name: str, n_threads: int | None, schedule: Schedule, progress: ProgressBar
 ) -> list[Result]:
-    """Run every test of ``schedule`` on one file with one number of threads."""
+    """Run every test of ``schedule`` on one file with one number of threads, and return the results
+    of all engines.
+    """
     from treadle.api.model import OUTPUTS  # type: ignore[attr-defined]
 
     settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv, "device": schedule.device}
@@ -316,7 +323,9 @@ def time_model(
 def time_picture(
     model: Any, name: str, size: ImageSize, schedule: Schedule, progress: ProgressBar
 ) -> Result:
-    """Time the encoding of a random picture: from what its preparation made to the model's rows."""
+    """Time the encoding of a random picture of ``size``, from the prepared (resized) picture to the
+    rows that the model reads.
+    """
     from treadle.cli.media_files import MediaFile, check_reads
 
     check_reads(model, [MediaFile("image", f"--image {size}")])
@@ -382,8 +391,8 @@ class BenchTimes:
     cpu_s: float = 0.0  # processor time of all of treadle's repetitions and threads
 
     def share(self, seconds: Sequence[float], n_threads: int) -> float | None:
-        """Return the share of the processor time that ``n_threads`` wanted in ``seconds`` and got;
-        None if that was too short to tell.
+        """Return the processor time of ``cpu_s`` as a share of what ``n_threads`` could have used
+        in ``seconds``, 0 to 1; None if the sum of ``seconds`` is too short to tell.
         """
         total_s = sum(seconds)
         return min(1.0, self.cpu_s / total_s / n_threads) if total_s >= TELLING_S else None
@@ -412,8 +421,8 @@ def time_in_turns(
 
 
 def time_once(engine: Contender, test: Test) -> tuple[float, float]:
-    """Return the seconds that ``test`` takes once, without the tokens before it: wall time, and
-    processor time, which includes threads that wait for others within a run.
+    """Return the seconds that ``test`` takes once: wall time, and processor time of all threads,
+    spinning ones included. Its ``depth`` tokens are put into the cache first, untimed.
     """
     engine.hold(test.depth, test.sequences)
     start_s = time.perf_counter()
@@ -428,9 +437,11 @@ def time_once(engine: Contender, test: Test) -> tuple[float, float]:
 def evaluate(
     model: Any, name: str, engines: Sequence[Contender], test: Test, timed: BenchTimes
 ) -> Iterator[Result]:
-    """Yield results from seconds; bytes and operations are those of treadle's plan.
+    """Yield a result for each engine from its times. Bytes and operations are those of treadle's
+    plan.
 
-    A share is the median of each repetition's share of the peaks measured right after it.
+    Each repetition's share of the peak uses the peaks measured right after it; the result has the
+    median share.
     """
     passes = passes_of(model, test)
 
@@ -469,7 +480,9 @@ def evaluate(
 
 
 def passes_of(model: Any, test: Test) -> list[tuple[Any, list[tuple[Parts, int]]]]:
-    """Return the plans that a test runs, and the runs of each."""
+    """Return pairs of a plan and its runs (parts, number of logits rows), which together are the
+    test's work.
+    """
     encoder = model.engine.encoder
     if encoder is not None and test.kind == "pp":
         runs: list[tuple[Parts, int]] = [([(0, test.n)], 0)]

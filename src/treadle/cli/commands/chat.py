@@ -117,7 +117,7 @@ def command(
         if sys.stdin.isatty():
             note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
             with KeyboardGuard() as keys:
-                words = [*COMMANDS, *(f"set {name}" for name in SETTINGS)]  # for Tab
+                words = [*COMMANDS, *(f"set {name}" for name in SETTINGS)]  # completed by Tab
                 chat.run(open_lines(words, keys), interactive=True)
             return
         if isinstance(sys.stdin, io.TextIOWrapper):
@@ -147,15 +147,15 @@ class Chat:
         self.failed = False  # whether a command could not be executed
 
     def check(self, settings: AnswerSettings) -> None:
-        """Raise SamplingError or GrammarError for settings that this model cannot have. Nothing is
-        run.
+        """Raise SamplingError or GrammarError for settings that this model cannot use. Nothing is
+        generated.
         """
         with settings.naming_file():
             self.model.generate([0], session=self.session, **settings.settings())
 
     def look(self, file: MediaFile) -> str:
-        """Return a picture's size in words. Raises TreadleError for a file that this model cannot
-        read.
+        """Return a picture's size as text, "" for a sound. Raises TreadleError for a kind of file
+        that this model does not read.
         """
         check_reads(self.model, [file])
         media = self.model.media
@@ -167,7 +167,9 @@ class Chat:
         return f"{width} x {height} pixels"
 
     def run(self, lines: LineSource, *, interactive: bool) -> None:
-        """Read and answer, until the lines end or the user exits."""
+        """Handle each line of ``lines``, until they end or the user exits. Ctrl-C ends the answer
+        if ``interactive``, else the chat.
+        """
         self.lines = lines
         while True:
             try:
@@ -188,7 +190,7 @@ class Chat:
                 note("Ctrl-D exits.")
 
     def ask(self, question: str) -> str:
-        """Return the line that the user enters after a question, "" at the end of input."""
+        """Print a question, and return the line that the user enters, "" at the end of input."""
         note(question)
         try:
             return self.lines.read() if self.lines is not None else ""
@@ -196,7 +198,9 @@ class Chat:
             return ""
 
     def answer(self, *, interactive: bool) -> None:
-        """Stream the model's next answer, with the calls before it that the user allows."""
+        """Stream the model's answer, running the tool calls that the user allows and continuing
+        with their results, for at most ``--mcp-rounds`` answers.
+        """
         self.n_asked += 1
         left = 1 if self.tools is None else self.tools.toolbox.bounds.rounds
         while left:
@@ -206,8 +210,8 @@ class Chat:
                 return
 
     def answer_once(self, *, interactive: bool) -> bool:
-        """Stream one answer, and record it; Ctrl-C keeps the output so far. Return whether another
-        one is due, behind the results of its calls.
+        """Stream one answer, and record it; Ctrl-C keeps the output so far. Return whether the
+        model must answer again because tool calls were run.
         """
         conversation = self.conversation
         screen = open_screen(markdown=conversation.settings.markdown)
@@ -266,13 +270,13 @@ class Chat:
         return True
 
     def heard(self, reply: Generation, screen: Screen) -> ReplyView:
-        """Return the view that takes the pieces of an answer."""
+        """Return a view that shows the pieces of ``reply`` on ``screen``."""
         settings = self.conversation.settings
         marks = marks_of(self.model, reply, bound=settings.constraint is not None)
         return ReplyView(screen, marks, whole=settings.show_reasoning)
 
     def clean(self, heard: ReplyView | None) -> None:
-        """Remove partial output from the screen: a progress bar, a reasoning line."""
+        """Remove the progress bar and an unfinished reasoning line from the terminal."""
         if self.progress is not None:
             self.progress.close()
         if heard is not None:
@@ -292,14 +296,14 @@ class Chat:
         note(str(turn))
 
     def remedy(self) -> str:
-        """Return advice about a full context."""
+        """Return advice for a full context."""
         if self.conversation.settings.when_full == "drop":
             return "The next message drops the oldest ones"
         return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
 
     def begin(self, n_dropped: int) -> Generation:
-        """Return the generation for the conversation without its first messages. Raises
-        ContextFullError.
+        """Return the generation, not started, for the conversation without its first ``n_dropped``
+        messages. Raises ContextFullError.
         """
         conversation = self.conversation
         result: Generation = self.model.chat(
@@ -312,16 +316,19 @@ class Chat:
         return result
 
     def tool_settings(self) -> dict[str, Any]:
-        """Return the settings of an answer that concern tools."""
+        """Return the keyword arguments ``tools`` and ``tool_choice`` of ``Model.chat``; empty
+        without MCP servers.
+        """
         if self.tools is None:
             return {}
         more = {} if self.may_call else {"tool_choice": "none"}
         return {"tools": self.tools.functions(), **more}
 
     def fitting(self) -> Generation:
-        """Return the generation of the next answer, not started. With ``when_full`` "drop", the
-        oldest turns are dropped until half of the context is free, once less than a quarter is:
-        each drop needs a new prefill of the rest, so it should be rare. Raises ContextFullError.
+        """Return the generation of the next answer, not started. With ``when_full`` "drop", when
+        less than a quarter of the context (or than ``max_tokens``) is free, the oldest turns are
+        dropped until twice as much is: each drop needs a new prefill of the rest, so it should be
+        rare. Raises ContextFullError.
         """
         conversation = self.conversation
         settings = self.conversation.settings
@@ -353,7 +360,7 @@ class Chat:
 
 
 def turn_of(model: Model, reply: Generation) -> AnswerCost:
-    """Return an answer's statistics from its `Generation`."""
+    """Return the token counts and times of an answer."""
     n_context = len(reply.prompt_ids) + len(reply.ids)  # the last id may have no KV entry
     return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx, reply.media)
 

@@ -82,7 +82,9 @@ def command(
 
 
 def check_place(name: str) -> None:
-    """Raise FileError if a report cannot be written there, before minutes are spent."""
+    """Raise FileError if the report cannot be written to the file ``name``; called before the
+    checks, which take minutes.
+    """
     folder = os.path.dirname(name) or "."
     if not os.path.isdir(folder):
         raise FileError(f"the folder {folder} does not exist", path=name)
@@ -93,7 +95,9 @@ def check_place(name: str) -> None:
 def examine(
     model: str | None, load: dict[str, Any], *, quick: bool, verbose: bool = False
 ) -> CheckReport:
-    """Load a model and check it. Raises TreadleError if it cannot be loaded."""
+    """Load MODEL and check it. ``verbose``: name each kernel on standard error before it runs.
+    Raises TreadleError if the model cannot be loaded.
+    """
     from treadle.selftest.model_check import check_model
 
     with (
@@ -123,7 +127,9 @@ def print_report(report: CheckReport) -> None:
 
 
 def row_of(results: list[KernelCheck]) -> list[str]:
-    """Return a kernel's row: its worst result over all batches."""
+    """Return the table row of one kernel: the worst of its ``results``, one for each step and
+    batch.
+    """
     worst = max(results, key=lambda each: (not each.passed, each.error))
     return [
         worst.kernel,
@@ -139,7 +145,9 @@ def row_of(results: list[KernelCheck]) -> list[str]:
 
 
 def summary(report: CheckReport) -> list[str]:
-    """Return the lines below the table: each part's result, what was left out, the verdict."""
+    """Return the lines below the table: the results for kernels, threads, text and speed, what was
+    left out, and the verdict.
+    """
     lines = []
     n_kernels = len({each.kernel for each in report.kernels})
     n_wrong = len({each.kernel for each in report.kernels if not each.passed})
@@ -175,7 +183,7 @@ def summary(report: CheckReport) -> list[str]:
 
 
 def speed_text(run: Speed) -> str:
-    """Return a speed in words."""
+    """Return one measured speed in words, with its share of a peak if that is known."""
     of = []
     if run.of_read is not None and run.kind == "text":
         of.append(f"{scaled(run.bytes_s, 'B/s')}, {run.of_read:.0%} of the reading peak")
@@ -186,7 +194,7 @@ def speed_text(run: Speed) -> str:
 
 
 def advice(report: CheckReport) -> list[str]:
-    """Return what to do about a failure."""
+    """Return lines that say what to do after a failed check."""
     from treadle.isa import runnable
     from treadle.jit.host import host_features
 

@@ -26,7 +26,7 @@ NEEDED = ("ray", "starlette", "prometheus_client")
 
 
 def check_extra() -> None:
-    """Raise ClickException if the extra is not installed."""
+    """Raise ClickException if a package that the extra ``treadle[cluster]`` installs is missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise click.ClickException(
@@ -35,9 +35,9 @@ def check_extra() -> None:
 
 
 def connect(address: str | None, n_cpus: float) -> None:
-    """Connect to the Ray at ``address``, or start one on this machine that ends with this process.
-    Raises ClickException if it has fewer than ``n_cpus`` processors: actors that do not fit would
-    wait forever.
+    """Connect to the Ray cluster at ``address``; None starts one on this machine, which ends with
+    this process. Raises ClickException if the cluster at ``address`` does not answer, or has fewer
+    than ``n_cpus`` processors: actors that do not fit would wait forever.
     """
     import logging
 

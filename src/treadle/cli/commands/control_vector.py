@@ -117,7 +117,9 @@ def command(
 
 
 def lines_of(name: str) -> list[str]:
-    """Return the texts of a file, one a line. Raises TreadleError for a file without texts."""
+    """Return the texts of the file ``name``, one a line, with escapes replaced. Raises TreadleError
+    for a file without texts.
+    """
     texts = [unescaped(line) for line in read_text(name).splitlines() if line]
     if not texts:
         raise TreadleError(f"{name}: has no texts: expected one a line")
@@ -125,7 +127,7 @@ def lines_of(name: str) -> list[str]:
 
 
 def unescaped(line: str) -> str:
-    """Return a line with its escapes replaced; an unknown one stays as it is."""
+    """Return a line with the escapes of ESCAPES replaced; an unknown escape stays as it is."""
     result: list[str] = []
     at = 0
     while at < len(line):

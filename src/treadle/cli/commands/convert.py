@@ -37,7 +37,7 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split
 
 
 def alignment(text: str) -> int:
-    """Parse a power of two, or ``page``: this machine's page size."""
+    """Parse an alignment in bytes: a power of two, or ``page`` for this machine's page size."""
     if text == "page":
         return mmap.PAGESIZE
     n = int(text) if text.isdecimal() else 0
@@ -47,7 +47,7 @@ def alignment(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes: ``500M``, ``2G``."""
+    """Parse a number of bytes, such as ``500M`` or ``2G``: K, M and G are powers of 1000."""
     match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
     if match is None or not int(match[1]):
         raise click.BadParameter(f"'{text}' is not a size, such as 500M or 2G")
@@ -209,9 +209,11 @@ def write_files(
     draft_for: str | None = None,
     mtp: bool = False,
 ) -> tuple[str, list[Path], list[str]]:
-    """Write a checkpoint as ``target``, and its picture and sound parts as ``projector`` (None: not
-    at all; ``asked``: the user named the file). ``draft_for``: a drafter's model. ``mtp``: write
-    MTP layers alone. Return its kind, the paths written, and remarks.
+    """Write the checkpoint at ``path`` as ``target``, and its picture and sound parts as the file
+    ``projector``, None for no such file. ``asked``: the user named that file, so that a checkpoint
+    without these parts is an error. ``draft_for``: the model whose vocabulary a drafter gets.
+    ``mtp``: write the MTP layers alone. Return the checkpoint's kind, the paths written, and
+    remarks.
     """
     from treadle.convert.detect import find_kind, open_source
     from treadle.convert.page_cache import before_opening
@@ -258,7 +260,9 @@ def write_files(
 
 
 def open_mtp(path: Path) -> Source:
-    """Open the MTP layers of a folder. Raises UnsupportedError if it has none."""
+    """Open the MTP layers of a Hugging Face folder. Raises UnsupportedError for any other path, and
+    for a folder without such layers.
+    """
     from treadle.convert.hf.folder import open_hf_source
 
     if not is_hf(path):
@@ -267,10 +271,12 @@ def open_mtp(path: Path) -> Source:
 
 
 def open_parts(path: Path, wanted: Format | None, *, asked: bool) -> Source | None:
-    """Open the picture and sound parts of a folder; None if it has none that treadle supports.
+    """Open the picture and sound parts of a Hugging Face folder; None if it has none that treadle
+    supports.
 
-    wanted: the format of the model's matrices. asked: whether the user named the projector's file;
-    then it is an error if there is none.
+    ``wanted``: the format of the model's matrices, which the projector gets if it is F32, F16 or
+    BF16; else F16. ``asked``: the user named the projector's file; then it is an error if there are
+    no such parts.
     """
     from treadle.formats import by_name
     from treadle.media.hf_projector import is_media_folder
@@ -291,8 +297,8 @@ def open_parts(path: Path, wanted: Format | None, *, asked: bool) -> Source | No
 
 
 def checkpoint(src: str) -> Path:
-    """Return the path of SRC; ``hf:`` names are downloaded, whatever their size, because conversion
-    reads in strips.
+    """Return the path of SRC. ``hf:`` names are downloaded even if the model exceeds memory,
+    because conversion reads it in strips.
     """
     if not src.startswith("hf:"):
         return Path(src).expanduser()
@@ -301,7 +307,7 @@ def checkpoint(src: str) -> Path:
 
 
 def is_inside(path: Path) -> bool:
-    """Return whether it is a task's adapter in a model's folder."""
+    """Return whether ``path`` is no file, but names a task's adapter within a model's folder."""
     if path.exists():
         return False
     from treadle.convert.lora.tasks import is_task
@@ -310,7 +316,9 @@ def is_inside(path: Path) -> bool:
 
 
 def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
-    """Write an adapter."""
+    """Convert the PEFT adapter in ``folder``, made for the model ``base``, to the GGUF file
+    ``target``; return ``target``.
+    """
     from treadle.convert.lora.lora import write_adapter
 
     write_adapter(folder, find_model(base), target, options.type, force=options.force)
@@ -320,7 +328,7 @@ def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
 def show_written(
     path: Path, kind: str, written: list[Path], as_json: bool, remarks: Sequence[str] = ()
 ) -> None:
-    """Report the files that were written for ``path``."""
+    """Print the files that were written for the checkpoint at ``path``, with their sizes."""
     sizes = [made.stat().st_size for made in written]
     if as_json:
         paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]

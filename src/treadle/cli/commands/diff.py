@@ -1,4 +1,4 @@
-"""``treadle diff``: the step at which two models part."""
+"""``treadle diff``: the first step at which the values of two models differ."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def command(
 def against_model(
     model: Model, other: Model, text: str, most: int, tolerance: float | None
 ) -> ModelDifference:
-    """Compare two models of treadle."""
+    """Compare two models, both run by treadle, on the first ``most`` tokens of ``text``."""
     from treadle.api.step_diff import check_alike, compare, ids_of, record
 
     check_alike(model, other)
@@ -125,7 +125,9 @@ def against_model(
 def against_transformers(
     model: Model, ref: str, text: str, most: int, tolerance: float | None, meter: ProgressBar
 ) -> ModelDifference:
-    """Compare a model with what transformers computes of a Hugging Face folder."""
+    """Compare a model with transformers' run of the Hugging Face folder ``ref``, on the first
+    ``most`` tokens of ``text``.
+    """
     from treadle.api.step_diff import ids_of
     from treadle.api.transformers_reference import compare_with, load_transformers
 
@@ -136,7 +138,7 @@ def against_transformers(
 
 
 def describe(found: ModelDifference, model: str, reference: str, by: str) -> dict[str, Any]:
-    """Return the report."""
+    """Return the report: ``found`` and the names of what was compared, as JSON has them."""
     return {
         "model": model,
         "reference": reference,
@@ -198,13 +200,14 @@ def errors_of(step: Mapping[str, Any]) -> str:
 
 
 def judged(step: Mapping[str, Any]) -> float:
-    """Return the error that is compared with the tolerance."""
+    """Return the error to compare with the tolerance: the aligned run's, else the free run's."""
     value: float = step["error"] if step["own"] is None else step["own"]
     return value
 
 
 def layer_rows(steps: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a row for each layer: the errors of its last step, and where it is largest for its
+    """Return a table row for each layer: name, error and own error of its last step, and the
+    tolerance and label of its first step that differs or, if none does, of the step nearest to its
     tolerance.
     """
     layers: dict[int, list[dict[str, Any]]] = {}
@@ -226,7 +229,7 @@ def layer_rows(steps: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def step_row(step: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row for one step."""
+    """Return the table row of a step: label, error, own error, tolerance, a mark if it differs."""
     own = "" if step["own"] is None else number(step["own"])
     part = f" ({step['part']})" if step["part"] else ""
     mark = "<<" if step["differs"] else ""

@@ -59,7 +59,9 @@ def examine(
     reload: bool = False,
     chat_template: str | None = None,
 ) -> dict[str, Any]:
-    """Describe this machine, and measure its peaks if kernels can be compiled."""
+    """Return a report on this machine, with its measured peaks if kernels can be compiled, and on
+    MODEL's files if one is given.
+    """
     from treadle.devices.cpu.residence import read_anew
     from treadle.devices.cuda.facts import told
     from treadle.devices.wgpu.device import told as wgpu_told
@@ -126,8 +128,9 @@ def look_at(model: str, progress: ProgressBar, chat_template: str | None = None)
 
 
 def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | None] | None:
-    """Return the origin, reasoning marks and tool-call format of the file's chat template, or of
-    another; None if the file has none.
+    """Return facts of a chat template: origin, reasoning marks, who describes tools, format of
+    calls, problem (each None if there is none). The template is ``chat_template``, else the file's
+    own; None if the file has none.
     """
     from treadle.chat.template.override import check_plain, choose_template
     from treadle.chat.template.template import load_template
@@ -174,7 +177,7 @@ def print_report(report: Mapping[str, object]) -> None:
 
 
 def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
-    """Yield a report, a mapping of mappings, lists and values, as indented lines."""
+    """Yield the indented lines of a report, a mapping of mappings, lists and values."""
     width = max((len(label(key)) for key in report), default=0)
     for key, value in report.items():
         if value and isinstance(value, Mapping):
@@ -188,14 +191,14 @@ def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
 
 
 def hang(line: str) -> int:
-    """Return the indent of a line's continuations: the column of its value."""
+    """Return the indent of the line's continuations when it is wrapped: the column of its value."""
     begin = len(line) - len(line.lstrip())
     gap = line.find("  ", begin)
     return begin + 2 if gap < 0 else len(line) - len(line[gap:].lstrip())
 
 
 def unit(key: str) -> str:
-    """Return the suffix of ``key`` that names its number's unit, or ""."""
+    """Return the suffix of ``key`` in UNITS, such as ``_bytes``; "" without one."""
     return next((ending for ending in UNITS if key.endswith(ending)), "")
 
 
@@ -205,7 +208,7 @@ def label(key: str) -> str:
 
 
 def written(key: str, value: object) -> str:
-    """Format one value for people."""
+    """Format the value of ``key`` for people, with the unit that ``key`` ends in."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

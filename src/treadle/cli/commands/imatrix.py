@@ -1,4 +1,4 @@
-"""``treadle imatrix``: importance of the weights' columns for a text."""
+"""``treadle imatrix``: importance of each weight column, measured on a text."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def command(
 def run(
     model: Model, file: str, n_ctx: int, chunks: int | None, with_output: bool, meter: ProgressBar
 ) -> ImportanceMatrix:
-    """Tokenize the text, cut it into windows and collect the importance matrix."""
+    """Tokenize the text FILE, cut it into windows of ``n_ctx`` tokens, at most ``chunks``, and
+    collect the importance matrix of ``model`` over them.
+    """
     from treadle.evaluate import cut
     from treadle.quantize.imatrix.collect import collect
 

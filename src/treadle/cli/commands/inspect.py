@@ -70,8 +70,8 @@ def print_difference(a: str, b: str, as_json: bool) -> None:
 
 
 def describe(gguf: GGUF, mmproj: Path | None = None) -> dict[str, Any]:
-    """Return all facts about a file; a Hugging Face folder has no GGUF version. ``mmproj``: its
-    projector, None for the one beside it.
+    """Return all facts about a file, as JSON has them. ``version`` is None for a Hugging Face
+    folder. ``mmproj``: the model's projector file, None for the one beside it.
     """
     from treadle.files.splits import is_hf
 
@@ -105,7 +105,9 @@ def describe(gguf: GGUF, mmproj: Path | None = None) -> dict[str, Any]:
 
 
 def per_token(gguf: GGUF) -> dict[str, int] | None:
-    """Return the parameters and bytes that a token uses; None if unknown."""
+    """Return the parameters and bytes that one token reads, and the numbers of experts; None if the
+    model is not supported.
+    """
     from treadle.models.active_parameters import active
     from treadle.models.load import load_config
 
@@ -122,12 +124,14 @@ def n_elements(tensors: Iterable[Tensor]) -> int:
 
 
 def bits(tensors: list[Tensor]) -> float:
-    """Return bits per weight over all of these tensors."""
+    """Return the mean bits per weight of ``tensors``."""
     return 8 * sum(t.n_bytes for t in tensors) / max(n_elements(tensors), 1)
 
 
 def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Return the share and size of each weight format."""
+    """Return counts, bytes, share of all bytes and bits per weight of each weight format, largest
+    first.
+    """
     sizes = bytes_by_type(tensors)
     groups = {name: [t for t in tensors if t.type_name == name] for name in sizes}
     return [
@@ -145,7 +149,9 @@ def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
 
 
 def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return a model's projector, or the facts of a file that is one, and the file's problems."""
+    """Return the facts of a model's projector, or of the file itself if it is one, and a list of
+    problems with the file and the projector. None: no projector.
+    """
     if gguf.metadata.get("general.architecture") != CLIP:
         projector, unread = projector_of(gguf, mmproj)
         return projector, find_problems(gguf) + unread
@@ -158,7 +164,9 @@ def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, 
 
 
 def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the facts of a model's projector, None without one, and what is wrong with it."""
+    """Return the facts of the first projector that fits the model, None without one, and a list of
+    problems with it.
+    """
     from treadle.api.projector_choice import NO_PROJECTOR, find_projectors, lacks_projector
     from treadle.devices.registry import open_device
     from treadle.media.projector import open_projector, open_projector_file
@@ -219,7 +227,7 @@ def find_problems(gguf: GGUF) -> list[str]:
 
 
 def speech_problems(gguf: GGUF) -> list[str]:
-    """Return what is wrong with the file of a speech model."""
+    """Return why the file of a speech model cannot be read, as a list of at most one message."""
     from treadle.speech.read import read_parts
 
     try:
@@ -230,14 +238,14 @@ def speech_problems(gguf: GGUF) -> list[str]:
 
 
 def unknown_formats(gguf: GGUF) -> list[str]:
-    """List the formats of weights that treadle does not read."""
+    """Return a message for each weight format in the file that treadle does not read."""
     unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})
     return [f"tensors: format {name} is not supported yet" for name in unknown]
 
 
 def find_template(gguf: GGUF) -> str | None:
-    """Return the origin of the chat template that ``chat`` and ``serve`` use; None if there is
-    none.
+    """Return the origin of the chat template that ``chat`` and ``serve`` use; None if it cannot be
+    loaded.
     """
     from treadle.chat.template.template import load_template
     from treadle.models.load import load_config
@@ -249,7 +257,9 @@ def find_template(gguf: GGUF) -> str | None:
 
 
 def token_line(report: Mapping[str, Any]) -> str:
-    """Format the experts, if there are any, and the bytes that a token reads."""
+    """Format the bytes that a token reads and, if there are experts, their numbers and the
+    parameters in use; "" if unknown.
+    """
     each = report["per_token"]
     if each is None:
         return ""

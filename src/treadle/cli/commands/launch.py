@@ -99,7 +99,7 @@ def command(
 
 
 def list_agents() -> None:
-    """Print the agents, and which of them are installed."""
+    """Print a table of the agents, which of them are installed, and how to install each."""
     rows = [
         (row.name, row.title, "yes" if shutil.which(row.executable) else "", row.install)
         for row in AGENTS
@@ -112,9 +112,9 @@ def find_server(
 ) -> Endpoint | None:
     """Return the endpoint of a running server that has ``model``; None if there is none.
 
-    Of an ``explicit`` address it is an error if nothing answers there or the model is another.
-    Elsewhere only treadle's own servers count. Raises TreadleError also if there are several models
-    and none is named.
+    ``explicit``: the user named ``url``; then it is an error if nothing answers there, or if it
+    serves another model. Otherwise only models of treadle servers count. Raises TreadleError also
+    if ``model`` is None and the server has several that write text, or none.
     """
     url = url.rstrip("/")
     try:
@@ -150,13 +150,15 @@ def find_server(
 
 
 def writes(model: Mapping[str, Any]) -> bool:
-    """Return whether a model of ``/v1/models`` writes text, as far as the server tells."""
+    """Return whether a model, an entry of ``/v1/models``, writes text; True if the server does not
+    say.
+    """
     gives = mapping(model.get("architecture")).get("output_modalities")
     return not isinstance(gives, list) or "text" in gives
 
 
 def endpoint_of(url: str, model: Mapping[str, Any], api_key: str | None) -> Endpoint:
-    """Return the endpoint of a model of ``/v1/models``."""
+    """Return the endpoint of a model, an entry of ``/v1/models`` at ``url``."""
     n_context = mapping(model.get("meta")).get("n_ctx")
     reads = mapping(model.get("architecture")).get("input_modalities")
     return Endpoint(
@@ -169,7 +171,7 @@ def endpoint_of(url: str, model: Mapping[str, Any], api_key: str | None) -> Endp
 
 
 def names_of(model: str) -> set[str]:
-    """Return all names that a server may have for MODEL."""
+    """Return the names, in comparable form, under which a server may list MODEL."""
     from treadle.catalog.names import find_named, whole_names
 
     names = {plain(model), plain(Path(model).name)}
@@ -180,14 +182,17 @@ def names_of(model: str) -> set[str]:
 
 
 def plain(name: str) -> str:
-    """Return a name as it is compared."""
+    """Return a model's name in comparable form: lower case, without ``.gguf``."""
     return name.lower().removesuffix(".gguf")
 
 
 def start_server(
     stack: ExitStack, model: str | None, api_key: str | None, context: int | None
 ) -> tuple[AgentServer, Endpoint]:
-    """Start a server that ``stack`` stops, and return it with its endpoint when it is ready."""
+    """Start ``treadle serve``, which ``stack`` stops, and wait until it is ready; return it with
+    its endpoint. ``context``: tokens, None for a size that fits agents. Raises TreadleError without
+    a model.
+    """
     if model is None:
         raise TreadleError(
             f"no treadle answers at {ADDRESS}: name the model with --model, as `treadle list` "
@@ -204,14 +209,18 @@ def start_server(
 
 
 def serve_arguments(model: str, n_context: int | None) -> list[str]:
-    """Return the model and the options that fit agents, of ``treadle serve``."""
+    """Return the arguments of ``treadle serve`` for an agent: the model, and a context of
+    ``n_context`` tokens for each of SEQUENCES sequences; the model alone without ``n_context``.
+    """
     if n_context is None:
         return [model]
     return [model, "-c", str(n_context), "--sequences", str(SEQUENCES)]
 
 
 def good_context(model: str) -> int | None:
-    """Return the context that fits agents; None if the model is not on this machine yet."""
+    """Return the context in tokens that agents need and memory allows; None if the model is not on
+    this machine yet, or its context is unknown.
+    """
     from treadle.catalog.facts import facts_of, read_header
     from treadle.catalog.names import find_named
     from treadle.machine.memory import usable_memory
@@ -231,14 +240,16 @@ def good_context(model: str) -> int | None:
 
 
 def settings_of(agent: Agent, endpoint: Endpoint, place: Path) -> AgentSettings:
-    """Return the settings of an agent, with files in ``place``, in this environment."""
+    """Return an agent's variables, arguments and files (in the folder ``place``) for an endpoint,
+    and variables that keep this machine's proxy away from it.
+    """
     settings = agent.settings(endpoint, place)
     proxy = past_proxy(endpoint.url, os.environ)
     return replace(settings, variables={**settings.variables, **proxy})
 
 
 def tell(agent: Agent, endpoint: Endpoint, settings: AgentSettings) -> None:
-    """Write what was set, to standard error."""
+    """Write what was set for the agent to standard error; the API key is hidden."""
     room = f"{endpoint.n_context} tokens of context"
     remark(f"{agent.title} on {endpoint.model} at {endpoint.url}, {room}")
     if endpoint.n_context < SMALL:

@@ -54,7 +54,9 @@ def nothing(pattern: str | None, models: Sequence[StoredModel]) -> str:
 
 
 def print_models(reports: Sequence[dict[str, Any]], models: Sequence[StoredModel]) -> None:
-    """Print the list for people, and the size of all."""
+    """Print the list for people, the size of all, and a line for each unfinished or unsupported
+    model.
+    """
     now = time.time()
     headers = ["name", "type", "params ", "size ", "context ", "reads", "used", "fits", "tokens/s "]
     rows = [

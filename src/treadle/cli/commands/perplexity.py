@@ -125,7 +125,9 @@ def check_usage(
     save: str | None,
     context: int | None,
 ) -> None:
-    """Raise click.UsageError for options that exclude each other."""
+    """Raise click.UsageError for options that exclude each other, and for a missing FILE.
+    ``saved``: ``reference`` is a file of saved predictions.
+    """
     if file is None and not saved:
         why = f": {reference} has no saved predictions, so FILE is required" if reference else ""
         raise click.UsageError(f"Missing argument 'FILE'{why}")
@@ -140,7 +142,9 @@ def check_usage(
 def open_model(
     ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack, **settings: Any
 ) -> Model:
-    """Load a model with a KV cache for the windows that run at once."""
+    """Load a model, closed by ``stack``, with a KV cache for as many windows of ``n_ctx`` tokens as
+    run at once.
+    """
     from treadle.evaluate import N_SEQUENCES
 
     return stack.enter_context(
@@ -157,7 +161,9 @@ def windows_of(
     stride: int,
     chunks: int | None,
 ) -> TokenWindows:
-    """Cut the text into windows; raise TreadleError if the two models tokenize it differently."""
+    """Return the windows of the saved predictions, or cut those of the text FILE. Raises
+    TreadleError if the two models tokenize it differently.
+    """
     from treadle.evaluate import cut
 
     tokenizer = model.tokenizer
@@ -177,7 +183,7 @@ def windows_of(
 
 
 def bos_of(tokenizer: Any) -> int | None:
-    """Return the BOS token if the model expects it at the beginning of every text."""
+    """Return the id of the BOS token if every text of the model begins with it, else None."""
     return tokenizer.bos if tokenizer.add_bos else None
 
 
@@ -190,7 +196,9 @@ def run(
     meter: ProgressBar,
     as_written: bool,
 ) -> Scores:
-    """Score the windows."""
+    """Score the windows: perplexity and, with another model or saved predictions, divergence from
+    it. ``save``: file to which the logits are written.
+    """
     from treadle.evaluate import ReferenceModel, measure, save_logits
 
     against: Reference | None = saved if other is None else ReferenceModel(other.engine, windows)

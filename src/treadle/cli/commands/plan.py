@@ -169,13 +169,13 @@ def show_projector(
 def row_of(
     step: Any, parts: list[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
-    """Return one step's facts, and its speed if it was run."""
+    """Return a step's label, kernel, shape, bytes and operations, and its speed if it was timed."""
     row = {"label": step.label, "kernel": step.kernel, "shape": list(step.shape)}
     return row | facts_of([step], parts, profile, peaks)
 
 
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
-    """Print the rows and their sum."""
+    """Print a table of the steps, and their sum."""
     headers = ["label", "kernel", "shape", "bytes ", "operations "]
     total = [counted(len(rows), "step"), "", ""]
     total += [n_bytes(sum(row["n_bytes"] for row in rows))]
@@ -190,13 +190,15 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
 
 
 def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
-    """Format one row for people."""
+    """Return the table cells of one step."""
     cells = [row["label"], row["kernel"], "×".join(map(str, row["shape"]))]
     return cells + work_cells(row, profile)
 
 
 def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
-    """Format work, time and speeds; a step without bytes or operations lacks those cells."""
+    """Return the cells of bytes, operations and, with ``profile``, time, speeds and share of a
+    peak. Speeds of a step without bytes or operations are empty.
+    """
     cells = [n_bytes(row["n_bytes"]), scaled(row["n_flops"])]
     if not profile:
         return cells

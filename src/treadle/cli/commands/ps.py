@@ -48,8 +48,8 @@ def ask_server(url: str, api_key: str | None) -> list[dict[str, Any]]:
 
 
 def report_of(model: Mapping[str, Any], state: str | None, slots: Any) -> dict[str, Any]:
-    """Return the facts of one model: of ``/v1/models``, and, of a server's only one, those of
-    ``/health`` and ``/slots``.
+    """Return the facts of one model, an entry of ``/v1/models``. ``state`` and ``slots`` come from
+    ``/health`` and ``/slots``, which are asked only if the server has one model; else None.
     """
     meta = mapping(model.get("meta"))
     shape = mapping(model.get("architecture"))
@@ -70,7 +70,9 @@ def report_of(model: Mapping[str, Any], state: str | None, slots: Any) -> dict[s
 
 
 def state_of(url: str, api_key: str | None) -> str:
-    """Return the state that ``/health`` tells: "ready", "loading", "failed" or "unknown"."""
+    """Return the server's state by ``/health``: "ready", "loading", "failed", "unknown", or its own
+    word.
+    """
     try:
         health = mapping(get(url, "/health", api_key))
     except StatusError as error:
@@ -81,7 +83,7 @@ def state_of(url: str, api_key: str | None) -> str:
 
 
 def read_optional(url: str, path: str, api_key: str | None) -> Any:
-    """Return an endpoint's answer, None if the server has none."""
+    """Return the JSON of an endpoint, None if the server does not have it."""
     try:
         return get(url, path, api_key)
     except TreadleError:

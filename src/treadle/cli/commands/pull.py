@@ -48,8 +48,8 @@ def command(names: tuple[str, ...], mmproj: bool, as_json: bool) -> None:
 
 
 def hub_name(name: str) -> str:
-    """Return a typed name with ``hf:``; the short name of an unfinished download is one too. Raises
-    FileError for a name without an owner.
+    """Return the ``hf:`` name of a typed one: OWNER/REPO, a name with ``hf:``, or the short name of
+    a model of the hub's cache, such as an unfinished download. Raises FileError for other names.
     """
     if name.startswith("hf:"):
         return name
@@ -65,7 +65,7 @@ def hub_name(name: str) -> str:
 
 
 def pull(ref: str, mmproj: bool, progress: ProgressBar) -> dict[str, object]:
-    """Download one model; return its short name, its name on the hub, its path and its size."""
+    """Download one model; return its short name, hub name, path, bytes and the next command."""
     from treadle.catalog.facts import facts_of
     from treadle.catalog.names import name_models
     from treadle.catalog.stored import find_stored
@@ -89,7 +89,9 @@ def pull(ref: str, mmproj: bool, progress: ProgressBar) -> dict[str, object]:
 
 
 def next_step(name: str, facts: ModelFacts) -> str:
-    """Return the command to type next, or why there is none."""
+    """Return the command to type next: the one for the model's kind, such as ``treadle chat NAME``,
+    or ``treadle inspect`` for a model that treadle does not run.
+    """
     if facts.problem:
         return f"treadle inspect {shlex.quote(name)} ({facts.problem})"
     if facts.kind != "text":

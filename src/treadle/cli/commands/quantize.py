@@ -140,7 +140,9 @@ def command(
 
 
 def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Adapter, float]]:
-    """Open the adapters to merge into the model's weights."""
+    """Open the adapters (file, scale) for merging into the model at ``path``. Raises
+    UnsupportedError for one that changes the embeddings of a model whose output matrix shares them.
+    """
     if not given:
         return []
     from treadle.convert.lora.lora import open_adapter
@@ -164,7 +166,9 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
 
 
 def gguf_of(src: str, meter: ProgressBar) -> Path:
-    """Return the file of SRC, which must be GGUF: tensors of a folder have another order."""
+    """Return the path of SRC. Raises UnsupportedError unless it is GGUF: tensors of a folder have
+    another order.
+    """
     path = find_model(src, meter)
     if path.is_dir() or path.suffix == ".safetensors":
         raise UnsupportedError(
@@ -175,7 +179,7 @@ def gguf_of(src: str, meter: ProgressBar) -> Path:
 
 
 def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> dict[str, Any]:
-    """Return the report of the written file, or without ``seconds`` of a dry run."""
+    """Return the report, as JSON has it. ``seconds``: time of writing, None for a dry run."""
     before = sum(target.tensor.n_bytes for target in recipe.targets)
     return {
         "source": str(gguf.path),
@@ -205,8 +209,8 @@ def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> d
 
 
 def remarks(recipe: Recipe, matrix: Any) -> list[str]:
-    """Return warnings about the recipe: substituted formats, unsuitable formats, importances that
-    are missing or unused.
+    """Return warnings about the recipe: substituted and unsuitable formats, importances that are
+    missing or have no effect.
     """
     from treadle.quantize.imatrix.matrix import missing
 
@@ -232,7 +236,9 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
 
 
 def instead(recipe: Recipe) -> list[str]:
-    """Return a line about all substituted formats."""
+    """Return one line about all formats that were substituted because rows do not divide into whole
+    blocks; empty if none was.
+    """
     groups = recipe.instead
     if not groups:
         return []
@@ -265,7 +271,7 @@ def trained(recipe: Recipe) -> list[str]:
 
 
 def matrices(n: int) -> str:
-    """Return ``1 matrix`` or ``2 matrices``."""
+    """Return a count with its noun: ``1 matrix``, ``2 matrices``."""
     return f"{n} {'matrix' if n == 1 else 'matrices'}"
 
 

@@ -43,7 +43,7 @@ def command(names: tuple[str, ...], yes: bool) -> None:
 
 
 def find_one(name: str, models: Sequence[StoredModel]) -> StoredModel:
-    """Return the model that a name means. Raises FileError if it fits none or several."""
+    """Return the model that a path or a name means. Raises FileError if it fits none or several."""
     found = [model for model in models if name in (str(model.path), model.hub_name)]
     found = found or fitting(name, models)
     if len(found) == 1:
@@ -66,8 +66,8 @@ def staying(plan: RemovalPlan) -> str:
 
 
 def ask(plan: RemovalPlan, models: Sequence[StoredModel]) -> None:
-    """Ask whether to remove the models, and leave with exit code 1 for any answer but yes. Raises
-    click.UsageError if nobody can answer.
+    """Ask on the terminal whether to remove the models; exits with code 1 for any answer but yes.
+    Raises click.UsageError if standard input is no terminal.
     """
     for model in plan.models:
         size = f"{n_bytes(model.n_bytes)} in {counted(len(model.files), 'file')}"
@@ -82,5 +82,5 @@ def ask(plan: RemovalPlan, models: Sequence[StoredModel]) -> None:
 
 
 def can_ask() -> bool:
-    """Return whether somebody can answer: standard input is a terminal."""
+    """Return whether standard input is a terminal, on which a question can be asked."""
     return sys.stdin.isatty()

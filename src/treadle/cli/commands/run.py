@@ -100,10 +100,11 @@ def begin(
     raw: bool,
     asks: bool = False,
 ) -> Generation:
-    """Return the generation, not started. ``parts``: of the prompt, with its pictures and sounds:
-    they are a user's message, if the model's file has a chat template; without one, and ``raw``,
-    the pictures stand in the text. ``asks``: a prompt without pictures is a user's message too, and
-    a built-in chat template does.
+    """Return the generation of the completion or answer, not started.
+
+    ``parts``: the prompt with its pictures and sounds. They become a user's message if the model's
+    file has a chat template; without one, and with ``raw``, the pictures stand in the prompt's
+    text. ``asks``: always a user's message, with a built-in template if the file has none.
     """
     settings = options.settings()
     media = [part for part in parts if part["type"] != "text"]
@@ -133,7 +134,9 @@ def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Split the arguments into MODEL and PROMPT; either may be None."""
+    """Return MODEL and PROMPT, either of which may be None. Raises click.UsageError for more than
+    two words.
+    """
     if len(words) > 2:
         raise click.UsageError(
             f"expected MODEL and PROMPT, got {len(words)} words: put the prompt in quotes"
@@ -146,7 +149,9 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 
 def read_prompt(*, raw: bool) -> str:
-    """Read the prompt from standard input; one newline at its end, the shell's, is removed."""
+    """Return the prompt from standard input. Without ``raw`` one newline at its end, the shell's,
+    is removed.
+    """
     if sys.stdin.isatty():
         remark("type the prompt; end it with Ctrl-D")
     try:
@@ -158,7 +163,9 @@ def read_prompt(*, raw: bool) -> str:
 
 
 def is_utf8(argument: str) -> bool:
-    """Return whether an argument was UTF-8: Python represents other bytes as surrogates."""
+    """Return whether a command-line argument is valid UTF-8: Python represents other bytes as
+    surrogates.
+    """
     return not any("\ud800" <= c <= "\udfff" for c in argument)
 
 
@@ -193,8 +200,8 @@ def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
 
 
 def media_report(generation: Generation) -> dict[str, Any]:
-    """Return the report's pictures and sounds, with sizes as height and width in pixels, and the
-    answer's reasoning; of a prompt without media nothing.
+    """Return the report's "media", with sizes as (height, width) in pixels, and "reasoning"; empty
+    for a prompt without media.
     """
     if not generation.media:
         return {}
@@ -206,6 +213,6 @@ def media_report(generation: Generation) -> dict[str, Any]:
 
 
 def reasoning_of(generation: Generation) -> str:
-    """Return the reasoning of a ``Reply``; "" of a completion, which has none apart."""
+    """Return the reasoning of a ``Reply``; "" for a completion, whose text is not split."""
     found: str = getattr(generation, "reasoning", "")
     return found

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
 # Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
-# quarter of the usable memory, or SHARED_BYTES if that is more.
+# quarter of the free memory, or SHARED_BYTES if that is more.
 SHARED_TOKENS = 32768
 SHARED_BYTES = 256 << 20
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def origin(text: str) -> str:
-    """Check an origin of web pages, as browsers send it. Raises click.BadParameter for anything
-    else, which no page would match.
+    """Check a web page's origin, as browsers send it: ``https://example.org``, "*" or "null".
+    Raises click.BadParameter for anything else.
     """
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
         raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
@@ -247,7 +247,7 @@ def _serve_speech(
     grace_s: float,
     loading: dict[str, Any],
 ) -> None:
-    """Serve a speech model."""
+    """Load and serve a speech model until the server is stopped."""
     from treadle.server.serve import run_service
     from treadle.server.speech.speech_app import build_speech_app
     from treadle.server.speech.speech_service import SpeechService
@@ -268,7 +268,7 @@ def _serve_speech(
 
 
 def _senses(model: Model) -> str:
-    """Return what the model reads besides text, for the line that says that it is ready."""
+    """Return the end of the line that says the model is ready: what it reads besides text."""
     if not model.modalities:
         return ""
     if "image" in model.modalities and find_spec("PIL") is None:
@@ -279,7 +279,7 @@ def _senses(model: Model) -> str:
 
 
 def make_folder(path: Path | None) -> None:
-    """Create the folder of saved slots, if given."""
+    """Create the folder of saved slots, if one is given. Raises ClickException."""
     try:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
@@ -289,7 +289,9 @@ def make_folder(path: Path | None) -> None:
 
 
 def shared_room() -> dict[str, int]:
-    """Return the default limits of the KV cache."""
+    """Return the default limits of the KV cache: ``kv_tokens`` is SHARED_TOKENS; ``kv_bytes`` a
+    quarter of the free memory, at least SHARED_BYTES, if the system tells how much is free.
+    """
     from treadle.machine.memory import usable_memory
 
     bound = usable_memory()

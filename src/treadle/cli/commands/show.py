@@ -27,7 +27,7 @@ def command(model: str, as_json: bool) -> None:
 
 
 def report_of(path: Path) -> dict[str, Any]:
-    """Return the facts of a model: those of ``treadle list``, and those that its metadata tell."""
+    """Return the facts of the model at ``path``: those of ``treadle list``, and ``details_of``."""
     from treadle.catalog.names import NamedModel, name_models
     from treadle.catalog.stored import find_stored, stored_at
     from treadle.cli.model_report import report_of as listed_report
@@ -41,7 +41,9 @@ def report_of(path: Path) -> dict[str, Any]:
 
 
 def details_of(path: Path) -> dict[str, Any]:
-    """Return the facts of a model's metadata that a list has no room for."""
+    """Return facts from a model's metadata that ``treadle list`` does not show: license, template,
+    capabilities, memory, problems.
+    """
     from treadle.catalog.facts import read_header
     from treadle.cli.commands.doctor import chat_of
     from treadle.cli.commands.inspect import find_problems, find_template
@@ -65,8 +67,8 @@ def details_of(path: Path) -> dict[str, Any]:
 
 
 def capabilities(kind: str, chat: Mapping[str, Any] | None) -> list[str]:
-    """Return what a model can do: complete texts, chat, call tools, reason; transcribe; or give
-    vectors or scores.
+    """Return the capabilities as words: "completion", "chat", "tools", "reasoning";
+    "transcription"; "vectors" or "scores". ``chat``: facts of its chat template, None without one.
     """
     if kind == "speech":
         return ["transcription"]
@@ -91,7 +93,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def lines_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines of the report: label and text."""
+    """Return the lines of the report as (label, text); facts that are unknown are left out."""
     from treadle.cli.model_report import ago, fits, rate, reads
 
     files = f" in {report['n_files']} files" if report["n_files"] > 1 else ""

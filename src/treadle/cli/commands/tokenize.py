@@ -53,5 +53,5 @@ def command(model: str, text: str | None, only_ids: bool, as_json: bool, raw: bo
 
 
 def describe(tokenizer: Any, id: int) -> dict[str, object]:
-    """Return all facts about one token."""
+    """Return a token's id, its piece of text, and its bytes in hexadecimal."""
     return {"id": id, "piece": tokenizer.piece(id), "bytes": tokenizer.token_bytes(id).hex()}

@@ -1,4 +1,4 @@
-"""``treadle transcribe``: text, subtitles or JSON of sounds."""
+"""``treadle transcribe``: sounds to text, subtitles or JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HELP = {
 
 
 def _format_options(function: Any) -> Any:
-    """Add a flag for each format to a command."""
+    """Add a flag for each output format to a command; those given arrive as ``formats``."""
     for flag, format in reversed(FORMAT_FLAGS.items()):
         option = click.option(
             f"--{flag}",
@@ -179,7 +179,9 @@ def command(
 def check_targets(
     files: Sequence[str], formats: Sequence[str], output: Path | None, beside: bool
 ) -> None:
-    """Raise click.UsageError for formats that cannot all go where they are to go."""
+    """Raise click.UsageError for options and outputs that conflict: two outputs into one file,
+    several into standard output, standard input twice.
+    """
     if output is not None and beside:
         raise click.UsageError("--output and --beside: choose one")
     if beside and PIPE in files:
@@ -215,7 +217,9 @@ def check_files(files: Sequence[str]) -> None:
 
 
 def target_of(file: str, format: str, folder: Path | None) -> Path:
-    """Return the file that is written for a sound; without a folder it stands beside it."""
+    """Return the path of the output file for the sound ``file``: in ``folder``, or beside the
+    sound.
+    """
     from treadle.speech.transcript_formats import SUFFIXES
 
     name = "stdin" if file == PIPE else Path(file).stem
@@ -224,7 +228,9 @@ def target_of(file: str, format: str, folder: Path | None) -> Path:
 
 
 class Outlet:
-    """The destination of a sound's text: files, or standard output while it is decoded."""
+    """Writes one sound's transcript: to files at the end, or to standard output while it is
+    decoded. ``many``: there are several sounds, so that each gets a heading.
+    """
 
     def __init__(
         self,
@@ -244,11 +250,13 @@ class Outlet:
 
     @property
     def shows_bar(self) -> bool:
-        """Whether a progress bar does not stand in the way of text on the terminal."""
+        """Whether a progress bar may be shown: not while text is written to the terminal."""
         return self.to_files or not sys.stdout.isatty()
 
     def write(self, transcription: Transcription) -> None:
-        """Print the segments that are new, in a format that has a part for each."""
+        """Print the new segments; nothing in a format that is written whole, such as JSON, or for
+        files.
+        """
         from treadle.speech.transcript_formats import CUES
 
         format = self._formats[0]
@@ -262,7 +270,7 @@ class Outlet:
         self._n_written += len(new)
 
     def finish(self, transcription: Transcription) -> None:
-        """Write the rest: files, or the whole of a format that has no parts."""
+        """Write the files; on standard output, a format that is written whole."""
         from treadle.speech.transcript_formats import CUES, formatted
 
         transcript = transcription.result()
@@ -291,7 +299,7 @@ class Outlet:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file. Raises FileError."""
+    """Write a text file, and create its folder. Raises FileError."""
     from treadle.base.humanize import why
 
     try:
@@ -308,7 +316,9 @@ def transcribe_file(
     outlet: Outlet,
     progress: ProgressBar,
 ) -> None:
-    """Transcribe one sound to its outlet. Raises TreadleError."""
+    """Transcribe the sound ``file``, "-" for standard input, and write it to ``outlet``. Raises
+    TreadleError.
+    """
     source: Any = sys.stdin.buffer if file == PIPE else Path(file)
     place = "standard input" if file == PIPE else None
     with recognizer.run(source, settings, place=place) as transcription:

@@ -31,7 +31,9 @@ TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # kernels 
 
 
 class FormatName(click.Choice[str]):
-    """A format of the table, or one of MLX's, which are too many to list."""
+    """Parameter type of a weight format: one of the listed names or of MLX's, which are too many to
+    list.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the format's name."""
@@ -176,7 +178,9 @@ def measure(
     repeat: int,
     progress: ProgressBar,
 ) -> tuple[Peaks, list[TuneResult]]:
-    """Sweep every format; return this machine's peaks and the results."""
+    """Time the configurations of ``kernels`` for each format; return this machine's peaks and a
+    result for each format.
+    """
     from treadle.devices.cpu.tuned_rows import tuned_row
     from treadle.profiling.peaks import measure_peaks
     from treadle.profiling.trial import KernelTrial
@@ -220,8 +224,8 @@ def measure(
 
 
 def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
-    """Warn on standard error of configurations with wrong results, and of a busy machine;
-    ``refused`` results are reported separately.
+    """Warn on standard error of configurations with wrong results, and of a busy machine.
+    ``refused``: results whose busy machine ``refuse`` reports instead.
     """
     share = min((result.cpu_share for result in results if result not in refused), default=1.0)
     if warning := busy([share], ", so the best may be chance; stop them and measure again"):
@@ -233,7 +237,9 @@ def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
 
 
 def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
-    """Report what --reset removed, or would remove."""
+    """Print which file of saved results --reset removed or, for a dry run (``removed`` None), would
+    remove.
+    """
     there = removed is None and Path(path).is_file()
     if as_json:
         print_json({"removed": removed and str(removed), "would_remove": path if there else None})

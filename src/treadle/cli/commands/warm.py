@@ -81,7 +81,9 @@ def writable_cache() -> Path:
 
 
 def report_of(engines: Sequence[Engine], path: Path, began: float, folder: Path) -> dict[str, Any]:
-    """Return what was compiled. ``began``: before loading, by ``perf_counter``."""
+    """Return what was compiled and found in the cache, and the seconds since ``began``, a
+    ``perf_counter`` time from before loading.
+    """
     tallies = {id(engine.kernels): engine.kernels for engine in engines}.values()
     return {
         "model": str(path),

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class RichReply:
-    """An answer rendered with rich. Links show their address: an answer should not hide one."""
+    """Renders an answer's Markdown with rich. Links show their address, so that an answer cannot
+    hide one.
+    """
 
     def __init__(self) -> None:
         self._text = ""  # the incomplete blocks
@@ -25,13 +27,13 @@ class RichReply:
         self._in_list = False  # whether the first one is a list item after another
 
     def show(self, piece: str) -> None:
-        """Render the blocks that ``piece`` completes."""
+        """Append ``piece`` to the text, and write the blocks that are complete."""
         self._text += harmless(piece)
         if "\n" in piece:
             self._draw_complete()
 
     def end(self) -> None:
-        """Render the rest."""
+        """Write the incomplete blocks that are left."""
         self._draw(self._text, whole=True)
         self._text = ""
         write("" if self._before else "\n")
@@ -54,8 +56,8 @@ class RichReply:
             self._draw("".join(lines[start:]), whole=False)
 
     def _draw(self, text: str, *, whole: bool) -> None:
-        """Write the rows of ``text`` that are not on the screen yet. Not ``whole``: it is a code
-        block whose last row, the margin, may still move.
+        """Write those rows of ``text`` that are not on the screen yet. ``whole`` False: an open
+        code block, whose last row, the margin, is not final.
         """
         if not text.strip():
             return
@@ -71,7 +73,7 @@ class RichReply:
 
 
 def trimmed(rows: list[str]) -> list[str]:
-    """Return ``rows`` without empty ones at the top and bottom."""
+    """Return ``rows`` without blank ones at the top and bottom."""
     full = [i for i, row in enumerate(rows) if row.strip()]
     return rows[full[0] : full[-1] + 1] if full else []
 

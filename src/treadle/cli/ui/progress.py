@@ -22,14 +22,12 @@ PATIENCE_S = 0.25  # shorter work shows no bar, and then rich (50 ms) is never i
 
 
 class ProgressBar:
-    """Called as ``bar(stage, done, total)``; appears after a moment, disappears when the stage is
-    done.
+    """Progress bar on standard error, called as ``bar(stage, done, total)``; ``total`` 0 means
+    unknown. It appears after PATIENCE_S, and disappears when the stage is done.
 
-    ``total`` 0 means unknown. Counts of a stage whose name starts with "download" are shown as
-    bytes. It is also a context manager: leaving it removes the bar.
-
-    For the stage ``metered`` the bar shows ``unit`` ("B", "tok") per second, and ``note``, an
-    interim result.
+    Counts of a stage whose name starts with "download" are bytes. It is also a context manager:
+    leaving it removes the bar. For the stage ``metered`` the bar shows ``unit`` ("B", "tok") per
+    second, and ``note``, an interim result.
     """
 
     def __init__(self, metered: str | None = None, unit: str = "") -> None:
@@ -79,11 +77,11 @@ class ProgressBar:
         self._stage = ""
 
     def __enter__(self) -> ProgressBar:
-        """Return itself."""
+        """Return this bar."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the bar from the screen, whatever happened."""
+        """Remove the bar from the screen, also after an error."""
         self.close()
 
 
@@ -93,7 +91,9 @@ def is_download(stage: str) -> bool:
 
 
 def build_bar(*, in_bytes: bool) -> RichProgress:
-    """Build a bar that removes itself; counts are bytes or plain units."""
+    """Build rich's progress bar, which erases itself when it stops. ``in_bytes``: counts are bytes,
+    else plain numbers.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,

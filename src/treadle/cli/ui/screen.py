@@ -9,17 +9,19 @@ from treadle.cli.ui.table import columns, harmless, is_dumb, write
 
 
 class Screen(Protocol):
-    """Shows one answer, piece by piece."""
+    """Writes one answer to standard output, piece by piece."""
 
     def show(self, piece: str) -> None:
-        """Write what can be written after ``piece``."""
+        """Append ``piece``; write as much of the answer as is final."""
 
     def end(self) -> None:
         """Write the rest, and end the line."""
 
 
 def open_screen(*, markdown: bool = False) -> Screen:
-    """Return the screen for the next answer on standard output."""
+    """Return a screen for the next answer: plain for a pipe, on a terminal wrapped words or
+    Markdown.
+    """
     if not sys.stdout.isatty():
         return PlainOutput()
     if markdown and not is_dumb():
@@ -30,7 +32,7 @@ def open_screen(*, markdown: bool = False) -> Screen:
 
 
 class PlainOutput:
-    """The exact text, and a newline after it."""
+    """Writes the exact text, and a newline at the end."""
 
     def show(self, piece: str) -> None:
         """Write ``piece``."""
@@ -42,7 +44,7 @@ class PlainOutput:
 
 
 class WrappedScreen:
-    """Words wrapped at spaces; control characters as escapes."""
+    """Wraps words at spaces, for a terminal; control characters are escaped."""
 
     def __init__(self) -> None:
         from treadle.cli.ui.wrap import WordWrap
@@ -50,7 +52,7 @@ class WrappedScreen:
         self._wrap = WordWrap(lambda: columns(sys.stdout))
 
     def show(self, piece: str) -> None:
-        """Write the words that are complete."""
+        """Append ``piece``; write the words that are complete."""
         write(self._wrap.feed(harmless(piece)))
 
     def end(self) -> None:
@@ -59,7 +61,7 @@ class WrappedScreen:
 
 
 def folded(text: str) -> str:
-    """Wrap a message for standard error if that is a terminal."""
+    """Return a message wrapped to the width of standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         return text
     from treadle.cli.ui.wrap import WordWrap

@@ -76,7 +76,7 @@ class SeriesStyle:
 
     @property
     def css(self) -> str:
-        """Its CSS class."""
+        """The CSS class of the colour."""
         return f"s{self.colour % SERIES}"
 
 
@@ -101,7 +101,9 @@ class AxisScale:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return round numbers in the range: 1, 2, 5 of each decade, or fewer; else equal steps."""
+        """Return at most TICKS round values in the range. On a logarithmic scale 1, 2, 5 of each
+        decade, or fewer of these; else equal steps.
+        """
         if not self.log:
             rough = (self.high - self.low) / (TICKS - 1)
             power = 10.0 ** floor(log10(rough))
@@ -120,7 +122,7 @@ class AxisScale:
         return found[:: ceil(len(found) / TICKS)]
 
     def labelled(self) -> list[tuple[float, str]]:
-        """Return the ticks with their labels."""
+        """Return the ticks as (value, label)."""
         return [(tick, f"{tick:g}") for tick in self.ticks()]
 
 
@@ -132,13 +134,17 @@ def log_scale(values: Iterable[float], start: float, end: float, room: float = 1
 
 @dataclass
 class Canvas:
-    """Lines of SVG, and the boxes taken by labels and markers."""
+    """Lines of SVG in ``lines``, and boxes that labels must not cover in ``taken``: (left, top,
+    right, bottom) in pixels.
+    """
 
     lines: list[str] = field(default_factory=list)
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def add(self, name: str, css: str, inside: str | None = None, **at: float | str) -> None:
-        """Add one element with its content."""
+        """Append the SVG element ``name``. ``css``: its class; ``inside``: its content, as SVG;
+        ``at``: attributes, with ``_`` for ``-``.
+        """
         values = {
             key: value if isinstance(value, str) else f"{value:.1f}" for key, value in at.items()
         }
@@ -151,7 +157,7 @@ class Canvas:
         self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def path(self, points: Iterable[tuple[float, float]], css: str) -> None:
-        """Draw a line through ``points``."""
+        """Draw a polyline through ``points``."""
         self.add("polyline", css, points=places(points))
 
     def text(
@@ -194,8 +200,8 @@ class Canvas:
         self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)
 
     def head(self, title: str, subtitle: str, origin: str) -> float:
-        """Draw the title, and where, when and by which version it was measured; return its bottom
-        y.
+        """Draw title, subtitle and ``origin`` (where, when and by which version it was measured);
+        return the y of their bottom.
         """
         self.text(MARGIN, 40, title, "ink title")
         self.text(MARGIN, 62, subtitle, "ink")
@@ -205,14 +211,16 @@ class Canvas:
     def keep_clear(
         self, start: tuple[float, float], end: tuple[float, float], samples: int
     ) -> None:
-        """Keep labels off the line from ``start`` to ``end``."""
+        """Keep labels off the line from ``start`` to ``end``, by marking ``samples`` + 1 points on
+        it as taken.
+        """
         for i in range(samples + 1):
             x, y = (a + (b - a) * i / samples for a, b in zip(start, end, strict=True))
             self.taken.append((x - 2, y - 2, x + 2, y + 2))
 
     def label(self, x: float, y: float, text: str, css: str = "ink") -> bool:
-        """Draw a label next to a marker, on the first side where it covers nothing; False if there
-        is none.
+        """Draw a label beside the marker at (x, y), on the first side where it covers nothing.
+        Return whether there was one.
         """
         width = CHAR_PX * len(text)
         gap = MARK_PX + 4
@@ -233,7 +241,9 @@ class Canvas:
 
 @dataclass
 class Panel:
-    """One diagram with its axes, ``top`` pixels down the page."""
+    """One diagram with its axes. ``top`` and ``height`` are in pixels; without ``y`` it has no
+    vertical axis.
+    """
 
     canvas: Canvas
     top: float
@@ -274,8 +284,8 @@ def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, 
 
 
 def spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Move positions on a line apart to at least ``gap``, in their order, within ``low`` to
-    ``high`` if they fit.
+    """Return positions at least ``gap`` apart, in the order of ``wanted`` and near them, within
+    ``low`` to ``high`` if they fit.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     places = [0.0] * len(wanted)
@@ -290,22 +300,24 @@ def spread(wanted: list[float], gap: float, low: float, high: float) -> list[flo
 
 
 def places(points: Iterable[tuple[float, float]]) -> str:
-    """Format points as an SVG list."""
+    """Format points as SVG's attribute ``points``."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def titled(tip: str) -> str:
-    """Return an element's tooltip."""
+    """Return the SVG element that shows ``tip`` as a tooltip; "" without a tip."""
     return f"<title>{safe(tip)}</title>" if tip else ""
 
 
 def safe(text: str) -> str:
-    """Escape text for XML, with control characters as escapes."""
+    """Escape text for XML; control characters become visible escapes."""
     return escape(printable(text))
 
 
 def origin(facts: Iterable[str]) -> str:
-    """Return the context of a measurement: processor, ``facts``, date and treadle's version."""
+    """Return where and when something was measured, in a line: processor, ``facts``, date and
+    treadle's version.
+    """
     from datetime import date
 
     from treadle.machine.topology import cpu_name
@@ -316,7 +328,7 @@ def origin(facts: Iterable[str]) -> str:
 
 
 def style() -> str:
-    """Return the style sheet."""
+    """Return the charts' CSS."""
     return (
         "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}"
         ".title{font-size:20px;font-weight:600}.head{font-size:15px;font-weight:600}"
@@ -333,7 +345,7 @@ def style() -> str:
 
 
 def colours(palette: dict[str, str]) -> str:
-    """Return the rules that set colours."""
+    """Return the CSS rules for the colours of ``palette``, LIGHT or DARK."""
     rules = f".back{{fill:{palette['back']}}}"
     for name in ("ink", "muted", "heat"):
         rules += f".{name}{{fill:{palette[name]}}}"
@@ -347,7 +359,7 @@ def colours(palette: dict[str, str]) -> str:
 
 
 def document(lines: Iterable[str], height: float, title: str) -> str:
-    """Return the whole file."""
+    """Return the SVG document with these ``lines``, ``height`` pixels high."""
     head = (
         f'{HEAD.decode()} width="{WIDTH}" height="{height:.0f}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
@@ -360,8 +372,8 @@ def document(lines: Iterable[str], height: float, title: str) -> str:
 
 
 def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
-    """Raise FileError unless a chart may be written to ``path``; called before the work. An earlier
-    chart may be replaced, any other file may not.
+    """Raise FileError unless a chart may be written to ``path``: an earlier chart may be replaced,
+    any other file may not, and the files of ``sources`` never. Called before the work.
     """
     check_not_read(path, sources)
     check_folder(path)
@@ -375,7 +387,7 @@ def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
 
 
 def save(path: Path, picture: str) -> None:
-    """Write a document atomically. Raises FileError."""
+    """Write an SVG document atomically, a device or pipe directly. Raises FileError."""
     if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced atomically
         try:
             path.write_text(picture, "utf-8")

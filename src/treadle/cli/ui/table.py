@@ -1,4 +1,4 @@
-"""Output of commands: tables and numbers for people, JSON for programs."""
+"""Output of commands: tables, lines and numbers for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def fitted(
     optional: Sequence[str],
     folding: str,
 ) -> tuple[Sequence[int], list[list[str]]]:
-    """Return the indexes of the columns that fit into ``room``, and the rows with folded cells."""
+    """Return the indexes of the columns to show in ``room`` columns of the terminal, and the rows
+    with their ``folding`` cells broken. The rest may still be too wide.
+    """
     from rich.cells import cell_len
 
     wide = [
@@ -114,7 +116,7 @@ def terminal_width() -> int | None:
 
 
 def columns(stream: TextIO) -> int:
-    """Return the current columns of the terminal ``stream``, else 80."""
+    """Return the current width of the terminal ``stream`` in columns; 80 if it is none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
@@ -122,7 +124,7 @@ def columns(stream: TextIO) -> int:
 
 
 def say(text: str, indent: str = "") -> None:
-    """Print one line; a terminal gets it wrapped to its width, with later lines indented."""
+    """Print one line. A terminal gets it wrapped to its width, later lines after ``indent``."""
     width = terminal_width()
     if width is None or len(text) <= width:
         print(text)
@@ -143,7 +145,7 @@ def say(text: str, indent: str = "") -> None:
 
 
 def remark(text: str) -> None:
-    """Write a remark about the work to standard error."""
+    """Write a message about the work to standard error, after "treadle: "."""
     print(f"treadle: {printable(text)}", file=sys.stderr)
 
 
@@ -165,7 +167,7 @@ def print_json(value: object) -> None:
 
 
 def show(report: Any, as_json: bool, print_report: Callable[[Any], object]) -> None:
-    """Print a report, as JSON or for people."""
+    """Print a report, as JSON or with ``print_report``."""
     (print_json if as_json else print_report)(report)
 
 
@@ -176,22 +178,28 @@ def heading(text: str) -> None:
 
 
 def is_styled(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that supports bold and dim text."""
+    """Return whether ``stream`` is a terminal that shows bold and dim text, and NO_COLOR is not
+    set.
+    """
     return stream.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
 
 
 def is_dumb() -> bool:
-    """Return whether the terminal does not interpret escape sequences."""
+    """Return whether the terminal does not interpret escape sequences (TERM is "dumb" or
+    "unknown").
+    """
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def harmless(text: str) -> str:
-    """Escape control characters in a model's output, which may contain any."""
+    """Escape control characters except newlines and tabs: a model's output may contain any."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def emit(text: str) -> None:
-    """Write a model's output to standard output at once: exact to a pipe, escaped to a terminal."""
+    """Write a model's output to standard output at once; on a terminal, control characters are
+    escaped.
+    """
     write(harmless(text) if sys.stdout.isatty() else text)
 
 
@@ -202,8 +210,8 @@ def write(text: str) -> None:
 
 
 def typed(error: Exception) -> str:
-    """Return an error's message: the library's with command-line options instead of keywords, or
-    the system's.
+    """Return an error's message for a command-line user: settings of ``treadle.load`` in it become
+    options; the system's errors get the file's name.
     """
     if isinstance(error, OSError):
         return f"{error.filename}: {why(error)}" if error.filename else why(error)
@@ -214,5 +222,5 @@ def typed(error: Exception) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Truncate a long text, and note its length."""
+    """Cut a text that is longer than ``width`` characters, and append its length."""
     return text if len(text) <= width else f"{text[: width - 1]}… ({len(text)} characters)"

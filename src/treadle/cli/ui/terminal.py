@@ -21,38 +21,40 @@ if TYPE_CHECKING:
 
 
 class LineSource(Protocol):
-    """A source of entries."""
+    """A source of the user's entries: editor, terminal or pipe."""
 
     def read(self) -> str:
-        """Return the next entry, which may have several lines; EOFError at the end."""
+        """Return the next entry, which may have several lines. Raises EOFError at the end."""
 
     def discard(self) -> None:
-        """Drop typed input that was not read yet, as a terminal does on Ctrl-C."""
+        """Drop typed input that was not read yet; called on Ctrl-C."""
 
 
 class PipedLines:
-    """Entries from a stream, one a line; a backslash at its end joins the next line."""
+    """Entries from a stream, one a line; a line that ends with a backslash continues in the next
+    one.
+    """
 
     def __init__(self, stream: Iterable[str]) -> None:
         self._entries = join_continued(stream)
 
     def read(self) -> str:
-        """Return the next entry; EOFError at the end."""
+        """Return the next entry. Raises EOFError at the end."""
         return next_entry(self._entries)
 
     def discard(self) -> None:
-        """Do nothing: no one types here, and Ctrl-C ends the chat."""
+        """Do nothing: a pipe has no typed input."""
 
 
 def next_entry(entries: Iterator[str]) -> str:
-    """Return the next entry; EOFError at the end."""
+    """Return the next of ``entries``. Raises EOFError at the end."""
     for entry in entries:
         return entry
     raise EOFError
 
 
 def join_continued(lines: Iterable[str]) -> Iterator[str]:
-    """Join each line that ends with a backslash to the one after it."""
+    """Yield entries: a line that ends with a backslash is joined to the next one by a newline."""
     parts: list[str] = []
     for line in lines:
         line = line.rstrip("\r\n")
@@ -66,18 +68,18 @@ def join_continued(lines: Iterable[str]) -> Iterator[str]:
 
 
 class PlainLines:
-    """Entries typed at a terminal without escape sequences, with the terminal's line editing."""
+    """Entries from a terminal without escape sequences; the terminal itself edits lines."""
 
     def __init__(self, keys: KeyboardGuard) -> None:
         self._keys = keys
 
     def read(self) -> str:
-        """Return the next entry; EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+        """Return the next entry. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
         with self._keys.lent(shown=True):
             return next_entry(join_continued(self._typed()))
 
     def discard(self) -> None:
-        """Do nothing: the terminal buffers the lines, and drops them on Ctrl-C."""
+        """Do nothing: the terminal holds unread lines, and drops them on Ctrl-C."""
 
     def _typed(self) -> Iterator[str]:
         prompt = "> "
@@ -92,16 +94,18 @@ class PlainLines:
 
 
 def open_lines(commands: Iterable[str], keys: KeyboardGuard) -> LineSource:
-    """Return the best source of entries that the terminal supports."""
+    """Return an editor, or plain lines on a terminal without escape sequences. ``commands``: slash
+    commands to complete.
+    """
     return PlainLines(keys) if is_dumb() else Editor(commands, keys)
 
 
 class KeyboardGuard:
-    """Context manager that hides input typed during an answer. It is kept, Enter included, for the
-    next prompt; Ctrl-C drops it.
+    """Context manager that turns the terminal's echo off while an answer is written. Input typed
+    meanwhile, Enter included, is kept for the next prompt; Ctrl-C drops it.
 
-    The terminal is restored at the end, however that comes, and while the chat is suspended. Does
-    nothing if standard input is not a terminal.
+    Echo is restored at the end, also after an error, and while the chat is suspended. Does nothing
+    if standard input is not a terminal.
     """
 
     def __init__(self) -> None:
@@ -132,8 +136,8 @@ class KeyboardGuard:
 
     @contextmanager
     def lent(self, *, shown: bool = False) -> Iterator[None]:
-        """Let other code read the keyboard within the block, and set the terminal up; ``shown``:
-        the terminal itself must echo input.
+        """Let other code read the keyboard and set up the terminal within the block. ``shown``:
+        turn echo on for it.
         """
         self._mine = False
         if shown:
@@ -158,13 +162,14 @@ class KeyboardGuard:
         self._go_on()
 
     def _go_on(self, *_: object) -> None:
-        """Turn echo off again after a suspension, also after a stop that cannot be caught."""
+        """Turn echo off again when the chat is resumed."""
         if self._mine:
             self._show(False)
 
 
 class Editor:
-    """Entries typed at a terminal: history, editing, several lines. Writes to standard error.
+    """Entries typed in an editor on the terminal, with history and several lines. It writes to
+    standard error.
 
     Enter sends; Alt-Enter, or Enter after a backslash, starts a new line; pasted text keeps its
     lines.
@@ -175,13 +180,13 @@ class Editor:
         self._keys = keys
 
     def read(self) -> str:
-        """Return what was typed; EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
+        """Return the entry. Raises EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
         with self._keys.lent():
             return self._session.prompt()
 
     def discard(self) -> None:
-        """Drop the keys after the last entry: the editor may have read several lines at once,
-        without paste marks.
+        """Drop keys after the last entry: the editor may have read several lines at once, if the
+        terminal does not mark pasted text.
         """
         from prompt_toolkit.input.typeahead import clear_typeahead
 
@@ -189,7 +194,9 @@ class Editor:
 
 
 def build_session(commands: Iterable[str]) -> PromptSession[str]:
-    """Set up prompt_toolkit, which takes 90 ms to import and is not needed for a pipe."""
+    """Set up prompt_toolkit's editor, with history and completion of ``commands``. It takes 90 ms
+    to import, so it is not used for a pipe.
+    """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.formatted_text import ANSI
@@ -227,7 +234,7 @@ def build_session(commands: Iterable[str]) -> PromptSession[str]:
 
 
 def history_file() -> Path | None:
-    """Return the file of earlier entries, created if needed; None if it cannot be written."""
+    """Return the file of the chat's history, created if needed; None if it cannot be written."""
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         folder = Path(state) / "treadle"

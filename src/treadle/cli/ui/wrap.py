@@ -22,8 +22,8 @@ OPENING = frozenset("「『【（〔［｛〈《“‘\u200d")
 
 
 class WordWrap:
-    """Call ``feed`` with pieces, then ``end``, and write what they return. ``width`` returns the
-    cells of a row; it is called for each word, because terminals are resized.
+    """Wraps text that arrives in pieces: ``feed`` and, at the end, ``end`` return what to write.
+    ``width`` returns the cells of a row; it is called for each word, because terminals are resized.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
@@ -38,11 +38,11 @@ class WordWrap:
         self._long = False  # inside a word that is longer than a row
 
     def feed(self, text: str) -> str:
-        """Return the output that ``text`` completes."""
+        """Append ``text``; return the output that is final now."""
         return "".join(map(self._take, text))
 
     def end(self) -> str:
-        """Return the word that was held back."""
+        """Return the last word, which was held back."""
         return self._place()
 
     def _take(self, c: str) -> str:
@@ -80,12 +80,12 @@ class WordWrap:
         return len(self._line.split(maxsplit=1)) > 1 or self._line[-1:] in " \t"
 
     def _hang(self) -> int:
-        """Return the indent of a list item's later rows, in cells."""
+        """Return the indent, in cells, of the later rows of a list item; 0 for other lines."""
         mark = MARK.match(self._line)
         return mark.end() if mark else 0
 
     def _fence_after(self, line: str) -> str:
-        """Return the marks of the code block that is open after ``line``."""
+        """Return the mark of the code block that is open after ``line``, "" if none is."""
         found = FENCE.match(line)
         if not found:
             return self._fence
@@ -95,7 +95,7 @@ class WordWrap:
         return "" if marks.startswith(self._fence) and not rest.strip() else self._fence
 
     def _may_part(self, c: str) -> bool:
-        """Return whether a row may end between the held word and ``c``."""
+        """Return whether a row may be broken between the held word and the character ``c``."""
         before = self._pending[-1:]
         if not before.strip() or c in CLOSING or before in OPENING:
             return False
@@ -103,7 +103,7 @@ class WordWrap:
         return cells == 2 or (cells == 1 and self._cells(before) == 2)
 
     def _place(self) -> str:
-        """Put the held word into this row, or the next one."""
+        """Return the held word, after a line break if it does not fit into this row."""
         word = self._pending.lstrip(" \t")
         if not word:
             self._pending = ""
