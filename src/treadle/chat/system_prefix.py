@@ -1,10 +1,10 @@
-"""End of the system prompt among the ids of a chat prompt.
+"""Length of the system prompt among the token ids of a chat prompt.
 
-Models whose layers keep a state can reuse it only where it was kept, so it is kept there: other
-questions under the same system prompt follow. A template may put tools, a date or the first user
-message's opening around the system prompt. So the end is found without knowledge of the template:
-the conversation's beginning is rendered with two other user texts, and the ids that both renderings
-begin with are the system prompt's.
+The state of a recurrent layer can be reused only at positions where it was saved. It is saved at
+the end of the system prompt, because other conversations share that beginning. A template may write
+tools, a date or the opening of the first user message around the system prompt. So the end is found
+without knowledge of the template: the conversation's beginning is rendered with two different user
+texts, and the common prefix of both id lists is the system prompt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Messages = list[dict[str, Any]]
 
 
 class SystemPrefixes:
-    """The ids of the last system prompts of one model; ``encode`` tokenizes a rendered prompt. Any
-    thread may use it.
+    """Cache of the token ids of the last MOST system prompts of one model. ``encode``: tokenizes a
+    rendered prompt. Thread-safe.
     """
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
@@ -37,9 +37,10 @@ class SystemPrefixes:
     def end(
         self, ids: Sequence[int], messages: Messages, render: Callable[[Messages], str], given: Any
     ) -> int:
-        """Return how many of a prompt's ids its system prompt has, with all that the template
-        writes up to the first user text; 0 if that is unknown. ``render``: the template, with
-        ``given`` (tools and variables, of the same repr if they are the same).
+        """Return how many of a prompt's ``ids`` are its system prompt, with all text that the
+        template writes up to the first user text; 0 if that is unknown. ``render``: renders
+        messages with the request's tools and variables; ``given``: these tools and variables, whose
+        repr is part of the cache's key.
         """
         n = 0
         while n < len(messages) and messages[n].get("role") in SYSTEM:
