@@ -1,4 +1,4 @@
-"""A picture's size from its file's first bytes, before anything is decoded.
+"""A picture's size from the header of its file, without decoding.
 
 The layouts are those of the PNG specification (IHDR), ITU-T T.81 (B.2.2, frame header), RFC 9649
 (WebP), the GIF89a specification (logical screen) and Microsoft's BITMAPINFOHEADER.
