@@ -1,4 +1,4 @@
-"""Compilation of every plan that transcriptions need, before the first one."""
+"""Compiles the plans of a transcription in advance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PROMPT = 3  # ids that name language and task
 
 
 def warm_model(model: SpeechModel) -> None:
-    """Run a window of silence, and texts of every usual number of rows."""
+    """Compile the plans of a transcription by running a window of silence, with prompts and rows as
+    they usually occur.
+    """
     model.tokenizer.prepare()
     config = model.config
     silence = np.zeros((1, config.n_mels, config.n_frames), np.float32)
