@@ -26,7 +26,7 @@ _KINDS = {  # by the type of a part, or by the first half of its media type
 }
 _INNER = ("source", "image_url", "input_audio", "audio_url", "video_url", "file", "resource")
 _DATA = ("data", "file_data", "blob", "base64", "url", "image_url", "file_url", "uri")
-_LOCAL = ("image", "audio", "path")  # keys of what a program in this process may give
+_LOCAL = ("image", "audio", "path")  # keys for paths and objects from callers in this process
 _TYPES = ("media_type", "mimeType", "mime_type")
 _NAMES = ("filename", "title", "name", "file_id")
 TEXTS = ("text", "input_text", "output_text", "reasoning_text", "refusal")  # types of parts

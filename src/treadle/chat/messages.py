@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 
-REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # Command R7B has a plan
+REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # tool_plan: Command R7B
 SYSTEM = ("system", "developer")
 SPEAKERS = (*SYSTEM, "user", "assistant")
 MEDIA = tuple(NOUNS)  # types of the parts that stand for a picture or a sound

@@ -19,7 +19,7 @@ from treadle.chat.messages import SYSTEM
 from treadle.errors import TreadleError
 
 PROBES = ("A", "7?")  # user texts whose first tokens differ, with any vocabulary
-MOST = 16  # system prompts that are remembered
+MOST = 16  # system prompts in the cache
 
 Messages = list[dict[str, Any]]
 
@@ -31,7 +31,7 @@ class SystemPrefixes:
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
-        self._found: OrderedDict[int, list[int]] = OrderedDict()  # the last used is last
+        self._found: OrderedDict[int, list[int]] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     def end(
@@ -57,12 +57,12 @@ class SystemPrefixes:
                 self._found.move_to_end(key)
         if prefix is not None and ids[: len(prefix)] == prefix:
             return len(prefix)
-        try:  # it is new, or has another date
+        try:  # not cached, or the template writes another date
             one, other = (
                 self._encode(render([*head, {"role": "user", "content": probe}]))
                 for probe in PROBES
             )
-        except TreadleError:  # a template that wants more than one message
+        except TreadleError:  # the template raises on a single message
             return 0
         prefix = one[: n_common(one, other)]
         with self._lock:

@@ -14,7 +14,7 @@ from treadle.chat.template.template import MAX_SOURCE, OWN, ChatTemplate, Chosen
 from treadle.errors import TemplateError
 
 _MARKS = ("{{", "{%", "{#")  # every template has one of these, no file name does
-_NAME = re.compile(r"\w[\w-]*", re.ASCII)  # of a template in the model's file, such as tool_use
+_NAME = re.compile(r"\w[\w-]*", re.ASCII)  # name of a template in the model's file: tool_use
 _PLAIN = "treadle asks"  # content of a test message: no template has these words
 
 

@@ -31,8 +31,8 @@ from treadle.chat.template.render_process import (
 from treadle.errors import TemplateError, TreadleError
 from treadle.system import SYSTEM
 
-LIMIT_S = 5.0  # for one rendering; templates take milliseconds
-LIMIT_BYTES = 256 << 20  # of memory, beyond the process's own at its start
+LIMIT_S = 5.0  # seconds for one rendering; normal ones take milliseconds
+LIMIT_BYTES = 256 << 20  # memory of a process beyond that at its start
 MAX_PROCESSES = 4  # concurrent renderings; further threads wait
 
 _TIME_CODES = (SPENT_TIME, -getattr(signal, "SIGALRM", SPENT_TIME))
@@ -235,7 +235,7 @@ class _RenderProcess:
 
     def forget(self) -> None:
         """Close the pipes without ending the process, which belongs to the parent of this fork."""
-        self._popen.returncode = 0  # it is not a child of this process
+        self._popen.returncode = 0  # so that Popen does not wait: the parent's child, not ours
         self._close()
 
     def _close(self) -> None:

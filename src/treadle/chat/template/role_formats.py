@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn, system_first
 
-_HERE = "{}"  # the content's place
+_HERE = "{}"  # stands for the message's content
 
 
 class RoleFormat(NamedTuple):

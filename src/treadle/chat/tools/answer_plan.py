@@ -170,7 +170,7 @@ def _bound(
     if wanted.regex is not None:
         return grammars.regex(wanted.regex)
     if schema is not None and not wanted.lenient:
-        grammars.schema(schema)  # this call reports what it cannot enforce
+        grammars.schema(schema)  # raises for parts that cannot be enforced
     if wanted.forced or (tools and schema is not None):
         chosen = {name: tools[name] for name in wanted.forced or tools}
         parallel = wanted.parallel

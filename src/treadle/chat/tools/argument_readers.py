@@ -78,14 +78,14 @@ class TagReader(ArgumentReader):
         self._then = re.compile(then)
         first = tags.then.lstrip()[0]
         odd = [name for name in self._schemas if first in name or name != name.strip()]
-        self._names = sorted(odd, key=len, reverse=True)  # must be known to be read
+        self._names = sorted(odd, key=len, reverse=True)  # names that contain syntax of the tags
         self._n = 0
-        self._key: str | None = None  # of the value being read
-        self._text = self._begun = False  # it is a string; its beginning was read
-        self._within = self._untold = False  # it is in quotes; JSON's quote is not output yet
-        self._others: list[Any] = []  # schemas of its alternatives that are not strings
-        self._gap = self._close = ""  # marks after it
-        self._nulls: list[str] = []  # null words that the string may still turn out to be
+        self._key: str | None = None  # name of the argument whose value is being read
+        self._text = self._begun = False  # the value is a string; its start was read
+        self._within = self._untold = False  # the value is quoted; JSON's opening quote is pending
+        self._others: list[Any] = []  # schemas of the value's alternatives other than strings
+        self._gap = self._close = ""  # white space and closing tag after the value
+        self._nulls: list[str] = []  # spellings of null that the text so far may become
         self._end = ValueEnd()
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
@@ -443,7 +443,7 @@ class OwnReader(ArgumentReader):
         if QUOTE.startswith(text) and not last:
             return "", 0
         known = next((each for each in self._names if text.startswith(f"{each}:")), None)
-        if self._key and (char != "}" or known is not None):  # names have no quotes
+        if self._key and (char != "}" or known is not None):  # property names have no quotes
             name, colon, _ = text.partition(":")
             wanted = any(f"{each}:".startswith(text) for each in self._names)
             if (not colon or wanted) and not last:

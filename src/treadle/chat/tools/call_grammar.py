@@ -37,7 +37,7 @@ def calls_behind(
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
         return rules.source(f"{_behind_core(row)} ({_wrapped(rules, row, one)}{answer})")
-    if row.by_header and row.channels:  # its end may be spelt differently
+    if row.by_header and row.channels:  # models spell the end of the header differently
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
         head = f'{channel} {constrain} ("json" | " json")? {rules.literal(row.channels.message)}'

@@ -39,7 +39,7 @@ _OPENING: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, bool], bytes]] 
     weakref.WeakKeyDictionary()
 )
 _GAP = (b"\n", b"\n\n")  # tokens that may follow reasoning
-MAX_WAITED = 3  # tokens over the budget that complete a character, of up to 4 bytes
+MAX_WAITED = 3  # most tokens over the budget, to complete a UTF-8 character
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class ConstraintPlan:
     tokenizer: Tokenizer
     thought: Thought | None = None
     opened: bool = False  # the prompt opens reasoning
-    may_open: bool = True  # else ``bound`` holds from the first token on
+    may_open: bool = True  # reasoning may be opened; if not, ``bound`` holds at once
     budget: int | None = None  # tokens of reasoning
-    message: str = ""  # written before the closing mark of reasoning that is ended
+    message: str = ""  # text before the closing mark when reasoning is forced to end
     header: Grammar | None = None
     bound: Grammar | None = None
     lazy: Grammar | None = None
@@ -204,17 +204,17 @@ class ConstrainedDecoder:
     def __init__(self, plan: ConstraintPlan) -> None:
         self._plan = plan
         self._text = b""  # recent text, which may end with the beginning of a mark
-        self._tail = b""  # end of the text since reasoning or a call
+        self._tail = b""  # end of the text after reasoning or a call
         self._n_thought = 0  # tokens of reasoning
-        self._n_due: int | None = None  # of them when its end was due
+        self._n_due: int | None = None  # ``_n_thought`` when reasoning had to end
         self._ends = False  # ``end_reasoning`` was called
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
         self._n_gap = 0
-        self._draft: Matcher | None = None  # of a possible call inside reasoning
-        self._drafted = b""  # its text
+        self._draft: Matcher | None = None  # matcher of a possible call inside reasoning
+        self._drafted = b""  # text of that call
         self._within = False  # the current call is inside reasoning
-        self._bound: Matcher | None = None  # of the answer, in case reasoning is not opened
+        self._bound: Matcher | None = None  # matcher of the answer, if reasoning is not opened
         self._opening = list(plan.opening)  # parts of the opening mark still to come
         self._headed = plan.header is None  # the header is complete
         self._state = "start"

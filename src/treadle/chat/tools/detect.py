@@ -64,7 +64,7 @@ _BARE: dict[str, Any] = {
     "b": {"type": "array"},
     "c": {"type": "object", "properties": {"d": {}}, "additionalProperties": False},
 }
-_GAPS = ("", "Done.")  # some templates raise on an assistant message without text
+_GAPS = ("", "Done.")  # assistant texts to try; some templates raise on ""
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,16 @@ class TemplateDialect:
     writes_calls: bool = False  # it renders calls; else they are put into contents
     has_results: bool = False  # it renders tool results, though not calls
     arguments_as_text: bool = False
-    content_is_none: bool = False  # in a message with calls
+    content_is_none: bool = False  # the content of a message with calls must be None
     call_content: CallContentStyle = (
         CallContentStyle()
     )  # how it writes text and reasoning of a message with calls
     one_call: bool = False  # at most one call per message
     has_system: bool = True
-    system_raises: bool = False  # on a system message; else it may leave it out
+    system_raises: bool = False  # it raises on a system message; if not, it may leave it out
     system_stays: bool = False  # it writes a later system message where it stands
     system_alone: bool = True  # it renders a conversation of one system message
-    empty_raises: bool = False  # on an assistant message without text
+    empty_raises: bool = False  # it raises on an assistant message without text
     thought_parts: bool = False  # reasoning is a part of the content
     alternates: bool = False  # it raises on two consecutive messages of one role
     gap: str | None = None  # assistant text that it requires between a result and the user
@@ -281,7 +281,7 @@ def _call_content(
         return 1 if at[0] < 0 else 3 if at[0] < at[1] else 2
 
     tried = [(way, none) for none in sorted({form.none, True}) for way in ways]
-    best, none = max(tried, key=lambda each: rank(*each))  # the first of equal ones
+    best, none = max(tried, key=lambda each: rank(*each))  # of equal ranks, the first
     # Some templates count the text as a turn, and raise on the answer after the call.
     if best.apart and not rendered(best, none, answer := {"role": "assistant", "content": "so"}):
         parted = replace(best, turn_between=True)

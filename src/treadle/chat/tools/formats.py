@@ -25,7 +25,7 @@ class Thought:
 
     open: str
     close: str
-    between: str = ""  # beginning of another message, which may be reasoning too
+    between: str = ""  # mark between two reasoning messages
     reserved: bool = False
     stray: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class ToolCallFormat:
     between: str = ""
     wrap: tuple[str, str] = ("", "")
     style: str = "json"
-    lead: str = ""  # may precede a call without a mark of its own
+    lead: str = ""  # optional mark before a call of a format without ``open``
     id_mark: str = ""  # mark before an id that stands between the name and ``after``
     id_first: bool = False  # an id stands between ``open`` and ``before``
     id_form: str = "[a-zA-Z0-9]{9}"  # regular expression of that id
@@ -162,12 +162,12 @@ class ToolCallFormat:
     id_behind: bool = False  # an id may follow the arguments in the call's object
     id_key: str = ""  # key of an id that may come first in the call's object
     named_ids: bool = False  # ids are functions.NAME:N, and the template writes no other name
-    numbered: bool = False  # what stands behind ``id_mark`` is the call's number, and no id
-    content: str = ""  # name that is no tool: content follows it
+    numbered: bool = False  # ``id_mark`` is followed by the call's number, not an id
+    content: str = ""  # reserved name, not a tool's: content follows it
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: Channels | None = None
     tags: Tags | None = None
-    told_by: str = ""  # text of templates that describe calls but do not render them
+    told_by: str = ""  # text in templates that describe this format but render no calls
 
     @property
     def trigger(self) -> str:

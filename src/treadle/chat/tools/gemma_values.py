@@ -148,7 +148,7 @@ class GemmaValueGrammar:
         required = required_of(schema)
         first = '"}"'
         more = '"}"'
-        for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
+        for key in sorted(properties, key=str.lower, reverse=True):  # the order of Gemma's template
             if is_never(properties[key]) and key not in required:
                 continue
             pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"

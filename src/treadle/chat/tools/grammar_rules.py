@@ -9,7 +9,7 @@ from treadle.chat.tools.unquoted_text import fits, without
 from treadle.tokenizer.tokenizer import Tokenizer
 
 ANY_TEXT = "/(?s:.*)/"
-MAX_PARTS = 64  # bits that a rule of llguidance may have
+MAX_PARTS = 64  # most bits of state that a rule of llguidance may have
 SOME_TEXT = r"/(?s:.*)[^ \n](?s:.*)/"
 
 
@@ -83,7 +83,7 @@ class GrammarRules:
         return self.add(" | ".join([*first, *([] if n_needed else [end])]))
 
     def _in_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str) -> str:
-        # rules of what may follow, before and after the first part
+        # bodies of the rest: before any part, and after one or more parts
         first = end
         more = end
         for body, needed in reversed(parts):

@@ -108,7 +108,7 @@ class Schemas:
         self._within.append(kind)
         try:
             behind = kind.__value__
-        except Exception as error:  # anything may be raised: it is evaluated now
+        except Exception as error:  # evaluating the alias may raise anything
             raise TreadleError(f"{where}: {kind}: {error}") from error
         result = self.of(behind, where)
         self._within.pop()

@@ -132,7 +132,7 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
         for part in note.metadata:
             yield from _words_of(part, where)
         return
-    if hasattr(note, "__iter__"):  # several in one
+    if hasattr(note, "__iter__"):  # a group of constraints
         for part in note:
             yield from _words_of(part, where)
         return
@@ -181,7 +181,7 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
 def _holds(word: str, limit: Any, value: Any) -> bool:
     if word in _NUMBER:
         if not is_number(value):
-            return True  # it applies to another alternative
+            return True  # the constraint is for another alternative of the type
         return bool(_HOLDS[word](value, limit))
     if word == "pattern":
         try:

@@ -20,7 +20,7 @@ from treadle.errors import TreadleError
 
 Function = Callable[..., Any]
 _REST = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.*)", re.M)
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's, as long as Anthropic's
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's characters, Anthropic's length
 _GOOGLE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(\S.*)", re.M)
 
 
@@ -41,7 +41,7 @@ def tool_of(function: Function) -> dict[str, Any]:
     schemas = Schemas()
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError as error:  # a builtin's
+    except ValueError as error:  # a builtin without a signature
         raise TreadleError(f"tool {name}: {error}") from None
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

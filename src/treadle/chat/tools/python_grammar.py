@@ -30,7 +30,7 @@ _OF_KINDS: Mapping[str, set[str]] = {
 _CONSTANTS = {"boolean": '"True" | "False" | "true" | "false"', "null": '"None" | "null"'}
 _QUOTES = ("'", '"')
 _HEX = "[0-9a-fA-F]"
-_WHOLE = f"(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"  # not half of a surrogate pair
+_WHOLE = f"(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"  # no surrogates
 # Escapes that stand for one character, whatever follows them.
 _ESCAPE = (
     rf"\\(?:[\\'\"abfnrtv]|[0-3][0-7][0-7]|x{_HEX}{{2}}|u{_WHOLE}"

@@ -308,7 +308,7 @@ def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     try:
         several = ways(schema)
-    except GrammarError:  # reported where calls must follow the schema
+    except GrammarError:  # the call grammar reports it
         several = [schema]
     for way in several:
         for name, value in properties_of(way).items():

@@ -21,7 +21,7 @@ from treadle.chat.tools.formats import (
 from treadle.chat.tools.output import KINDS, OutputPiece, ToolCall, merged
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
-MAX_DRAFTS = 64  # possible calls in reasoning that are tried; a failed one is read again
+MAX_DRAFTS = 64  # most possible calls tried in reasoning; each failed one is read twice
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class AnswerMarks:
 
     thought: Thought | None = None
     opened: bool = False
-    within: bool = False  # the prompt has text of that reasoning too
+    within: bool = False  # the prompt ends inside the reasoning's text
     channels: Channels | None = None  # the answer is messages with headers
     row: ToolCallFormat | None = None
     begun: bool = False  # the prompt ends with the row's ``open``
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    parallel: bool = True  # else output after the first call is dropped
+    parallel: bool = True  # several calls; if not, output after the first is dropped
     streams: bool = False
     sure: bool = False
     forced: bool = False
@@ -73,18 +73,18 @@ class StreamParser:
             self._state = "start"
         self._buffer = ""
         self._breaks = ""  # line breaks that stood before the last mark
-        self._spoke = False  # content was output
-        self._draft: StreamParser | None = None  # reads a possible call inside reasoning
-        self._drafted: list[OutputPiece] = []  # its pieces
-        self._n_fed = 0  # characters of it that were read
-        self._n_drafts = 0  # number of drafts
-        self._raw = ""  # text read of a call, in case it turns out to be none
+        self._spoke = False  # content has been output
+        self._draft: StreamParser | None = None  # parser of a possible call inside reasoning
+        self._drafted: list[OutputPiece] = []  # pieces from ``_draft``
+        self._n_fed = 0  # characters of the buffer given to ``_draft``
+        self._n_drafts = 0  # number of failed drafts
+        self._raw = ""  # text of a possible call, output as content if it is none
         self._object, self._reader = CallObject(), ArgumentReader()
-        self._call: ToolCall | None = None  # the one being read
-        self._begun = False  # its beginning was output
-        self._written = ""  # its arguments
-        self._ids: set[str] = set()  # of all calls
-        self.n_calls = 0  # complete ones
+        self._call: ToolCall | None = None  # the call being read
+        self._begun = False  # its "call" piece has been output
+        self._written = ""  # JSON of its arguments so far
+        self._ids: set[str] = set()  # ids of all calls
+        self.n_calls = 0  # number of complete calls
 
     def feed(self, text: str, *, last: bool = False) -> list[OutputPiece]:
         """Read ``text``; return the pieces that are certain now. ``last``: no more text follows, so
@@ -258,7 +258,7 @@ class StreamParser:
                 return [OutputPiece("content", text + self._breaks)]
         cut = text.rstrip()
         if last and self._marks.sure and row is not None and row.sign and cut.endswith(row.sign):
-            text = cut.removesuffix(row.sign).rstrip("\n")  # its mark was cut
+            text = cut.removesuffix(row.sign).rstrip("\n")  # the call's mark was cut short
         if found:
             self._raw = found
             ended = channels is not None and found == channels.end
@@ -302,7 +302,7 @@ class StreamParser:
         text = self._buffer.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
-        states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
+        states |= dict.fromkeys(channels.calls, "reasoning")  # replaced below if there are tools
         states |= {mark: self._behind_mark(mark) for mark in starts}
         found = next((mark for mark in states if text.startswith(mark)), "")
         if found:
@@ -423,7 +423,7 @@ class StreamParser:
 
     def _begin(self, name: str, reader: ArgumentReader, id: str = "") -> None:
         assert self._row is not None
-        id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat theirs
+        id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat an id
         self._ids.add(id)
         self._call = ToolCall(id, name, "")
         self._reader = reader
@@ -479,7 +479,7 @@ class StreamParser:
             self._buffer = behind[len(close) :]
         elif close and close.startswith(behind):
             if not last:
-                return []  # its end may still come
+                return []  # its closing mark may still come
             self._buffer = ""
         out = self._tell("" if self._begun else self._written)
         self.n_calls += 1

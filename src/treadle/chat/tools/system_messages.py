@@ -10,7 +10,7 @@ from typing import Any
 
 from treadle.chat.messages import SYSTEM, can_join, join_contents, plain
 
-BETWEEN = "\n\n"  # of system text and its neighbour
+BETWEEN = "\n\n"  # separator of system text and adjacent text
 
 
 def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     drop the reasoning of earlier turns.
     """
     result: list[dict[str, Any]] = []
-    own = False  # the last message is only system text
+    own = False  # the last message in ``result`` has only system text
     for message in map(dict, messages):
         role = message.get("role")
         content = message.get("content")
