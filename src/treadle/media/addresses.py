@@ -222,7 +222,7 @@ def _public_addresses(target: _Target, deadline: _Deadline) -> list[str]:
     if failed:
         raise failed[0]
     deadline.check()
-    # The message does not say which: it would tell a client about names inside this network.
+    # The message omits the address: it would reveal names inside this network.
     if not found or not all(map(is_public, found)):
         raise UnsupportedError(f"{target.place}: host {target.host} is not on the public internet")
     return found

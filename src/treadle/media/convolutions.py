@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-WIDTH = 3  # of the windows in each direction; what lies beyond an edge is zeros
+WIDTH = 3  # window size in each direction; padding is zeros
 
 
 def rows_of_1d(x: np.ndarray, step: int) -> np.ndarray:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treadle.media.clip_config import ClipConfig
     from treadle.models.towers.config import TowerConfig
 
-PATCHES = "patch_embd"  # the product of the patches
+PATCHES = "patch_embd"  # name of the matrix that multiplies the patches
 POSITION_TABLE = "position_embd.weight"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from treadle.errors import FileError
 from treadle.media.file_formats import BMP, GIF, JPEG, PNG, WEBP, MediaFormat
 
-_JPEG_TABLES = (0xC4, 0xC8, 0xCC)  # markers among those of frame headers that are no frame
+_JPEG_TABLES = (0xC4, 0xC8, 0xCC)  # markers 0xC0 to 0xCF that are not frame headers
 _JPEG_ALONE = (0x01, *range(0xD0, 0xD9))  # markers without a segment
 _JPEG_ENDS = (0xD9, 0xDA)  # end of the image; a scan, which follows its frame header
 

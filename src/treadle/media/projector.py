@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = {VISION: "image", AUDIO: "audio"}
 NONE: Mapping[str, str] = {}
-# Tensors that change a tower's rows wherever they are, for llama.cpp too.
+# Tensors outside layers that change a tower's result, in llama.cpp too.
 BESIDE_LAYERS = frozenset(
     {
         "class_embd",
@@ -46,7 +46,7 @@ BESIDE_LAYERS = frozenset(
         "pre_ln.weight",
     }
 )
-MOST_GRIDS = 16  # whose inputs are kept
+MOST_GRIDS = 16  # grids whose inputs are cached
 TURN_S = 0.001  # seconds to wait for another encoding before yielding
 TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
 
@@ -64,7 +64,7 @@ class MediaTower:
             [TowerEngine(gguf, config, device, exact=exact, lock=lock) for config in configs]
             for configs in (family.stems, family.projectors)
         )
-        # Of the last sizes: interpolating the positions of a new one takes tenths of a second.
+        # Cached by grid: interpolating the positions of a new one takes tenths of a second.
         self.grid_inputs = lru_cache(MOST_GRIDS)(family.grid_inputs)
         self._refuse_unused()
         for engine in self.projectors[1:]:
@@ -205,7 +205,7 @@ class MediaTower:
                 n_done += 1
                 if report is not None:
                     report(family.stem_share * n_done / n_pieces)
-            # Behind the end of a sound, a last piece has rows that the tower does not see.
+            # A sound's last piece may have rows after its end, which the tower does not read.
             made.append(np.concatenate(rows)[: one.n_rows])
         return made
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FUSED = ".attn_qkv."
 ROTATED = (".attn_q.", ".attn_k.")
 OWN_KEYS = (f"clip.{DEEPSTACK}", f"clip.vision.{HALVES}")  # true of a folder's tensors alone
-COLOURS = (".image_mean", ".image_std")  # F32 in files, whatever JSON has
+COLOURS = (".image_mean", ".image_std")  # written as F32
 # Names in folders' tables, and in files of a projector type.
 RENAMED: Mapping[str, Mapping[str, str]] = {"mlp": {"mm.1.": "mm.0."}}
 # Embeddings of the decoder without which llama.cpp does not open a file: its name, and the token.
@@ -88,7 +88,7 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
     tensors = {}
     for tensor in folder.tensors.values():
         if bounded_stem(tensor.name) and np.isinf(tensor.dequantize()).all():
-            continue  # files have no infinite values; without a bound nothing is clamped
+            continue  # infinite bounds are not written: a missing bound means no clamping
         for part in _parts(tensor, folder):
             made = _source_tensor(part, n_head, matrices)
             first = next((old for old in names if made.name.startswith(old)), "")

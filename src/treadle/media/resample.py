@@ -13,11 +13,11 @@ from math import ceil
 import numpy as np
 
 STOPBAND_DB = 96.0
-PASSBAND = 0.9  # of the lower rate's half
+PASSBAND = 0.9  # of the lower rate's Nyquist frequency
 _BETA = 0.1102 * (STOPBAND_DB - 8.7)  # Kaiser's window for this attenuation
-_ALPHA = (STOPBAND_DB - 7.95) / 14.36  # his length of a filter, times its transition's width
+_ALPHA = (STOPBAND_DB - 7.95) / 14.36  # Kaiser's filter length times its transition width
 MAX_PHASES = 1000  # above, filters of a whole period would not fit into a cache
-_OUTPUTS = 128  # of one product of matrices, at least
+_OUTPUTS = 128  # least outputs of one matrix product
 _BLOCK = 4096  # outputs of one gathered block
 _PART = 1 << 20  # inputs filtered at a time
 
@@ -45,17 +45,17 @@ class Resampler:
         step = Fraction(rate, to_rate)
         self._step = step
         self._phases = step.denominator  # outputs n and n + phases have the same filter
-        self._stride = step.numerator  # and are so many inputs apart
+        self._stride = step.numerator  # inputs between them
         slower = min(1.0, to_rate / rate)
         # in cycles per input: the transition's middle and width
         self._cutoff = slower * (1 + PASSBAND) / 4
         width = slower * (1 - PASSBAND) / 2
         self._half = ceil(_ALPHA / width / 2)  # inputs on each side
-        self._inputs = np.zeros(self._half - 1, np.float32)  # not needed up to here are dropped
-        self._first = 1 - self._half  # index of their first one
+        self._inputs = np.zeros(self._half - 1, np.float32)  # inputs that are still needed
+        self._first = 1 - self._half  # index of the first of ``_inputs``
         self._n_in = 0
         self._n_out = 0
-        self._table: np.ndarray | None = None  # of filters, made when first used
+        self._table: np.ndarray | None = None  # filter weights, computed at first use
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """Add samples, float32 ``[n]``; return the outputs that are now complete,
@@ -111,11 +111,11 @@ class Resampler:
         n_rows = ceil((end - begin) / n_outputs)
         n_read = (n_rows - 1) * n_inputs + len(self._table)
         inputs = self._inputs[self._begin(begin) - self._first :]
-        missing = n_read - len(inputs)  # they have no weight in outputs before ``end``
+        missing = n_read - len(inputs)  # with weight 0 in all outputs before ``end``
         if missing > 0:
             inputs = np.concatenate([inputs, np.zeros(missing, np.float32)])
         rows = np.lib.stride_tricks.sliding_window_view(inputs[:n_read], len(self._table))
-        # BLAS takes no overlapping rows.
+        # BLAS cannot read overlapping rows.
         out: np.ndarray = np.ascontiguousarray(rows[::n_inputs]) @ self._table
         return out.reshape(-1)[self._n_out - begin : end - begin]
 

@@ -30,11 +30,11 @@ from treadle.media.wav import FRAMES, STREAMED, WavFormat, wav_format
 
 LONG_SOUNDS = MediaLimits(sound_bytes=8_000_000_000, sound_seconds=24 * 3600)
 """Limits of sounds that are decoded block by block."""
-_HEAD = 1024  # bytes of which the format is told
+_HEAD = 1024  # bytes from which the format is recognised
 _COPY = 1 << 20
 _MOST_CHUNK = 1 << 16  # bytes of a chunk that describes the samples
 _MOST_SKIPPED = 1 << 24  # bytes of other chunks before the samples
-_AHEAD = 8  # blocks that are decoded before they are asked for
+_AHEAD = 8  # blocks decoded in advance
 
 
 class SoundStream:
@@ -130,7 +130,7 @@ class _KeptOpen(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        # A pipe gives what is there; ``read`` of its buffered file waits for all.
+        # ``read1`` returns the bytes available in a pipe; ``read`` would wait for all.
         read = getattr(self._file, "read1", self._file.read)
         data = read(len(buffer))
         if not isinstance(data, bytes):
@@ -254,7 +254,7 @@ def _wav_head(reader: _PartReader, place: str) -> tuple[WavFormat, int | None]:
             form = wav_format(memoryview(described), place)
             left = reader.left
             if left is None:
-                # A program that writes into a pipe does not know the size: it tells a large one.
+                # A program that writes to a pipe cannot know the size; it states a large one.
                 return form, None
             if size == STREAMED:
                 size = left

@@ -128,7 +128,7 @@ def read_bytes(
         if is_data_url(source):
             return decode_data_url(source, kind, limits, place)
         if is_address(source):
-            from treadle.media.addresses import fetch_media  # and with it http and ssl
+            from treadle.media.addresses import fetch_media  # imports http and ssl
 
             return fetch_media(source, policy, place)
     if isinstance(source, str | os.PathLike):
@@ -142,7 +142,7 @@ def read_bytes(
 def _read_file(path: Path, kind: MediaKind, limits: MediaLimits, place: str) -> bytes:
     try:
         with path.open("rb") as file:
-            # A pipe tells no size: one byte more than the limit is enough to know.
+            # A pipe has no size; reading one byte more than the limit shows whether it is exceeded.
             limits.check_bytes(kind, os.fstat(file.fileno()).st_size, place)
             data = file.read(limits.file_bytes(kind) + 1)
     except (OSError, ValueError) as error:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from treadle.models.towers.config import TowerConfig
     from treadle.plan.plan import DeviceMemory, Plan, Storage
 
-SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
+SMALLEST = 256  # rows of the smallest plan; more than attention's "few"
 MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
-LARGE = 4 << 20  # bytes of rows whose copies take milliseconds: a slice of their own
+LARGE = 4 << 20  # bytes whose copying takes milliseconds: then a slice of its own
 PAGES = "f32"  # format of keys and values
 Report = Callable[[float], None]
 
