@@ -24,7 +24,7 @@ class LateBits:
     __slots__ = ("_bits", "_lock", "_matcher", "_process")
 
     def __init__(self, matcher: MaskSource) -> None:
-        self._matcher: MaskSource | None = matcher  # until its bits are computed
+        self._matcher: MaskSource | None = matcher  # None once the mask is computed
         self._lock = threading.Lock()
         self._bits: bytes | None = None
         self._process = os.getpid()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
 
-# In angle brackets follows the parser's debug dump.
+# Beginning of the parser's debug dump in a message.
 _DUMP = re.compile(r"\n<(?:state|backtrace|non-verbose)/?>")
 _LIMIT = re.compile(
     r"Too many items \([^)]*\)|Current row has \d+ items; max is \d+"
@@ -38,7 +38,7 @@ LEXER_BYTES = 20 << 20  # of a lexer with as many states as ``_limits`` allows: 
 _BYTE = re.compile(r"byte .* fails")
 _LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
 _SCHEMA = re.compile(r".*failed to compile JSON schema: (.*?)\n", re.S)  # in a rule
-_ENDLESS = "NoExtensionBias"  # llguidance's message: the start rule needs itself first
+_ENDLESS = "NoExtensionBias"  # llguidance's message if the start rule begins with itself
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Matcher:
             made = self._matcher.compute_bitmask()
             if self._begins_anew():
                 made = self._matcher.compute_bitmask()
-        self._check()  # in its error state the matcher allows the end of the text
+        self._check()  # in its error state the matcher allows end tokens
         return bytes(made)
 
     def later(self) -> LateBits:
@@ -232,7 +232,7 @@ class Matcher:
         """Return the ids of text that must come next, without accepting them. They are a guess: the
         model may split the text into other tokens.
         """
-        if self._late is not None:  # of a run that was stopped, perhaps
+        if self._late is not None:  # left from a run that was stopped
             self._late.wait()
         with interrupts_held():
             return list(self._matcher.compute_ff_tokens())

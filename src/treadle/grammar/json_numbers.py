@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 MOST = 2**64  # bound of the whole number
-LARGEST_POWER = 308  # of ten, in one step
+LARGEST_POWER = 308  # largest power of ten of one multiplication
 _NEXT = 3  # neighbouring floats of the whole number that are tried
 _PARTS = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?")
 _MARK = secrets.token_hex(16)  # occurs in no string of a schema

@@ -200,7 +200,7 @@ class _EnforcedSchema:
                 for pattern, value in patterns.items()
                 if self._keeps("pattern", pattern, "patternProperties")
             }
-            if len(fine) < len(patterns):  # it would refuse names of the patterns left out
+            if len(fine) < len(patterns):  # it would forbid names that the dropped patterns allow
                 kept.pop("additionalProperties", None)
         found = {
             key: value if key in VALUES else self._part(key, value, kept.get("type"))
@@ -260,7 +260,7 @@ class _EnforcedSchema:
     def _fault(self, key: str, value: Any) -> str:
         if key in COUNTS or not isinstance(value, str):
             return self._numbers.fault(key, value)
-        if key == "format" and value == "unknown":  # llguidance has one that accepts anything
+        if key == "format" and value == "unknown":  # llguidance accepts any string for it
             return "is not a format that can be enforced"
         if key == "pattern":
             return _pattern_fault(value)

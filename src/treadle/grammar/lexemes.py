@@ -28,7 +28,7 @@ from treadle.grammar.rule_graph import components, expanded, nodes, reachable, r
 MAX_STATES = 4_000  # of all automata
 MAX_EXPANDED = 100_000  # parts of a grammar written as one regular expression
 MAX_PAIRS = 100_000  # pairs of states that may be open at once
-MAX_LOOP = 30  # states on common loops: the expression grows with their cube
+MAX_LOOP = 30  # states of one component: the expression grows with their cube
 MAX_ALTERNATIVES = 5_000  # of all rules written
 
 Edges = Sequence[tuple[int, int]]  # characters, next state
@@ -329,7 +329,7 @@ def _parts(
     bodies: dict[str, list[list[str | int]]] = {rule: []}
     parts: dict[tuple[str, Hashable], str] = {}
     waiting: list[tuple[list[str | int], Key]] = [
-        ([], _follow(automaton, 0))  # what is read, and what may follow it
+        ([], _follow(automaton, 0))  # the text read so far, and the key of what may follow
     ]
 
     def add(key: tuple[str, Hashable], follow: Key, way: list[str | int]) -> None:

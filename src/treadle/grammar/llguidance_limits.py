@@ -23,7 +23,7 @@ MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: s
 # this is the next float64.
 LOWEST = -(2**63) + 1024
 HIGHEST = 2**63 - 1
-HIGHEST_FLOAT = 2**63 - 1024  # of other numbers: llguidance makes no regex of larger ones
+HIGHEST_FLOAT = 2**63 - 1024  # bound of non-integers: llguidance cannot make a regex of more
 FLOAT_MAX = sys.float_info.max
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
@@ -131,7 +131,7 @@ class Numbers:
     """Checks the numbers of one schema."""
 
     def __init__(self) -> None:
-        self._n_remainders = 1  # of all multiples together: those in allOf limit one number
+        self._n_remainders = 1  # of all multipleOf together: parts of allOf limit one number
 
     def fault(self, key: str, value: Any) -> str:
         """Return the reason why a keyword with this number cannot be enforced, or ""."""

@@ -14,8 +14,8 @@ from treadle.grammar.gbnf import Special
 from treadle.grammar.lark import LarkWriter, class_of, counts
 
 MAX_REGEXES = 30_000
-MAX_WORK = 600_000  # parts joined, and ways found: about a second
-MAX_PARTS = 4_000  # of a sequence: rules that name others twice grow by powers of 2
+MAX_WORK = 600_000  # parts joined and derivatives computed: about a second
+MAX_PARTS = 4_000  # of a sequence: each rule that names another twice doubles it
 MAX_NESTED = 12  # nesting in one terminal
 
 # A kind and its parts: "chars" (mask,), "call" (number,), "seq" and "alt" (regexes...), "rep"
@@ -176,7 +176,7 @@ class Regexes:
         """Return the derivatives of a regex: pairs of a first character mask or call, and the regex
         of the text after it.
         """
-        ends = [regex]  # of a sequence: its ends after parts that may be empty
+        ends = [regex]  # a sequence's suffixes after parts that may be empty
         while ends[-1] not in self._ways and len(items := self._items(ends[-1])) > 1:
             if not self.is_empty[items[0]]:
                 break

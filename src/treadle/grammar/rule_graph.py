@@ -114,7 +114,7 @@ def unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
             return [unit for item in node.items for unit in units(item, seen)]
         if isinstance(node, RuleRef) and node.name in inner:
             if node.name in seen:
-                return []  # it adds nothing to itself
+                return []  # already included
             seen.add(node.name)
             return units(bodies[node.name], seen)
         return [node]

@@ -16,7 +16,7 @@ from treadle.grammar.llguidance_limits import ReferencedSchemas
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("enum", "const", "default", "examples", "example")
 
-# Keywords about an object's keys, and keywords that leave an object as it is.
+# Keywords about an object's keys, and keywords with which an object is not closed.
 _OF_KEYS = ("properties", "required", "minProperties", "dependentRequired")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 

@@ -41,7 +41,7 @@ class _Bytes:
         self.bos_token_id = tokenizer.bos
         if tokenizer.eog:
             self.eos_token_id = min(tokenizer.eog)
-        else:  # no token ends this model's output; the grammar needs one for the end
+        else:  # the model has no end token, but llguidance needs one
             self.eos_token_id = n
             self.tokens.append(b"<treadle:end>")
             self.special_token_ids.append(n)
