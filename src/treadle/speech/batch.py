@@ -136,7 +136,7 @@ class DecoderBatch:
             starts = [len(row) for row in self._rows]
             try:
                 for rows in self._in_runs(given, places):
-                    # Logits of a row's last ids, from the first that is wanted to the last.
+                    # Each row's logits from the wanted place to its last id.
                     wanted = [len(given[i]) - places[i] for i in rows]
                     items = zip(rows, wanted, strict=True)
                     parts = [BatchItem(self._rows[i], given[i], n) for i, n in items]

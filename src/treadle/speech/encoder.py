@@ -32,7 +32,7 @@ class SoundEncoder:
             TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.stems
         ]
         self._layers = TowerEngine(of, parts.tower, device, exact=exact, lock=lock)
-        self._turn = UseLock()  # a window's runs, between whose slices others use the device
+        self._turn = UseLock()  # held for one window; between slices, others use the device
         self._positions = parts.encoder.tensors[POSITION_TABLE].dequantize()
 
     def run(self, mel: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from treadle.speech.alignment_heads import usual_heads
 from treadle.speech.config import SpecialIds, SpeechConfig
 from treadle.tokenizer.bpe import BYTE_OF_LETTER
 
-ROUNDED = "bf16"  # activations of products with BF16 matrices: they cost 1e-3 here
+ROUNDED = "bf16"  # activations of BF16 products; rounding costs 1e-3 here, so f32
 ABSENT = -1  # id of a token that the vocabulary lacks
 _OUTPUT = re.compile(r"(?<=attn_)o(?=\.(?:weight|bias)$)")  # graphs name it attn_output
 _LANGUAGE = re.compile(rb"<\|([a-z]{2,3})\|>")

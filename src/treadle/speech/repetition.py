@@ -7,7 +7,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-LEAST_REPEATED = 32  # ids of all repetitions together
+LEAST_REPEATED = 32  # least ids of all repetitions together
 LEAST_TIMES = 4
 MOST_PERIOD = 40  # ids
 

@@ -17,7 +17,7 @@ class SampleBuffer:
     def __init__(self, blocks: Iterable[np.ndarray]) -> None:
         self._blocks = iter(blocks)
         self._held = np.zeros(0, np.float32)
-        self._first = 0  # number of the first one that is held
+        self._first = 0  # number of the first sample in ``_held``
         self.ended = False
 
     @property

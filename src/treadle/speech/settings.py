@@ -9,8 +9,8 @@ from treadle.errors import TreadleError
 TASKS = ("transcribe", "translate")
 DETECTORS = ("energy", "silero", "off")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_CHOICES = 16  # of beams, or of samples of one window
-MOST_WINDOWS = 8  # of one batch, as models are opened
+MOST_CHOICES = 16  # most beams, or samples of one window
+MOST_WINDOWS = 8  # of one batch: the default ``max_windows`` of a model
 
 
 @dataclass(frozen=True)

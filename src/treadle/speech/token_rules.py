@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEP_S = 0.02
 """Seconds from one timestamp token to the next."""
 MAX_INITIAL_S = 1.0
-GROUP = 64  # values of a row that are compared first, in ``largest_places``
+GROUP = 64  # values in one group of ``largest_places``
 
 
 class TimestampRules:
@@ -70,10 +70,10 @@ class TimestampRules:
         ends_with = ids[-1] >= begin
         has_pair = ends_with and (len(ids) < 2 or ids[-2] >= begin)
         if has_pair:
-            row[begin:] = -np.inf  # text follows
+            row[begin:] = -np.inf  # after a pair, text must follow
             return
         if ends_with:
-            row[: self._eot] = -np.inf  # the second one of the pair, or the end
+            row[: self._eot] = -np.inf  # the pair's second timestamp, or the end token
         last = max((id for id in ids if id >= begin), default=begin - 1)
         row[begin : last + (not ends_with)] = -np.inf
         if _sum_of_logs(row[begin:]) > row[:begin].max():

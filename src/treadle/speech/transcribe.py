@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from treadle.speech.settings import TranscribeSettings
     from treadle.speech.window_text import WindowText
 
-LEAST_SECONDS = 0.1  # of a window behind the first one: shorter ends of a sound have no word
-LEAST_SKIPPED_S = 1.0  # of silence before speech
-RESET_ABOVE = 0.5  # temperature of a text that is no good beginning for the next one
+LEAST_SECONDS = 0.1  # least length of a window after the first: less has no word
+LEAST_SKIPPED_S = 1.0  # least silence before speech that is skipped
+RESET_ABOVE = 0.5  # temperature above which a text is not in the next prompt
 _AROUND = -(-N_FFT // 2 // HOP) * HOP  # samples beside a window that its outer frames see
-CUT_FROM = 0.6  # of a window: parts for one batch are cut behind it
+CUT_FROM = 0.6  # share of a window after which it may be cut for a batch
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _TranscribeLoop:
             return first if first >= LEAST_SKIPPED_S * RATE else 0
         if self._buffer.ended and len(samples) < self._config.n_samples:
             return len(samples)
-        return len(samples) - round(LEAST_SKIPPED_S * RATE)  # a word may begin at the end
+        return len(samples) - round(LEAST_SKIPPED_S * RATE)  # a word may begin in the last second
 
     def _decided(self, window: SoundWindow) -> tuple[list[TranscriptSegment], float]:
         """Decode a window; return its segments, and the seconds from its beginning to the next

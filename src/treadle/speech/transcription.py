@@ -101,7 +101,7 @@ class Transcription:
         self._ended = True
         close = getattr(self._parts, "close", None)
         if close is not None:
-            with suppress(ValueError):  # another thread is in it
+            with suppress(ValueError):  # another thread is running the generator
                 close()
         self._sound.close()
 

@@ -22,13 +22,13 @@ from treadle.media.sound_buffer import RATE
 
 FRAME = 512
 """Samples of a frame: 32 ms."""
-ABOVE_QUIET_DB = 9.0  # louder than the quiet parts by so much is active
+ABOVE_QUIET_DB = 9.0  # above the quiet parts: active
 QUIET_SHARE = 10  # percent of the frames that are the quiet parts
-SILENCE_DB = -60.0  # of full scale: never active below
+SILENCE_DB = -60.0  # dB of full scale, never active below
 LOUD_DB = -40.0  # always active above
 LEAST_FRAMES = 3  # of speech: shorter parts are clicks
-PAUSE_S = 0.6  # shorter pauses do not part speech
-PAD_S = 0.3  # that parts with speech are longer on both sides
+PAUSE_S = 0.6  # shorter pauses do not split speech
+PAD_S = 0.3  # seconds added on both sides of speech
 
 
 class VoiceDetector(ABC):
@@ -102,7 +102,7 @@ def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]
     spans: list[VoiceSpan] = []
     for first, last in edges.reshape(-1, 2).tolist():
         begin = first * FRAME
-        # The rest behind the last frame belongs to it.
+        # Samples after the last whole frame belong to it.
         end = len(samples) if last == len(active) else last * FRAME
         if spans and begin - spans[-1].last < PAUSE_S * RATE:
             spans[-1] = VoiceSpan(spans[-1].first, end)
@@ -129,6 +129,6 @@ def quietest_place(samples: np.ndarray, first: int, last: int) -> int:
     if len(level) <= width:
         return (first + last) // 2
     sums = np.convolve(level, np.ones(width), mode="valid")
-    # Of equal ones the last: longer pieces are fewer.
+    # Of equal places the last, so that there are fewer, longer pieces.
     place = len(sums) - 1 - int(sums[::-1].argmin())
     return first + (place * FRAME) + width * FRAME // 2

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from treadle.speech.model import SpeechModel
 
-ROWS = (1, 5)  # of text: the usual one, and those of samples
+ROWS = (1, 5)  # rows of text: greedy, and the default beams or samples
 PROMPT = 3  # ids that name language and task
 
 

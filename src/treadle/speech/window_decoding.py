@@ -23,8 +23,8 @@ from treadle.speech.window_text import WindowText, best_text
 if TYPE_CHECKING:
     from treadle.speech.model import DecoderBatch, EncodedWindow, SpeechModel
 
-CHECK_EVERY = 8  # ids between two looks for repetitions
-MOST_ROWS = 40  # of one batch, as models are opened
+CHECK_EVERY = 8  # ids between two checks for repetitions
+MOST_ROWS = 40  # of one batch: the default ``max_rows`` of a model
 
 
 @dataclass
@@ -196,7 +196,7 @@ class WindowDecoder:
     def _chosen(self, logits: np.ndarray, temperature: float) -> list[int]:
         if temperature == 0:
             return [int(id) for id in logits.argmax(axis=1)]
-        # The largest of logits with Gumbel's noise is a sample.
+        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample.
         noise = self._random.gumbel(size=logits.shape)
         return [int(id) for id in (logits / temperature + noise).argmax(axis=1)]
 
@@ -242,7 +242,7 @@ class _BeamSearch:
         live = [TextRow(i) for i in range(len(self._most))]
         while live:
             sums = self._decoder.ruled(logits, live)
-            ids = largest_places(logits, self._beams + 1)  # one of them may be the end
+            ids = largest_places(logits, self._beams + 1)  # one of them may be the end token
             logprobs = np.take_along_axis(logits, ids, 1) - sums[:, None]
             most = [
                 [*zip(*each, strict=True)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treadle.speech.model import EncodedWindow, SpeechModel
 
 MEDIAN_WIDTH = 7  # of the smoothing along time, in steps of 20 ms
-LONGEST_S = 0.7  # the median length of words, at most
+LONGEST_S = 0.7  # bound of the words' median length
 SENTENCE_ENDS = frozenset(".。!！?？")
 
 
@@ -75,7 +75,7 @@ def id_times(
     begin = [*prompt, special.no_timestamps]
     weights = model.alignment(window, [*begin, *ids, special.eot])
     n_steps = max(1, min(round(seconds / STEP_S), weights.shape[2]))
-    # Row i attends to what id i + 1 says.
+    # Row i has the weights from which id i + 1 was predicted.
     matrix = alignment_matrix(weights[:, :, :n_steps])[len(begin) - 1 : -1]
     return [step * STEP_S for step in start_steps(matrix)]
 
@@ -86,7 +86,7 @@ def alignment_matrix(weights: np.ndarray) -> np.ndarray:
     """
     totals = weights.sum(axis=2, keepdims=True, dtype=np.float64)
     shares = weights / np.maximum(totals, 1e-30)
-    # Equal weights of all ids tell nothing: rounding must not.
+    # If all ids have equal weights, the deviation is only rounding: keep it from being amplified.
     deviation = np.maximum(shares.std(axis=1, keepdims=True), 1e-8)
     normal = (shares - shares.mean(axis=1, keepdims=True)) / deviation
     half = MEDIAN_WIDTH // 2
@@ -104,7 +104,7 @@ def start_steps(matrix: np.ndarray) -> list[int]:
     next column, or to both.
     """
     n_rows, n_columns = matrix.shape
-    # Sums along diagonals: all places of one depend on the two before it only.
+    # By diagonals: the cells of one depend only on the two diagonals before it.
     total = np.full((n_rows + 1, n_columns + 1), -np.inf)
     total[0, 0] = 0.0
     came = np.zeros((n_rows + 1, n_columns + 1), np.int8)  # 0: both, 1: row, 2: column
