@@ -89,8 +89,8 @@ class TagReader(ArgumentReader):
         self._end = ValueEnd()
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """Return JSON up to the last value that is certain, and the text after it; a tag is read
-        whole.
+        """Return the JSON that is certain now (strings as they stream in, other values and tags
+        whole), and the text after it.
         """
         out = ""
         while not self.done:
