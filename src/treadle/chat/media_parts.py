@@ -43,7 +43,9 @@ HEAD = 512  # characters of a file in which its format is looked for
 
 @dataclass(frozen=True, eq=False)
 class MediaPart:
-    """A picture or sound of a message, with what ``media.source`` reads; not decoded yet."""
+    """A picture or sound of a message: its source, which ``media.source`` decodes later, and its
+    place.
+    """
 
     kind: MediaKind
     source: Any
@@ -56,7 +58,9 @@ class MediaPart:
 
     @property
     def template_part(self) -> dict[str, str]:
-        """The part that a chat template gets: its type alone, which every template knows."""
+        """The part that a chat template is given in place of this one: ``{"type": "image"}`` or
+        ``{"type": "audio"}``, without data.
+        """
         return {"type": self.kind}
 
 
@@ -66,8 +70,8 @@ def read_media_part(
     """Return the picture or sound of one part of a message; None for a part of another type.
 
     ``local``: the caller is a program in this process, which may give paths, ``file://`` URLs and
-    objects; otherwise those raise UnsupportedError. Raises TemplateError for a part without what
-    it should hold, FileError for text that is not base64, UnsupportedError beyond the limits.
+    objects; otherwise those raise UnsupportedError. Raises TemplateError for a part whose data is
+    missing or of a wrong type, FileError for invalid base64, UnsupportedError beyond the limits.
     """
     name = part.get("type")
     kind = kind_of_part(name)
@@ -90,7 +94,9 @@ def read_media_part(
 
 
 def _detail(part: Mapping[str, Any], key: str, place: str) -> str:
-    """Return the ``detail`` of a part, which stands in it or beside its URL."""
+    """Return the resolution that a part requests, one of DETAILS: its own ``detail``, or that in
+    the object under ``key``. Raises TemplateError for another value.
+    """
     inner = part[key] if isinstance(part[key], Mapping) else {}
     given = part.get("detail", inner.get("detail"))
     if given is None or given == "original":  # what Responses calls no limit of its own
@@ -102,9 +108,11 @@ def _detail(part: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> list[MediaPart]:
-    """Return the pictures and sounds of an Ollama message's ``images``, base64 each. They stand
-    before the message's text. ``place``: ``messages[2].images``. Raises as ``read_media_part``
-    does.
+    """Return the pictures and sounds of an Ollama message's ``images``, a list of base64 texts; the
+    message's text follows them.
+
+    ``place``: the list's place for errors, such as ``messages[2].images``. Raises as
+    ``read_media_part`` does.
     """
     if not isinstance(images, Sequence) or isinstance(images, str | bytes):
         raise TemplateError(f"{place} is {type(images).__name__}: expected a list")
@@ -115,7 +123,9 @@ def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> lis
 
 
 def kind_of_base64(text: Any) -> MediaKind:
-    """Return "audio" for base64, or a ``data:`` URL of it, that begins as a sound's file does."""
+    """Return "audio" if base64, or a ``data:`` URL of it, begins as a sound file does; else
+    "image".
+    """
     head = text[:HEAD].rpartition(",")[2] if isinstance(text, str) else ""
     try:
         found = media_format(base64.b64decode(head[: len(head) // 4 * 4]))
@@ -131,11 +141,11 @@ def read_multimodal_prompt(
     marker: str = MARKER,
     limits: MediaLimits = LIMITS,
 ) -> list[str | MediaPart]:
-    """Return the texts, pictures and sounds of llama.cpp's prompt, in their order.
+    """Return the texts, pictures and sounds of llama.cpp's multimodal prompt, in their order.
 
-    ``prompt``: ``prompt_string``, in which each ``marker`` stands for the next of
-    ``multimodal_data``, base64 each; their bytes tell pictures from sounds. Raises TemplateError
-    if there are not as many markers as data.
+    ``prompt``: an object with ``prompt_string``, in which each ``marker`` stands for the next item
+    of ``multimodal_data``, base64 texts. An item's bytes tell whether it is a picture or a sound.
+    Raises TemplateError unless there are as many markers as items.
     """
     text = prompt.get("prompt_string")
     if not isinstance(text, str):
@@ -157,11 +167,11 @@ def read_multimodal_prompt(
 def split_at_markers(
     text: str, n_media: int, place: str, *, marker: str = MARKER, required: bool = False
 ) -> list[str | int]:
-    """Return the texts between a text's markers, and in place of each marker the number of its
-    picture or sound, from 0. Empty texts are left out. A text without any marker stands behind its
-    media, unless markers are ``required``.
+    """Split a text at its markers: return the texts between them and, in place of each marker, the
+    index of its picture or sound, from 0. Empty texts are left out.
 
-    Raises TemplateError, which names ``place``, if there are not as many markers as media.
+    A text without markers is put after all media, unless ``required``. Raises TemplateError, which
+    names ``place``, unless there are as many markers as media (``n_media``).
     """
     texts = text.split(marker)
     if len(texts) == 1 and not required:
@@ -179,7 +189,7 @@ def split_at_markers(
 
 
 def _of_any_kind(text: Any, place: str, limits: MediaLimits) -> MediaPart:
-    """Return base64 as a picture or a sound, whichever its bytes are."""
+    """Decode base64 and return it as a picture or a sound, as its first bytes tell."""
     # A sound may be larger; the picture's own limit is checked once it is known to be one.
     part = _ValueReader("audio", False, limits).read("data", text, place)
     found = media_format(part.source)
@@ -190,7 +200,7 @@ def _of_any_kind(text: Any, place: str, limits: MediaLimits) -> MediaPart:
 
 
 def _keys(name: str) -> list[str]:
-    """Return the keys that may hold what a part of this type stands for, the usual one first."""
+    """Return the keys that may hold the data of a part of type ``name``, the usual one first."""
     if name in ("image", "audio"):
         return [name, "url", "path", "base64", "data"]
     return ["image_url"] if name == "input_image" else [name]
@@ -199,7 +209,9 @@ def _keys(name: str) -> list[str]:
 def _anthropic(
     source: Mapping[str, Any], kind: MediaKind, place: str, limits: MediaLimits
 ) -> MediaPart:
-    """Return what a block of Anthropic's API holds."""
+    """Return the picture or sound of a ``source`` object of Anthropic's API, of type
+    base64 or url.
+    """
     reader = _ValueReader(kind, False, limits)
     form = source.get("type")
     if form == "base64":
@@ -213,14 +225,16 @@ def _anthropic(
 
 @dataclass(frozen=True)
 class _ValueReader:
-    """Reader of one value, by the key that holds it."""
+    """Reads the value under one key of a part, as the key's name requires: base64, a
+    URL or a path.
+    """
 
     kind: MediaKind
     local: bool
     limits: MediaLimits
 
     def read(self, key: str, value: Any, place: str) -> MediaPart:
-        """Return the part that a key's value stands for."""
+        """Return the value of ``key`` as a ``MediaPart``. Raises as ``read_media_part`` does."""
         if key == "input_audio":
             return self._input_audio(value, place)
         if isinstance(value, Mapping) and key.endswith("_url"):
@@ -236,7 +250,9 @@ class _ValueReader:
         raise TemplateError(f"{place} is {type(value).__name__}: expected a URL")
 
     def _input_audio(self, value: Any, place: str) -> MediaPart:
-        """Return OpenAI's sound: ``data``, and a ``format``, which the bytes tell better."""
+        """Return the sound of OpenAI's ``input_audio`` object, from its ``data``. Its ``format`` is
+        ignored: the bytes tell the format.
+        """
         if not isinstance(value, Mapping):
             raise TemplateError(f"{place} is {type(value).__name__}: expected an object with data")
         return self.read("data", value.get("data"), f"{place}.data")
@@ -251,7 +267,9 @@ class _ValueReader:
         return decode_base64(value, self.kind, self.limits, place)
 
     def _from_text(self, value: str, place: str) -> bytes | str | Path:
-        """Return the bytes of a data: URL, an http(s) address, or a path."""
+        """Return the bytes of a ``data:`` URL, an http(s) address unchanged, or a path (only if
+        ``local``).
+        """
         if is_data_url(value):
             return decode_data_url(value, self.kind, self.limits, place)
         if is_address(value):

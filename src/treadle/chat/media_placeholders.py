@@ -26,7 +26,7 @@ _KINDS = {  # by the type of a part, or by the first half of its media type
 }
 _INNER = ("source", "image_url", "input_audio", "audio_url", "video_url", "file", "resource")
 _DATA = ("data", "file_data", "blob", "base64", "url", "image_url", "file_url", "uri")
-_LOCAL = ("image", "audio", "path")  # keys of what a program in this process may give
+_LOCAL = ("image", "audio", "path")  # keys for paths and objects from callers in this process
 _TYPES = ("media_type", "mimeType", "mime_type")
 _NAMES = ("filename", "title", "name", "file_id")
 TEXTS = ("text", "input_text", "output_text", "reasoning_text", "refusal")  # types of parts
@@ -39,14 +39,18 @@ def is_text_part(part: Mapping[str, Any]) -> bool:
 
 
 def name_of(message: Mapping[str, Any]) -> str:
-    """Return the id of the call that a result belongs to, or the tool's name."""
+    """Return a tool result's name for messages: the id of its call, else the tool's
+    name, else "".
+    """
     keys = ("tool_call_id", "tool_name", "name")
     return next((str(message[key]) for key in keys if message.get(key)), "")
 
 
 def placeholder(words: str, *, of_tool: bool, readable: str) -> dict[str, Any]:
-    """Return the part that stands for one that was left out, for the model. ``words``: see
-    ``described``; ``readable``: what the model reads.
+    """Return a text part that tells the model that a part was left out.
+
+    ``words``: the part, as ``described`` returns it. ``of_tool``: it stood in a tool result.
+    ``readable``: the kinds of content that the model reads, such as "text and pictures".
     """
     place = f"The tool gave a {words} here" if of_tool else f"A {words} was sent here"
     text = f"[{place}. It is left out: the model reads {readable}.]"
@@ -79,26 +83,30 @@ def described(part: Mapping[str, Any]) -> str:
 
 
 def _levels(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a part, then the objects in it that hold its data."""
+    """Yield a part, then the objects nested in it that may hold its data, such as ``source``."""
     yield part
     yield from (part[key] for key in _INNER if isinstance(part.get(key), Mapping))
 
 
 def _first(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:
-    """Return the first string under one of ``keys``, or ""."""
+    """Return the first non-empty string under one of ``keys`` in the part or its nested objects, or
+    "".
+    """
     found = (level.get(key) for level in _levels(part) for key in keys)
     return next((value for value in found if isinstance(value, str) and value), "")
 
 
 def _format_of(part: Mapping[str, Any]) -> str:
-    """Return the media type of OpenAI's audio parts, which have only a format."""
+    """Return the media type of an OpenAI audio part, made from its ``format``:
+    "audio/wav"; or "".
+    """
     found = _first(part, ("format",))
     return f"audio/{found}" if found else ""
 
 
 def _sizes(data: str) -> list[str]:
-    """Return the sizes of base64 data: of a picture in pixels, of all in bytes. A path, which has
-    a dot, is named instead.
+    """Return sizes in words: of a picture in pixels, of all base64 data in bytes. A path (a short
+    text with a dot near its end) gives its file name instead.
     """
     if "." in data[-6:] and len(data) < 4096:
         return [f"{Path(data).name:.80}"]
@@ -110,7 +118,9 @@ def _sizes(data: str) -> list[str]:
 
 
 def _local_sizes(part: Mapping[str, Any]) -> list[str]:
-    """Return the size, and for a path the name, of a file, a Pillow image or an array."""
+    """Return the size in words of a Pillow image, an array or the bytes of a file; of a path, its
+    file name. [] if the part has none of these.
+    """
     found = next((part[key] for key in _LOCAL if part.get(key) is not None), None)
     if isinstance(found, bytes | bytearray | memoryview):
         return [*_pixels(bytes(found[:HEAD])), f"{len(found)} bytes"]
@@ -126,7 +136,9 @@ def _local_sizes(part: Mapping[str, Any]) -> list[str]:
 
 
 def _pixels(head: bytes) -> list[str]:
-    """Return the size that the header of a picture's file states; [] if there is none."""
+    """Return ``["640 x 480 pixels"]`` from the header of a picture's file; [] if ``head`` is no
+    picture or its header is damaged.
+    """
     from treadle.media.file_formats import PICTURES, media_format  # imported late: rarely needed
     from treadle.media.picture_header import picture_size
 

@@ -1,7 +1,7 @@
 """Messages of a conversation, checked once per request.
 
-``read_conversation`` is the only reader: what enters by the library or by a protocol of the server
-becomes a ``ChatMessages``, and the code behind it, up to the chat template, checks nothing again.
+``read_conversation`` is the only reader: messages from the library and from every protocol of the
+server become a ``ChatMessages``. The code behind it, up to the chat template, checks nothing again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 
-REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # Command R7B has a plan
+REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # tool_plan: Command R7B
 SYSTEM = ("system", "developer")
 SPEAKERS = (*SYSTEM, "user", "assistant")
 MEDIA = tuple(NOUNS)  # types of the parts that stand for a picture or a sound
@@ -30,9 +30,9 @@ MEDIA = tuple(NOUNS)  # types of the parts that stand for a picture or a sound
 class MediaPolicy:
     """Rules for the pictures and sounds of messages.
 
-    ``kinds``: those of MEDIA that the model reads. A part of another kind is replaced by a sentence
-    for the model, with a warning; with ``strict`` it is refused. ``local``: the caller is a program
-    in this process, which may give paths and objects.
+    ``kinds``: the kinds that the model reads ("image", "audio"). A part of another kind is replaced
+    by a sentence for the model, with a warning; with ``strict`` it raises UnsupportedError.
+    ``local``: the caller is a program in this process, which may give paths and objects.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -48,9 +48,9 @@ class ChatMessages:
     """The messages of one request, checked.
 
     ``messages``: dicts of JSON types. A content is a string, None, or a list of parts of the types
-    text, thinking, image and audio; that of a tool result may be any JSON. Reasoning stands under
-    each name that templates read. ``media``: the pictures and sounds that the image and audio parts
-    stand for, in order. ``warnings``: about parts that were left out, and results without a call.
+    text, thinking, image and audio; that of a tool result may be any JSON. Reasoning is copied to
+    every key of REASONING. ``media``: the pictures and sounds of the image and audio parts, in
+    order. ``warnings``: sentences about parts that were left out and tool results without a call.
     """
 
     messages: list[dict[str, Any]]
@@ -60,7 +60,7 @@ class ChatMessages:
 
 @dataclass(frozen=True, eq=False)
 class PlacedPart:
-    """A part that is not text, as a client of the server sent it, and its place for errors, such as
+    """A part other than text, as a client of the server sent it, with its place for errors, such as
     ``messages[2].content[1]``.
     """
 
@@ -71,11 +71,12 @@ class PlacedPart:
 def read_conversation(
     messages: Any, policy: MediaPolicy = TEXT_ONLY, *, joins_text: bool = False
 ) -> ChatMessages:
-    """Check ``messages``, in the form of OpenAI's chat API; parts may be ``PlacedPart``.
-    ``joins_text``: a content of text parts alone becomes one string.
+    """Check ``messages``, in the form of OpenAI's chat API, and return them with their media and
+    warnings. Parts may be ``PlacedPart``. ``joins_text``: a content of text parts alone becomes one
+    string.
 
-    Raises TemplateError for invalid messages, UnsupportedError for parts that cannot be taken,
-    FileError for a picture or sound whose base64 is broken.
+    Raises TemplateError for invalid messages, UnsupportedError for parts that the policy refuses,
+    FileError for a picture or sound with invalid base64.
     """
     check_messages(messages)
     reader = _MediaReader(policy)
@@ -87,8 +88,8 @@ def read_conversation(
 
 
 def may_have_media(messages: Any) -> bool:
-    """Return whether any message has parts that are not text, so that the model's modalities
-    matter. Messages that are not valid have none.
+    """Return whether any message has a picture, a sound or a ``PlacedPart``, so that the model's
+    modalities must be known. Invalid messages count as having none.
     """
     if not isinstance(messages, list | tuple):
         return False
@@ -102,7 +103,9 @@ def may_have_media(messages: Any) -> bool:
 
 
 class _MediaReader:
-    """Takes pictures and sounds out of messages, in order."""
+    """Collects the pictures and sounds of messages in ``media``, in order; ``warnings`` lists those
+    that were left out.
+    """
 
     def __init__(self, policy: MediaPolicy) -> None:
         self.media: list[MediaPart] = []
@@ -110,7 +113,9 @@ class _MediaReader:
         self._policy = policy
 
     def read(self, index: int, message: Message) -> Message:
-        """Return a message whose parts are text, or stand for one of ``media``."""
+        """Return message number ``index`` with each picture, sound or file replaced: by an image or
+        audio part without data if it was added to ``media``, else by a text part.
+        """
         content = message.get("content")
         of_tool = message.get("role") == "tool"
         if not isinstance(content, list | tuple) or not (of_tool or self._may_hold(content)):
@@ -130,7 +135,9 @@ class _MediaReader:
 
     @staticmethod
     def _may_hold(content: Sequence[Any]) -> bool:
-        """Whether a message of a speaker has a part that is not text."""
+        """Whether the content of a message by the user, the assistant or the system has a picture,
+        a sound or a ``PlacedPart``.
+        """
         return any(
             isinstance(part, PlacedPart)
             or (isinstance(part, Mapping) and kind_of_part(part.get("type")) is not None)
@@ -138,7 +145,10 @@ class _MediaReader:
         )
 
     def _taken(self, placed: PlacedPart, index: int, message: Message) -> dict[str, Any]:
-        """Return what stands for a part that is not text."""
+        """Return the part that replaces ``placed``: its ``template_part``, or a text placeholder if
+        the model cannot read it. Raises UnsupportedError instead of the latter with
+        ``policy.strict``.
+        """
         policy = self._policy
         of_tool = message.get("role") == "tool"
         if policy.kinds and kind_of_part(placed.part.get("type")) is not None:
@@ -168,7 +178,7 @@ class _MediaReader:
 
 
 def _readable(kinds: frozenset[str], *, only: bool = False) -> str:
-    """Return what a model reads, in words."""
+    """Return the kinds of content that a model reads, in words: "text and pictures"."""
     if not kinds:
         return "only text" if only else "text alone"
     return " and ".join(("only text" if only else "text", *plurals(kinds)))
@@ -197,8 +207,8 @@ def _joined_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise TemplateError unless ``messages`` is a non-empty list of messages with role and
-    content.
+    """Raise TemplateError unless ``messages`` is a non-empty list of dicts, each with a role and
+    with content or tool calls.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         found = type(messages).__name__
@@ -216,10 +226,12 @@ def check_messages(messages: Any) -> None:
 
 
 def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return checked copies of JSON types, with reasoning under each name that templates read.
+    """Return checked copies of messages in JSON types, with the reasoning copied to every key of
+    REASONING.
 
-    Parts of the types image and audio stand for what a ``ChatMessages`` keeps beside its messages;
-    they hold nothing. Raises TemplateError for invalid messages, UnsupportedError for other parts.
+    Parts of type image and audio must have no data: it is in ``ChatMessages.media``. Raises
+    TemplateError for invalid messages, UnsupportedError for parts of any other type but text and,
+    of the assistant, thinking.
     """
     return [_read(i, message) for i, message in enumerate(plain(messages))]
 
@@ -255,7 +267,9 @@ def _check_part(where: str, part: Any, *, thinks: bool) -> None:
 
 
 def check_calls(messages: Messages) -> None:
-    """Raise TemplateError for calls in a message that are not in the form of OpenAI's API."""
+    """Raise TemplateError for messages with ``tool_calls`` that are not in the form of OpenAI's
+    API.
+    """
     for i, message in enumerate(messages):
         if not isinstance(calls := message.get("tool_calls") or [], list):
             found = type(calls).__name__
@@ -274,7 +288,8 @@ def check_calls(messages: Messages) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a copy in JSON types only, so that templates get no other Python objects.
+    """Return a copy of ``value`` in JSON types only, so that templates are given no other Python
+    objects.
 
     Raises TemplateError for other types, and for values nested too deeply.
     """
@@ -300,22 +315,24 @@ def _plain(value: Any) -> Any:
 
 
 def ends_with_open_answer(messages: Messages) -> bool:
-    """Whether the last message is an assistant message to continue; one with tool calls is
-    complete.
+    """Whether the last message is an assistant message to be continued: one without tool calls that
+    is not the only message.
     """
     last = messages[-1]
     return len(messages) > 1 and last["role"] == "assistant" and not last.get("tool_calls")
 
 
 def ends_with_reasoning(messages: Messages) -> bool:
-    """Whether the last message is an assistant message of reasoning alone, which can go on."""
+    """Whether the last message is an assistant message to be continued that has reasoning but no
+    content.
+    """
     last = messages[-1] if messages else {}
     found = last.get("reasoning_content") and not last.get("content")
     return bool(found) and ends_with_open_answer(messages)
 
 
 def lone_results(messages: Messages) -> list[str]:
-    """Return a warning for each tool result that follows no call."""
+    """Return a warning for each tool result that follows no tool call."""
     return [
         f"tool result {name_of(message)!r:.80} follows no tool call: it is sent to the model as a "
         "user message"
@@ -325,8 +342,8 @@ def lone_results(messages: Messages) -> list[str]:
 
 
 def with_calls(messages: Messages) -> list[tuple[Message, bool]]:
-    """Return each message, and whether only results and system messages stand between it and a call
-    before it.
+    """Return each message with whether it belongs to a preceding tool call: only tool results and
+    system messages stand between them.
     """
     made = []
     called = False
@@ -342,31 +359,33 @@ def with_calls(messages: Messages) -> list[tuple[Message, bool]]:
 
 
 def is_parts(content: Any) -> bool:
-    """Whether a content is a list of parts; a tool result may be a list of anything."""
+    """Whether a content is a list of parts, dicts with a type; a tool result may be a list of
+    anything.
+    """
     return isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
 
 
 def is_text(content: Any) -> bool:
-    """Whether a content is a string, None, or parts of text."""
+    """Whether a content is a string, None, or a list of text parts."""
     if isinstance(content, list):
         return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
     return content is None or isinstance(content, str)
 
 
 def can_join(content: Any) -> bool:
-    """Whether a content is a string, None, or parts of text, pictures and sounds."""
+    """Whether a content is a string, None, or a list of text, image and audio parts."""
     return is_text(content) or (
         is_parts(content) and all(is_media(p) or isinstance(p.get("text"), str) for p in content)
     )
 
 
 def is_media(part: Any) -> bool:
-    """Whether a part stands for a picture or a sound."""
+    """Whether a part is of type image or audio."""
     return isinstance(part, Mapping) and part.get("type") in MEDIA
 
 
 def has_media(content: Any) -> bool:
-    """Whether a content has a part that stands for a picture or a sound."""
+    """Whether a content is a list with an image or audio part."""
     return isinstance(content, list) and any(map(is_media, content))
 
 
@@ -381,8 +400,8 @@ def joined(content: Any) -> str:
 
 
 def join_contents(contents: Iterable[Any], between: str) -> str | list[dict[str, Any]]:
-    """Return contents as one, with ``between`` between those that are not empty: a string, or parts
-    if one of them has a picture or sound.
+    """Join the contents that are not empty, with the text ``between`` them. Return a string, or a
+    list of parts if one of them has a picture or sound.
     """
     kept = [content for content in contents if content]
     if not any(map(has_media, kept)):
@@ -397,26 +416,32 @@ def join_contents(contents: Iterable[Any], between: str) -> str | list[dict[str,
 
 
 def wrap_content(before: str, content: Any, after: str) -> str | list[dict[str, Any]]:
-    """Return a content with text before and after it."""
+    """Return a content with the texts ``before`` and ``after`` around it: a string, or a list of
+    parts if it has a picture or sound.
+    """
     if not has_media(content):
         return f"{before}{joined(content)}{after}"
     return _merged([text_part(before), *parts_of(content), text_part(after)])
 
 
 def parts_of(content: Any) -> list[dict[str, Any]]:
-    """Return a content as parts."""
+    """Return a content as a list of parts: itself, one text part for a string, [] for
+    "" and None.
+    """
     if isinstance(content, list):
         return content
     return [text_part(content)] if content else []
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a part of text."""
+    """Return ``{"type": "text", "text": text}``."""
     return {"type": "text", "text": text}
 
 
 def _merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return parts with adjacent text as one part: some templates put line breaks between parts."""
+    """Return parts with adjacent text parts joined and empty ones left out: some templates write
+    line breaks between parts.
+    """
     made: list[dict[str, Any]] = []
     for part in parts:
         if made and part["type"] == made[-1]["type"] == "text":

@@ -1,4 +1,6 @@
-"""Prompt of a conversation: its messages in the form of the chat template, rendered."""
+"""The prompt of a conversation: messages converted to the form that the chat template reads, and
+rendered.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class PromptMedia:
     """The pictures and sounds of one request, ``parts``, in order of appearance, while its prompt
-    is rendered. ``marks``: those of the model's families; ``hidden``: hides them in users' texts.
+    is rendered. ``marks``: the placeholder texts and special tokens of the model's media families.
+    ``hidden``: hides texts of users that spell such marks.
     """
 
     parts: tuple[MediaPart, ...]
@@ -36,7 +39,7 @@ class PromptMedia:
 
     @classmethod
     def of(cls, conversation: ChatMessages, marks: Sequence[MediaMarks]) -> PromptMedia | None:
-        """Return those of a conversation; None if it has none."""
+        """Return the pictures and sounds of a conversation; None if it has none."""
         if not conversation.media:
             return None
         from treadle.media.marks import HiddenMarks  # imported late: rarely needed
@@ -45,14 +48,16 @@ class PromptMedia:
 
     @property
     def placeholders(self) -> dict[str, tuple[str, ...]]:
-        """The texts that stand for a picture and for a sound, by the type of part."""
+        """The texts that stand for a picture and for a sound in a rendered prompt, by type of part:
+        "image", "audio".
+        """
         return {each.kind: each.placeholders for each in self.marks}
 
 
 @dataclass(frozen=True, eq=False)
 class ChatPrompt:
-    """A rendered prompt. ``text``: with marks where pictures stand. ``media``: those of the
-    conversation, None without any.
+    """A rendered prompt. ``text``: the prompt, with a mark for each picture and sound. ``media``:
+    the pictures and sounds, None if there are none.
     """
 
     text: str
@@ -60,12 +65,15 @@ class ChatPrompt:
 
     @property
     def shown(self) -> str:
-        """The text with the marks that users wrote; for people, not for tokenization."""
+        """The text with the marks that users wrote restored; for people, not for tokenization."""
         return self.text if self.media is None else self.media.hidden.show(self.text)
 
     def split(self, layouts: Sequence[Layout]) -> list[Piece]:
-        """Return the text in pieces, with ``layouts``, one for each picture or sound, in place of
-        the marks; see ``treadle.media.marks.split_prompt``. Raises TemplateError.
+        """Return the text in pieces: each mark is replaced by the layout of its picture or sound
+        (``layouts``, in order of appearance).
+
+        Raises TemplateError if the marks do not match the media, as ``media.marks.split_prompt``
+        does.
         """
         from treadle.media.marks import TextPiece, split_prompt
 
@@ -87,10 +95,14 @@ def conversation_prompt(
 ) -> ChatPrompt:
     """Render a conversation; a last message of the assistant is continued.
 
-    Without ``tools``, messages with tool calls, tool results, later system messages or reasoning
-    are converted to the template's form, and so are messages for which the template raises. With
-    tools they are rendered as they are. ``own``: variables that the template need not read;
-    ``settings``: names of generation settings, for hints on misspelt names.
+    ``tools`` None: messages with tool calls, tool results, later system messages or reasoning are
+    converted to the template's form, and so are messages on which the template raises. With
+    ``tools`` they are rendered unchanged. ``own``: variables that the template need not read;
+    ``variables``: variables that it must read. ``settings``: names of generation settings, for
+    hints on misspelt names. ``marks``: those of the model's media families.
+
+    Raises TreadleError for invalid arguments, TypeError for a variable that the template does not
+    read, TemplateError if the template refuses the messages.
     """
     if tools is not None and not all(isinstance(tool, Mapping) for tool in listed("tools", tools)):
         raise TreadleError(f"tools={tools!r:.80}: expected dicts as in OpenAI's API")
@@ -121,8 +133,9 @@ def render_messages(
     within: bool = False,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render messages that have the template's form. ``continued``: a last message of the assistant
-    is continued; ``within``: its reasoning is.
+    """Render messages that are already in the template's form. ``continued``: if the last message
+    is an open answer of the assistant, the prompt ends inside its content. ``within``: the prompt
+    ends inside the last message's reasoning.
     """
     given = {"tools": tools, **variables}
     placeholders = None

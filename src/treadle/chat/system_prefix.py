@@ -1,10 +1,10 @@
-"""End of the system prompt among the ids of a chat prompt.
+"""Length of the system prompt among the token ids of a chat prompt.
 
-Models whose layers keep a state can reuse it only where it was kept, so it is kept there: other
-questions under the same system prompt follow. A template may put tools, a date or the first user
-message's opening around the system prompt. So the end is found without knowledge of the template:
-the conversation's beginning is rendered with two other user texts, and the ids that both renderings
-begin with are the system prompt's.
+The state of a recurrent layer can be reused only at positions where it was saved. It is saved at
+the end of the system prompt, because other conversations share that beginning. A template may write
+tools, a date or the opening of the first user message around the system prompt. So the end is found
+without knowledge of the template: the conversation's beginning is rendered with two different user
+texts, and the common prefix of both id lists is the system prompt.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from treadle.chat.messages import SYSTEM
 from treadle.errors import TreadleError
 
 PROBES = ("A", "7?")  # user texts whose first tokens differ, with any vocabulary
-MOST = 16  # system prompts that are remembered
+MOST = 16  # system prompts in the cache
 
 Messages = list[dict[str, Any]]
 
 
 class SystemPrefixes:
-    """The ids of the last system prompts of one model; ``encode`` tokenizes a rendered prompt. Any
-    thread may use it.
+    """Cache of the token ids of the last MOST system prompts of one model. ``encode``: tokenizes a
+    rendered prompt. Thread-safe.
     """
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
-        self._found: OrderedDict[int, list[int]] = OrderedDict()  # the last used is last
+        self._found: OrderedDict[int, list[int]] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     def end(
         self, ids: Sequence[int], messages: Messages, render: Callable[[Messages], str], given: Any
     ) -> int:
-        """Return how many of a prompt's ids its system prompt has, with all that the template
-        writes up to the first user text; 0 if that is unknown. ``render``: the template, with
-        ``given`` (tools and variables, of the same repr if they are the same).
+        """Return how many of a prompt's ``ids`` are its system prompt, with all text that the
+        template writes up to the first user text; 0 if that is unknown. ``render``: renders
+        messages with the request's tools and variables; ``given``: these tools and variables, whose
+        repr is part of the cache's key.
         """
         n = 0
         while n < len(messages) and messages[n].get("role") in SYSTEM:
@@ -56,12 +57,12 @@ class SystemPrefixes:
                 self._found.move_to_end(key)
         if prefix is not None and ids[: len(prefix)] == prefix:
             return len(prefix)
-        try:  # it is new, or has another date
+        try:  # not cached, or the template writes another date
             one, other = (
                 self._encode(render([*head, {"role": "user", "content": probe}]))
                 for probe in PROBES
             )
-        except TreadleError:  # a template that wants more than one message
+        except TreadleError:  # the template raises on a single message
             return 0
         prefix = one[: n_common(one, other)]
         with self._lock:

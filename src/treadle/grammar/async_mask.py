@@ -1,4 +1,4 @@
-"""Grammar masks, computed by a thread while the model runs."""
+"""Computes grammar masks in a background thread while the model runs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from treadle.errors import ForkedError, GrammarError
 
 
 class MaskSource(Protocol):
-    """The part of ``Matcher`` that tells which tokens may come next."""
+    """The part of ``Matcher`` that computes masks: ``bits``."""
 
     def bits(self) -> bytes: ...
 
 
 class LateBits:
-    """Mask of the next token, computed by a background thread. A caller that needs it before the
-    thread has come to it computes it itself.
+    """Mask of the next token, computed by a background thread. If the thread has not begun when the
+    mask is needed, ``wait`` computes it in the caller's thread.
     """
 
     __slots__ = ("_bits", "_lock", "_matcher", "_process")
 
     def __init__(self, matcher: MaskSource) -> None:
-        self._matcher: MaskSource | None = matcher  # until its bits are computed
+        self._matcher: MaskSource | None = matcher  # None once the mask is computed
         self._lock = threading.Lock()
         self._bits: bytes | None = None
         self._process = os.getpid()
         _queue().put(self)
 
     def wait(self) -> bytes:
-        """Return the bits; empty where the grammar cannot go on, for which ``mask`` gives the
-        reason.
+        """Return the mask, one bit for each token; b"" if no token may come next (``Matcher.mask``
+        then raises the reason). Raises ForkedError if the process was forked during the
+        computation.
         """
         if self._bits is not None:
             return self._bits
@@ -56,8 +57,8 @@ _QUEUES: dict[int, SimpleQueue[LateBits]] = {}  # by process: a forked one has n
 
 
 def _queue() -> SimpleQueue[LateBits]:
-    """Return the queue of this process's mask thread, started at first use. llguidance drops the
-    GIL.
+    """Return the queue of this process's mask thread, which is started at the first call. The
+    thread runs beside the model, because llguidance releases the GIL.
     """
     found = _QUEUES.get(os.getpid())
     if found is None:

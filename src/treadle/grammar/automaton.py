@@ -1,10 +1,10 @@
 """Rules of a grammar as finite automata that call each other.
 
-A state is a regular expression, over characters and calls of rules, of what may still follow. Its
-edges are Brzozowski derivatives, and equal expressions are one state.
+A state is a regular expression of the text that may still follow, over characters and calls of
+rules. Its edges are Brzozowski derivatives, and equal expressions are one state.
 
-A rule that only ends in another one (``s ::= "a" s | ""``) needs no call: its automaton continues
-in the other's states. So a right-recursive grammar is one automaton without calls.
+A rule that ends with another one (``s ::= "a" s | ""``) needs no call there: its automaton
+continues in the other's states. So a right-recursive grammar is one automaton without calls.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_REGEXES = 100_000  # of all states and their parts
 
 @dataclass
 class Automaton:
-    """Automaton of one rule. State 0 is its beginning; all lists are by state.
+    """Automaton of one rule. State 0 is its start; each list has one entry a state.
 
-    ``chars``: (characters, next state), at most one for a character; ``calls``: (rule or special
-    token, next state), at most one for a name; ``accepts``: whether the rule may end here.
+    ``chars``: edges (mask of characters, next state) with disjoint masks; ``calls``: edges (rule or
+    special token, next state), at most one for each; ``accepts``: whether the rule may end here.
     """
 
     chars: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -48,10 +48,10 @@ class Automaton:
 
 
 def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
-    """Return an automaton for ``root`` and each called rule, and their alphabet. Raises
+    """Return an automaton for ``root`` and each called rule, by name, and their alphabet. Raises
     TooLargeError.
 
-    A rule that can never be completed has no automaton, and no automaton calls it.
+    A rule that no text can complete has no automaton, and no automaton calls it.
     """
     bodies = unrolled(reachable(rules.body))
     alphabet = Alphabet(bodies.values())
@@ -68,7 +68,7 @@ def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
 
 
 class _Builder:
-    """Builds the regular expressions and automata of all rules that can be completed."""
+    """Builds the regular expressions and automata of all rules that some text can complete."""
 
     def __init__(self, bodies: dict[str, Node], alphabet: Alphabet) -> None:
         self._alphabet = alphabet
@@ -101,7 +101,7 @@ class _Builder:
                 return store.repeat(self._regex(item), least, ENDLESS if most is None else most)
 
     def automaton(self, name: str) -> Automaton:
-        """Return the automaton of one rule."""
+        """Return the automaton of the rule ``name``. Raises TooLargeError."""
         found = Automaton()
         numbers: dict[int, int] = {}
         states: list[int] = []
@@ -127,9 +127,8 @@ class _Builder:
         return found
 
     def _edges(self, state: int) -> tuple[dict[int | Call, set[int]], bool]:
-        """Return what may follow each next character or call, and whether the text may end here.
-
-        A rule at the end is entered instead of called.
+        """Return the regexes that may follow each next character mask or call, and whether the rule
+        may end at ``state``. Another rule at the end is entered instead of called.
         """
         found: dict[int | Call, set[int]] = {}
         opened = [state]
@@ -143,7 +142,9 @@ class _Builder:
 
 
 def _disjoint(edges: dict[int, set[int]]) -> list[tuple[int, set[int]]]:
-    """Split edges of overlapping characters into disjoint ones: (characters, what follows)."""
+    """Split edges with overlapping character masks into disjoint ones: (mask, the regexes that may
+    follow).
+    """
     parts: list[tuple[int, set[int]]] = []
     for mask, rests in edges.items():
         split: list[tuple[int, set[int]]] = []

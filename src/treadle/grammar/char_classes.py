@@ -1,4 +1,4 @@
-"""Sets of characters as bits of an int, one for each interval between the bounds of all classes."""
+"""Sets of characters as bit masks: one bit for each interval between the bounds of all classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treadle.grammar.rule_graph import nodes
 
 
 class Alphabet:
-    """Intervals of characters that a grammar distinguishes."""
+    """The intervals of characters that a grammar distinguishes, numbered as bits of a mask."""
 
     def __init__(self, bodies: Iterable[Node]) -> None:
         classes = {
@@ -26,7 +26,7 @@ class Alphabet:
         self._first_bytes = [(2 << last) - (1 << first) for first, last in bounds]  # as bits
 
     def mask(self, ranges: Ranges) -> int:
-        """Return the bits of a character class."""
+        """Return the mask of a character class."""
         if ranges not in self._masks:
             found = 0
             for low, high in ranges:
@@ -36,7 +36,9 @@ class Alphabet:
         return self._masks[ranges]
 
     def like(self, mask: int) -> int:
-        """Return the characters whose UTF-8 begins with the first byte of one of these."""
+        """Return the mask of all characters whose UTF-8 begins with the same byte as some character
+        of ``mask``.
+        """
         if mask not in self._like:
             bytes_ = 0
             for i in _bits(mask):
@@ -48,7 +50,7 @@ class Alphabet:
         return self._like[mask]
 
     def ranges(self, mask: int) -> Ranges:
-        """Return the character class of some bits."""
+        """Return the character class of a mask."""
         ends = self._ends
         return normalized([(ends[i], ends[i + 1] - 1) for i in _bits(mask)])
 
@@ -58,5 +60,5 @@ def _bits(mask: int) -> list[int]:
 
 
 def _first_byte(code: int) -> int:
-    """Return the first byte of a character in UTF-8; a surrogate's stands for its neighbours'."""
+    """Return the first UTF-8 byte of a code point; surrogates are encoded like their neighbours."""
     return chr(code).encode("utf-8", "surrogatepass")[0]

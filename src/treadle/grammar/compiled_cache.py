@@ -1,4 +1,4 @@
-"""Cache of compiled grammars, for requests that use the same one."""
+"""Cache of compiled grammars, for requests that use the same ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ MOST_BYTES = 256 << 20  # of all cached grammars, as in ``Grammar.n_bytes``
 
 
 def check_one(*given: object) -> None:
-    """Raise GrammarError for more than one of a grammar, a schema, a regex and a constraint."""
+    """Raise GrammarError if more than one of the arguments (a grammar, a schema, a regex, a
+    constraint) is not None.
+    """
     if sum(each is not None for each in given) > 1:
         raise GrammarError("a grammar, a JSON schema, a regex or a constraint: choose one")
 
 
 class Grammars:
-    """Least-recently-used cache of a tokenizer's grammars, by the hash of their sources.
+    """Least-recently-used cache of a tokenizer's compiled grammars, by a hash of their sources.
     Thread-safe.
     """
 
@@ -33,11 +35,13 @@ class Grammars:
         tell(self)
 
     def after_fork(self) -> None:
-        """Clear the cache in a forked child: another thread may have been inside a grammar."""
+        """Clear the cache in a forked child: another thread may have been using a grammar."""
         self._compiled.clear()
 
     def get(self, kind: str, source: str, build: Callable[[], Grammar]) -> Grammar:
-        """Return the grammar of a source, built if not cached. Raises what ``build`` raises."""
+        """Return the cached grammar of ``kind`` and ``source``, or build and cache it. Raises what
+        ``build`` raises.
+        """
         key = kind, hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             result = self._compiled.get(key)
@@ -49,8 +53,8 @@ class Grammars:
         return result
 
     def _bound(self) -> None:
-        """Free memory above the bound: first lexers, oldest first, as they are soon rebuilt; then
-        grammars.
+        """Free memory above MOST_BYTES, least recently used first: first the shared lexers, which
+        are soon rebuilt, then grammars.
         """
         left = sum(each.n_bytes for each in self._compiled.values())
         for each in self._compiled.values():
@@ -63,15 +67,15 @@ class Grammars:
 
     @of_setting("grammar")
     def gbnf(self, grammar: str) -> Grammar:
-        """Return a grammar in llama.cpp's notation. Raises GrammarError."""
+        """Return the compiled form of a grammar in llama.cpp's notation. Raises GrammarError."""
         if not isinstance(grammar, str):
             raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
         return self.get("gbnf", grammar, lambda: Grammar.from_gbnf(grammar, self.tokenizer))
 
     @of_setting("json_schema")
     def schema(self, schema: Schema, *, lenient: bool = False) -> Grammar:
-        """Return the grammar of a schema; ``lenient`` as in ``Grammar.from_json_schema``. Raises
-        GrammarError.
+        """Return the compiled grammar of a JSON schema; ``lenient`` as in
+        ``Grammar.from_json_schema``. Raises GrammarError.
         """
         text = schema_text(schema)
         return self.get(
@@ -82,7 +86,7 @@ class Grammars:
 
     @of_setting("regex")
     def regex(self, pattern: str) -> Grammar:
-        """Return the grammar of answers that match as a whole. Raises GrammarError."""
+        """Return the grammar of answers that match ``pattern`` as a whole. Raises GrammarError."""
         if not isinstance(pattern, str):
             raise GrammarError(f"the regex is {type(pattern).__name__}: expected a str")
         try:
@@ -92,8 +96,8 @@ class Grammars:
         return self.get("regex", pattern, lambda: Grammar.from_regex(pattern, self.tokenizer))
 
     def lark(self, source: str) -> Grammar:
-        """Return a grammar in llguidance's notation; schema parts that it cannot enforce are
-        warnings.
+        """Return the compiled form of a grammar in llguidance's notation; parts of its schemas that
+        cannot be enforced become warnings. Raises GrammarError.
         """
         return self.get(
             "lark", source, lambda: Grammar.from_lark(source, self.tokenizer, lenient=True)
@@ -102,8 +106,9 @@ class Grammars:
     def matcher(
         self, grammar: str | None, schema: Schema | None, regex: str | None, own: object = None
     ) -> Matcher | None:
-        """Return a matcher of the one that is given, or None; ``own``: a constraint of the
-        caller's. Raises GrammarError.
+        """Return a matcher of the grammar, schema or regex that is not None; None if all are.
+        ``own``: a constraint of the caller's, beside which none of these may be given. Raises
+        GrammarError.
         """
         check_one(grammar, schema, regex, own)
         if grammar is not None:

@@ -36,7 +36,7 @@ class Chars:
 
 @dataclass(frozen=True)
 class Special:
-    """One token, by name or number as llguidance writes it: ``<name>``, ``<[12]>``."""
+    """One token, by name or id as llguidance writes it: ``<name>``, ``<[12]>``."""
 
     text: str
 
@@ -64,7 +64,7 @@ class Alternatives:
 
 @dataclass(frozen=True)
 class Repeat:
-    """``least`` to ``most`` repetitions of an item; None is any number."""
+    """``least`` to ``most`` repetitions of an item; ``most`` None: unbounded."""
 
     item: Node
     least: int
@@ -77,19 +77,23 @@ EMPTY = Concatenation(())
 
 @dataclass(frozen=True)
 class GbnfRules:
-    """Parsed grammar that begins at rule ``root``: body and line of each rule, by name."""
+    """Parsed grammar that begins at rule ``root``. ``body``, ``line``: body and line number of each
+    rule, by name.
+    """
 
     body: dict[str, Node]
     line: dict[str, int]
 
 
 def parse_gbnf(source: str) -> GbnfRules:
-    """Parse a grammar. Raises GrammarError with line and column."""
+    """Parse a GBNF grammar. Raises GrammarError with line and column."""
     return _Parser(source).grammar()
 
 
 def normalized(ranges: list[tuple[int, int]], *, negated: bool = False) -> Ranges:
-    """Return sorted ranges that do not touch, without surrogates, which no text contains."""
+    """Return character ranges sorted and merged, without surrogates, which no text contains.
+    ``negated``: the complement.
+    """
     if negated:
         ends = [-1, *(x for pair in normalized(ranges) for x in pair), 0x110000]
         gaps = zip(ends[::2], ends[1::2], strict=True)
@@ -112,7 +116,7 @@ ANY = Chars(normalized([(0, 0x10FFFF)]))
 
 
 class _Parser:
-    """Recursive-descent parser."""
+    """Recursive-descent parser of GBNF."""
 
     def __init__(self, source: str) -> None:
         self._text = source
@@ -161,7 +165,9 @@ class _Parser:
         return Alternatives(tuple(found)) if len(found) > 1 else found[0]
 
     def _bar(self, nested: bool) -> bool:
-        """Take the next '|'; it may also begin the next line, as no rule does."""
+        """Consume the next ``|`` and return whether there was one. It may also begin the next line,
+        since no rule does.
+        """
         at = self._at
         self._skip(_BLANK_LINES)
         if self._take("|"):

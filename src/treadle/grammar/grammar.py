@@ -1,7 +1,7 @@
-"""Grammars that an answer must obey: GBNF, JSON schema, regular expressions and Lark.
+"""Grammars that an answer must follow: GBNF, JSON schema, regular expressions and Lark.
 
-``llguidance`` does the parsing. Whatever it cannot enforce is an error: a schema keyword that it
-lacks, or a token that the grammar does not allow.
+``llguidance`` parses them. Anything that it cannot enforce is an error: an unsupported schema
+keyword, or a token that the grammar does not allow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
 
-# In angle brackets follows the parser's debug dump.
+# Beginning of the parser's debug dump in a message.
 _DUMP = re.compile(r"\n<(?:state|backtrace|non-verbose)/?>")
 _LIMIT = re.compile(
     r"Too many items \([^)]*\)|Current row has \d+ items; max is \d+"
@@ -38,15 +38,15 @@ LEXER_BYTES = 20 << 20  # of a lexer with as many states as ``_limits`` allows: 
 _BYTE = re.compile(r"byte .* fails")
 _LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
 _SCHEMA = re.compile(r".*failed to compile JSON schema: (.*?)\n", re.S)  # in a rule
-_ENDLESS = "NoExtensionBias"  # llguidance's message: the start rule needs itself first
+_ENDLESS = "NoExtensionBias"  # llguidance's message if the start rule begins with itself
 
 
 @dataclass(frozen=True)
 class Grammar:
     """Checked grammar over a vocabulary, for any number of answers.
 
-    ``source``: the grammar in llguidance's notation. ``hard``: the slowest rules, for messages.
-    ``warnings``: schema parts that are not enforced, where that is allowed.
+    ``source``: the grammar in llguidance's notation. ``hard``: names of the slowest rules, for
+    messages. ``warnings``: schema parts that are not enforced, if that was allowed.
 
     Every ``from_`` method raises GrammarError, with the place, for a grammar that is broken or
     cannot be enforced.
@@ -59,7 +59,7 @@ class Grammar:
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Grammar:
-        """Return a grammar in llama.cpp's notation, matched from its rule ``root``."""
+        """Compile a grammar in llama.cpp's notation; answers must match its rule ``root``."""
         try:
             rules = parse_gbnf(text)
             for name, line in special_tokens(rules):
@@ -84,11 +84,12 @@ class Grammar:
     def from_json_schema(
         cls, schema: Schema, tokenizer: Tokenizer, *, lenient: bool = False
     ) -> Grammar:
-        """Return the grammar of JSON that is valid by a schema: JSON text, the parsed object, or a
-        class or object with ``model_json_schema``, such as pydantic's. ``lenient``: parts that
+        """Compile the grammar of JSON values that satisfy a schema: JSON text, the parsed object,
+        or a class or object with ``model_json_schema``, such as pydantic's. ``lenient``: parts that
         cannot be enforced are left out and listed in ``warnings``.
 
-        Between two tokens of the JSON there is at most a space, or a line break and 20 characters.
+        Between two tokens of the JSON there is at most one space, or a line break and 20 characters
+        of white space.
         """
         (source, left_out), of = schema_source(schema, lenient=lenient), "JSON schema"
         own: Any = {"large": of, "lenient": lenient, "left_out": left_out}
@@ -96,8 +97,8 @@ class Grammar:
 
     @classmethod
     def from_regex(cls, pattern: str, tokenizer: Tokenizer) -> Grammar:
-        """Return the grammar of answers that match a regular expression as a whole (Rust's syntax,
-        no look-around).
+        """Compile a regular expression (Rust's syntax, no look-around) that answers must match as a
+        whole.
         """
         from llguidance import LLMatcher
 
@@ -105,8 +106,9 @@ class Grammar:
 
     @classmethod
     def from_lark(cls, text: str, tokenizer: Tokenizer, *, lenient: bool = False) -> Grammar:
-        """Return a grammar in llguidance's notation, from its rule ``start``; terminals are lexed
-        greedily. ``lenient``: messages about its schemas are warnings.
+        """Compile a grammar in llguidance's Lark notation; answers must match its rule ``start``,
+        and terminals are lexed greedily. ``lenient``: llguidance's messages about its schemas
+        become warnings.
         """
         return cls._checked(_lark(text), tokenizer, lenient=lenient)
 
@@ -132,8 +134,8 @@ class Grammar:
         return result
 
     def _too_large(self) -> str:
-        """Return the limit that the first two tokens exceed, or "". llguidance finds the length of
-        a fixed text only when a token is accepted.
+        """Return the name of the parser limit that the first two tokens exceed, or "". Two are
+        needed because llguidance finds the length of a fixed text only when a token is accepted.
         """
         try:
             matcher = Matcher(self)  # its lexer is not kept: many schemas are only checked
@@ -148,8 +150,8 @@ class Grammar:
         return ""
 
     def matcher(self) -> Matcher:
-        """Return a matcher at the beginning of an answer: a copy, as building one takes
-        milliseconds. It shares the lexer states that other answers have found.
+        """Return a matcher at the beginning of an answer. It is a copy, since building one takes
+        milliseconds, and shares the lexer states that other answers have computed.
         """
         with _COPYING:
             result = self._first.copy()
@@ -158,13 +160,13 @@ class Grammar:
 
     @property
     def n_bytes(self) -> int:
-        """Most bytes of memory that it takes, as measured: 330 to 70 for each character of a
-        schema's source, and, once there are matchers, one full lexer that all share.
+        """Estimated bytes of memory: 200,000, 100 for each character of the source (measured: 70 to
+        330), and LEXER_BYTES for the lexer that all matchers share, once there is one.
         """
         return 200_000 + 100 * len(self.source) + LEXER_BYTES * ("_first" in self.__dict__)
 
     def forget(self) -> None:
-        """Drop the lexer that matchers share; the next matcher begins with an empty one."""
+        """Drop the lexer that matchers share; the next matcher starts with a new one."""
         with _COPYING:
             self.__dict__.pop("_first", None)
 
@@ -177,10 +179,10 @@ class Matcher:
     """State of one answer in its grammar.
 
     For each token: ``mask`` the logits, choose, ``accept`` the choice. At the end of the grammar
-    only tokens that end generation are left.
+    only tokens that end generation are allowed.
 
     Ctrl-C is deferred to the end of a call: llguidance calls the tokenizer, in Python, and would
-    take an exception there for an error of the grammar.
+    report an exception there as an error of the grammar.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -196,10 +198,10 @@ class Matcher:
         self._check()
 
     def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
-        """Set the logits [n_vocab] of every token that may not come next to -inf, in place.
+        """Set the logits ``[n_vocab]`` of tokens that may not come next to -inf, in place.
 
-        Logits past the vocabulary (padding rows of a model) are never allowed. Raises GrammarError
-        when no token may come next and the answer is incomplete.
+        Logits beyond the vocabulary (padding rows of a model) are never allowed. Raises
+        GrammarError if no token may come next and the answer is incomplete.
         """
         bits = np.frombuffer(self.bits(), np.uint8)
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little")
@@ -209,24 +211,28 @@ class Matcher:
         logits[len(allowed) :] = -np.inf
 
     def bits(self) -> bytes:
-        """Return a bit for each token that may come next, the lowest first. Raises GrammarError."""
+        """Return the mask of tokens that may come next, one bit each, the lowest id in the lowest
+        bit. Raises GrammarError.
+        """
         with interrupts_held():
             made = self._matcher.compute_bitmask()
             if self._begins_anew():
                 made = self._matcher.compute_bitmask()
-        self._check()  # in its error state the matcher allows the end of the text
+        self._check()  # in its error state the matcher allows end tokens
         return bytes(made)
 
     def later(self) -> LateBits:
-        """Return ``bits``, computed by another thread. ``accept`` and others must wait for it."""
+        """Start computing ``bits`` in a background thread. Wait for the result before ``accept``,
+        ``rollback`` or ``copy``.
+        """
         self._late = LateBits(self)
         return self._late
 
     def forced(self) -> list[int]:
-        """Return the ids of text that must come next. A guess: the text may be split into other
-        tokens, and nothing is accepted.
+        """Return the ids of text that must come next, without accepting them. They are a guess: the
+        model may split the text into other tokens.
         """
-        if self._late is not None:  # of a run that was stopped, perhaps
+        if self._late is not None:  # left from a run that was stopped
             self._late.wait()
         with interrupts_held():
             return list(self._matcher.compute_ff_tokens())
@@ -242,16 +248,16 @@ class Matcher:
 
     @property
     def accepting(self) -> bool:
-        """Whether the answer so far is complete; more may still follow."""
+        """Whether the answer so far is complete; more text may still be allowed."""
         return bool(self._matcher.is_accepting())
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete and only its end can follow."""
+        """Whether the answer is complete and no more text is allowed."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def rollback(self, n: int) -> None:
-        """Take back the last ``n`` accepted tokens."""
+        """Undo the last ``n`` accepted tokens. Raises GrammarError if that is not possible."""
         if not self._matcher.rollback(n):
             self._check()
             raise GrammarError(f"cannot take back {n} tokens: {len(self._ids)} were accepted")
@@ -259,7 +265,7 @@ class Matcher:
             del self._ids[-n:]
 
     def copy(self) -> Matcher:
-        """Return a second matcher in the same state, to try something out."""
+        """Return an independent matcher in the same state."""
         other = object.__new__(Matcher)
         other._n, other._matcher = self._n, self._matcher.deep_copy()
         other._grammar = self._grammar
@@ -269,8 +275,8 @@ class Matcher:
         return other
 
     def _begins_anew(self) -> bool:
-        """Read the answer so far again with a lexer of its own if the shared one is full of states:
-        those of other answers must not end this one. Return whether that was done.
+        """If the shared lexer has reached its limit of states, read the answer so far again with a
+        new one, so that states of other answers do not end this one. Return whether that was done.
         """
         if not (self.shares and self._matcher.is_error()):
             return False
@@ -281,7 +287,9 @@ class Matcher:
         return not self._ids or bool(self._matcher.consume_tokens(self._ids))
 
     def _check(self, token: int | None = None) -> None:
-        """Raise the matcher's error, if any: about ``token`` if given, else about this place."""
+        """Raise GrammarError if the matcher is in its error state; ``token``: the token that caused
+        it, if any.
+        """
         if not self._matcher.is_error():
             return
         message = _in_words(str(self._matcher.get_error()))
@@ -300,7 +308,9 @@ class Matcher:
 
     @property
     def _place(self) -> str:
-        """Number of tokens so far and the end of their text, for messages."""
+        """Beginning of an error message: the number of accepted tokens and the end of
+        their text.
+        """
         if not self._ids:
             return "at the beginning: "
         ids = [id for id in self._ids[-32:] if id < self._grammar.tokenizer.n_vocab]
@@ -313,13 +323,14 @@ class Matcher:
 
 
 def _limits() -> Any:
-    """Return the limits of one token on a vocabulary of 128,000: 20 ms for a fixed text or an
-    object of 1000 properties, 0.2 s for ambiguous recursion.
+    """Return llguidance's limits for one token. The longest computations that they allow take, with
+    a vocabulary of 128,000, 20 ms for a fixed text or an object of 1000 properties, and 0.2 s for
+    ambiguous recursion.
 
     ``step_max_items`` and ``max_items_in_row`` are above llguidance's defaults, which count for all
     tokens together and so refuse the first token of many grammars. ``initial_lexer_fuel`` is below:
-    it bounds text that leaves no choice, which is found and tokenized for every mask.
-    ``max_lexer_states`` bounds memory: a state takes about 1 kB.
+    it bounds fixed text, which is found and tokenized again for every mask. ``max_lexer_states``
+    bounds memory: a state takes about 1 kB.
     """
     from llguidance import LLParserLimits
 
@@ -341,8 +352,8 @@ def _lark(text: str) -> str:
 
 
 def _complaints(source: str, tokenizer: Tokenizer) -> tuple[bool, list[str]]:
-    """Return whether a grammar is broken, and llguidance's messages. A warning is about something
-    that would not be enforced.
+    """Return whether llguidance rejects a grammar, and its messages: errors, and warnings about
+    parts that would not be enforced.
     """
     from llguidance import LLMatcher
 
@@ -353,14 +364,14 @@ def _complaints(source: str, tokenizer: Tokenizer) -> tuple[bool, list[str]]:
 
 
 def _has_token(name: str, tokenizer: Tokenizer) -> bool:
-    """Whether ``<name>`` or ``<[12]>`` is a special token that a grammar may use."""
+    """Whether the vocabulary has the special token ``<name>``, or the id in ``<[12]>``."""
     if name.startswith("<["):
         return int(name[2:-2][:20]) < tokenizer.n_vocab
     return tokenizer.token_id(name) is not None
 
 
 def _in_words(message: str) -> str:
-    """Return llguidance's message in one line, without marks that point into another line."""
+    """Return llguidance's message in one line, without its source excerpts and markers."""
     message = _SCHEMA.sub(r"JSON schema: \1\n", _DUMP.split(message)[0]).split("\n   1 |")[0]
     if message == _ENDLESS:
         return "rule root (or the schema's $ref) refers only to itself: no text can match"

@@ -1,8 +1,8 @@
-"""JSON in which llguidance reads numbers exactly.
+"""Writes JSON whose numbers llguidance reads exactly.
 
-llguidance reads digits as a whole number, converts it to float64, and multiplies or divides it by a
-power of ten. Each step rounds, so a number of 17 digits may become its neighbour. Such a number is
-written with other digits, which are read exactly.
+llguidance reads the digits as a whole number, converts it to float64, and multiplies or divides by
+a power of ten. Each step rounds, so a number of 17 digits may become its neighbour. Such a number
+is written with other digits that are read exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 MOST = 2**64  # bound of the whole number
-LARGEST_POWER = 308  # of ten, in one step
+LARGEST_POWER = 308  # largest power of ten of one multiplication
 _NEXT = 3  # neighbouring floats of the whole number that are tried
 _PARTS = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?")
 _MARK = secrets.token_hex(16)  # occurs in no string of a schema
@@ -25,12 +25,14 @@ _MARKED = re.compile(rf'"{_MARK}([^"]*)"')
 
 
 def dump(value: Any) -> str:
-    """Return the JSON of a value. Numbers without an exact spelling are written as in Python."""
+    """Return a value as JSON. Numbers without an exact spelling are written as Python does."""
     return _MARKED.sub(r"\1", json.dumps(_marked(value)))
 
 
 def _marked(value: Any) -> Any:
-    """Return a value with floats that need another spelling as marked strings."""
+    """Return a value with each float that needs another spelling replaced by a marked
+    string of it.
+    """
     if isinstance(value, Mapping):
         return {key: _marked(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -42,7 +44,7 @@ def _marked(value: Any) -> Any:
 
 @lru_cache(4096)
 def spelling(x: float) -> str | None:
-    """Return digits that llguidance reads as ``x``; None if none were found."""
+    """Return digits that llguidance reads as exactly ``x``; None if none were found."""
     if not math.isfinite(x):
         return None
     return next((text for text in _spellings(x) if read(text) == x), None)
@@ -62,7 +64,9 @@ def _spellings(x: float) -> Iterator[str]:
 
 
 def read(text: str) -> float:
-    """Return the number that llguidance (serde_json) reads: infinity if it is too large."""
+    """Return the float64 that llguidance (serde_json) makes of a number's text; infinity if it is
+    too large.
+    """
     found = _PARTS.fullmatch(text)
     assert found is not None
     sign = found[1]

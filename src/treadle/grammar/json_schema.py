@@ -1,4 +1,4 @@
-"""JSON schemas for ``llguidance``, made stricter.
+"""Rewrites JSON schemas into stricter ones that ``llguidance`` enforces.
 
 White space between two tokens is limited as in llama.cpp's grammars: a space, or a line break and
 its indentation. Otherwise a model may write white space until the length limit.
@@ -62,7 +62,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """An object that has a schema, such as a pydantic class."""
+    """An object that provides a JSON schema, such as a pydantic class."""
 
     def model_json_schema(self) -> Any:
         """Return the schema as a JSON object."""
@@ -73,8 +73,8 @@ Schema = str | Mapping[str, Any] | bool | HasSchema
 
 def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[str, ...]]:
     """Return llguidance's grammar of a schema (text, a parsed object, or a pydantic class), and
-    messages about parts left out. ``lenient``: keywords that llguidance lacks are left out too,
-    with its warning.
+    messages about the parts left out. ``lenient``: parts that cannot be enforced are left out;
+    keywords that llguidance lacks too, with its own warning.
 
     Raises GrammarError for invalid JSON and, unless ``lenient``, for parts that cannot be enforced.
     """
@@ -88,7 +88,9 @@ def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[
 
 
 def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
-    """Return a schema as a part of a rule in llguidance's notation. Raises GrammarError."""
+    """Return a schema as a rule body in llguidance's notation (``%json {...}``). Raises
+    GrammarError.
+    """
     return f"%json {_source(_enforced(_value(schema)), lenient)}"
 
 
@@ -101,33 +103,35 @@ def is_possible(schema: Schema) -> bool:
 
 
 def _source(value: Any, lenient: bool) -> str:
-    """Return the JSON of a schema with its options. llguidance would add these too, but write the
-    schema again, and numbers would be read twice.
+    """Return the JSON of a schema with llguidance's options in it. llguidance could add these
+    itself, but would then write the schema again and read its numbers twice.
     """
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
     return dump({**options, **value} if value is not False else False)
 
 
 def schema_text(schema: Schema) -> str:
-    """Return a schema as JSON. Raises GrammarError."""
+    """Return a schema as JSON text. Raises GrammarError for one that is invalid or too large."""
     return json.dumps(_value(schema))
 
 
 def enforced_schema(schema: Schema) -> Any:
-    """Return a schema as it is enforced. Raises GrammarError for parts that cannot be."""
+    """Return a schema rewritten for llguidance: closed objects, formats as patterns, exact bounds.
+    Raises GrammarError for parts that cannot be enforced.
+    """
     return _enforced(_value(schema))
 
 
 def kept_schema(schema: Schema) -> tuple[Any, tuple[str, ...]]:
-    """Return a schema without patterns, references and formats that cannot be enforced, and
-    messages about these. Raises GrammarError for an invalid schema.
+    """Return a schema rewritten as by ``enforced_schema``, but without the keywords that cannot be
+    enforced, and messages about these. Raises GrammarError for an invalid schema.
     """
     left_out: list[str] = []
     return _enforced(_value(schema), left_out), tuple(dict.fromkeys(left_out))
 
 
 def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
-    """Return a schema as an object, or False, which allows nothing."""
+    """Return a schema as a dict, or False, the schema that allows nothing. Raises GrammarError."""
     if isinstance(schema, HasSchema):
         try:
             schema = schema.model_json_schema()
@@ -158,8 +162,9 @@ def _enforced(value: dict[str, Any] | Literal[False], left_out: list[str] | None
 
 
 class _EnforcedSchema:
-    """Rewriter of a schema: the formats above become patterns. A part that cannot be enforced is an
-    error that names the keyword, or is left out with a message in ``left_out``.
+    """Rewriter of one schema: FORMATS become patterns, objects are closed, bounds become exact. A
+    keyword that cannot be enforced raises GrammarError, or, with ``left_out``, is dropped with a
+    message there.
     """
 
     def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
@@ -175,7 +180,9 @@ class _EnforcedSchema:
         self._closed, self._never = ClosedObjects(root, self._parts), ImpossibleParts(self._parts)
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
-        """Return a part of the schema, rewritten; ``is_map``: its keys are names."""
+        """Return a part of the schema, rewritten. ``is_map``: its keys are names of properties or
+        definitions, not keywords.
+        """
         if isinstance(schema, list | tuple):
             return [self._inner(str(i), item) for i, item in enumerate(schema)]
         if not isinstance(schema, Mapping):
@@ -193,7 +200,7 @@ class _EnforcedSchema:
                 for pattern, value in patterns.items()
                 if self._keeps("pattern", pattern, "patternProperties")
             }
-            if len(fine) < len(patterns):  # it would refuse names of the patterns left out
+            if len(fine) < len(patterns):  # it would forbid names that the dropped patterns allow
                 kept.pop("additionalProperties", None)
         found = {
             key: value if key in VALUES else self._part(key, value, kept.get("type"))
@@ -216,11 +223,13 @@ class _EnforcedSchema:
         return found
 
     def _part(self, key: str, value: Any, kind: Any) -> Any:
-        """Return a keyword's value, rewritten, for values of type ``kind``."""
+        """Return a keyword's value, rewritten; ``kind``: the ``type`` beside it."""
         return self._inner(key, within(key, value, kind), is_map=key in MAPS)
 
     def _inner(self, step: str, schema: Any, *, is_map: bool = False) -> Any:
-        """Return ``schema`` of a part one step further from the root."""
+        """Return the part ``schema``, rewritten; ``step``: its key or index in the part that
+        contains it.
+        """
         self._path.append(step)
         try:
             return self.schema(schema, is_map=is_map)
@@ -229,13 +238,14 @@ class _EnforcedSchema:
 
     @property
     def _where(self) -> str:
-        """The place of the current part, as a reference; "" at the root."""
+        """The place of the current part for messages: " (at #/properties/a)"; "" at the root."""
         steps = (step.replace("~", "~0").replace("/", "~1") for step in self._path)
         return f" (at #/{'/'.join(steps):.200})" if self._path else ""
 
     def _keeps(self, key: str, value: Any, shown: str = "") -> bool:
-        """Whether a keyword can be enforced; keywords that are not checked here count as
-        enforceable.
+        """Return whether a keyword can be enforced; if not, raise GrammarError or add a message to
+        ``left_out``. Keywords that are not checked here count as enforceable. ``shown``: name for
+        the message.
         """
         fault = self._fault(key, value)
         if fault:
@@ -250,7 +260,7 @@ class _EnforcedSchema:
     def _fault(self, key: str, value: Any) -> str:
         if key in COUNTS or not isinstance(value, str):
             return self._numbers.fault(key, value)
-        if key == "format" and value == "unknown":  # llguidance has one that accepts anything
+        if key == "format" and value == "unknown":  # llguidance accepts any string for it
             return "is not a format that can be enforced"
         if key == "pattern":
             return _pattern_fault(value)
@@ -261,7 +271,7 @@ class _EnforcedSchema:
 
 @lru_cache(1024)
 def _pattern_fault(pattern: str) -> str:
-    """Return why a pattern cannot be enforced, or ""."""
+    """Return the reason why a pattern cannot be enforced, or ""."""
     from llguidance import LLMatcher
 
     try:

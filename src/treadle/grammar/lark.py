@@ -1,7 +1,7 @@
-"""Grammars in the Lark notation of ``llguidance``.
+"""Writes grammars in the Lark notation of ``llguidance``.
 
 Names in capitals are terminals: regular expressions, of which the lexer takes the longest match.
-Other names are rules, which the parser tries in every way.
+Other names are rules, for which the parser follows all alternatives.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ _NAMES = re.compile(r"[A-Za-z]\w*")
 
 
 class LarkWriter:
-    """Collects rules and terminals; equal terminals become one."""
+    """Collects the rules and terminals of a grammar; equal terminals become one. ``str()`` is the
+    grammar.
+    """
 
     def __init__(self) -> None:
         self._terminals: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
 
     def rule(self, name: str, alternatives: Sequence[str]) -> None:
-        """Define a rule or a terminal."""
+        """Define a rule or a terminal by its alternatives."""
         self._bodies[name] = " | ".join(alternatives)
 
     def terminal(self, text: str) -> str:
@@ -47,7 +49,9 @@ class LarkWriter:
         return self._terminals[text]
 
     def lead(self) -> int:
-        """Return the length of the longest chain of names that llguidance walks."""
+        """Return the length of the longest chain of references from ``start``, on which
+        llguidance's recursion depends.
+        """
         edges = {name: _NAMES.findall(_TEXTS.sub(" ", body)) for name, body in self._bodies.items()}
         seen = {"start"}
         path = [iter(edges["start"])]
@@ -67,7 +71,7 @@ class LarkWriter:
 
 
 def by_characters(rules: GbnfRules) -> LarkWriter:
-    """Return the grammar as it is written: every character is a lexeme, and only the parser
+    """Return the grammar without longer lexemes: every character is a lexeme, and only the parser
     decides.
     """
     names = {name: rule_name(i, name) for i, name in enumerate(rules.body)} | {"root": "start"}
@@ -75,14 +79,14 @@ def by_characters(rules: GbnfRules) -> LarkWriter:
 
 
 def as_one_regex(rules: GbnfRules) -> LarkWriter:
-    """Return a grammar without recursion and special tokens as one lexeme."""
+    """Return a grammar without recursion and special tokens as a single terminal."""
     writer = _Plain(rules, {name: f"R{i}" for i, name in enumerate(rules.body)}, "N").writer
     writer.rule("start", [f"R{list(rules.body).index('root')}"])
     return writer
 
 
 class _Plain:
-    """Writes the tree of each rule."""
+    """Writes the rules of a grammar as they are, without lexeme analysis."""
 
     def __init__(self, rules: GbnfRules, names: dict[str, str], prefix: str) -> None:
         self.writer = LarkWriter()
@@ -93,7 +97,7 @@ class _Plain:
             self.writer.rule(names[name], [self._text(body)[0]])
 
     def _text(self, node: Node) -> tuple[str, int]:
-        """Return the text of a node, and its nesting of parentheses."""
+        """Return a node as Lark text, and its depth of nested parentheses."""
         match node:
             case Chars(ranges):
                 return f"/{class_of(ranges)}/", 0
@@ -121,23 +125,23 @@ class _Plain:
 
 
 def rule_name(i: int, name: str) -> str:
-    """Return Lark's name of rule ``i``; its names have fewer letters than GBNF's."""
+    """Return the name in Lark of rule number ``i``: Lark allows fewer characters than GBNF."""
     return f"r{i}_{re.sub('[^a-z0-9]', '_', name.lower())}"
 
 
 def counts(least: int, most: int | None) -> str:
-    """Return the suffix for a number of repetitions."""
+    """Return the suffix for ``least`` to ``most`` repetitions: "*", "+", "?" or "{2,5}"."""
     signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     return signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
 
 
 def class_of(ranges: Ranges) -> str:
-    """Return a regular expression of one character in these ranges."""
+    """Return the regular expression of one character in these ranges."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _escaped(ranges[0][0])
     return f"[{''.join(f'{_escaped(low)}-{_escaped(high)}' for low, high in ranges)}]"
 
 
 def _escaped(code: int) -> str:
-    """Return one character in a regular expression, escaped if it may have a meaning there."""
+    """Return the regular expression of one character: itself if alphanumeric, else an escape."""
     return chr(code) if code < 128 and chr(code).isalnum() else f"\\x{{{code:X}}}"

@@ -1,15 +1,15 @@
-"""Lexemes of a grammar: as long as possible without changing its meaning.
+"""Splits a grammar into lexemes that are as long as possible without changing its meaning.
 
-llguidance reads a text by a lexer, which takes the longest lexeme, and a parser, which decides what
-may come next. The lexer is fast and the parser slow, but only a parser can read GBNF, where
+llguidance reads a text with a lexer, which takes the longest lexeme, and a parser, which decides
+what may come next. The lexer is fast and the parser slow, but only a parser can read GBNF, where
 ``[a-z]+ "s"`` matches "cats". So lexemes are cut where the two could disagree.
 
-Consider all readings of a text that are open after some of its characters: each is at a state of a
-rule's automaton. If one of them may end a rule or call another one before the next character, while
-in another reading this character is in the middle of a lexeme, the lexer would lose one of them.
-Then the second lexeme must end here too: this edge of its automaton is a *break*. States that can
-be open at once are found by walking pairs of states through equal characters. A rule is assumed to
-return to every place that calls it, which only adds breaks.
+Consider all readings of a text that are possible after some of its characters: each is at a state
+of a rule's automaton. Suppose that one reading may end a rule or call another one before the next
+character, while in another reading this character is in the middle of a lexeme. The lexer would
+lose one of them. So the second lexeme must end here too: this edge of its automaton is a *break*.
+States that can be reached by the same text are found by following pairs of states along equal
+characters. A rule is assumed to return to every place that calls it, which only adds breaks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from treadle.grammar.rule_graph import components, expanded, nodes, reachable, r
 MAX_STATES = 4_000  # of all automata
 MAX_EXPANDED = 100_000  # parts of a grammar written as one regular expression
 MAX_PAIRS = 100_000  # pairs of states that may be open at once
-MAX_LOOP = 30  # states on common loops: the expression grows with their cube
+MAX_LOOP = 30  # states of one component: the expression grows with their cube
 MAX_ALTERNATIVES = 5_000  # of all rules written
 
 Edges = Sequence[tuple[int, int]]  # characters, next state
@@ -37,10 +37,10 @@ Key = tuple[bool, Calls, tuple[tuple[int, int], ...]]  # whether the rule may en
 
 
 def larks(rules: GbnfRules) -> Iterator[str]:
-    """Yield the grammar in the forms that llguidance may be able to read, the fastest first.
+    """Yield the grammar as Lark text in the forms that llguidance may accept, the fastest first.
 
-    All mean the same. The last is the grammar as it is written. Raises GrammarError if none is
-    possible, or if no text satisfies the grammar.
+    All have the same meaning. The last one has every character as a lexeme. Raises GrammarError if
+    every form has a chain of more than MAX_LEAD references, or if no text matches the grammar.
     """
     bodies = reachable(rules.body)
     rules = GbnfRules(bodies, rules.line)
@@ -62,14 +62,16 @@ def larks(rules: GbnfRules) -> Iterator[str]:
 
 
 def hard_rules(rules: GbnfRules) -> str:
-    """Return the recursive rules, which need a parser, for a message; or ""."""
+    """Return the names and lines of up to four recursive rules, which need the slow parser, for a
+    message; "" if there are none.
+    """
     names = sorted(recursive(reachable(rules.body)), key=rules.line.__getitem__)
     texts = [f"{name!r} (line {rules.line[name]})" for name in names[:4]]
     return f"rule {', '.join(texts)}{' ...' * (len(names) > 4)}" if names else ""
 
 
 def special_tokens(rules: GbnfRules) -> list[tuple[str, int]]:
-    """Return the special tokens that are used, as written, and the lines of their rules."""
+    """Return the special tokens in a grammar, as written, each with the line of its rule."""
     return [
         (node.text, rules.line[name])
         for name, body in rules.body.items()
@@ -101,9 +103,11 @@ def _by_lexemes(rules: GbnfRules) -> Iterator[LarkWriter]:
 
 
 class Threads:
-    """Breaks: places where lexemes must end. The states of all rules are numbered consecutively.
+    """The breaks of all automata: places where lexemes must end. The states of all rules are
+    numbered consecutively.
 
-    ``chars`` [states]: edges; ``breaks`` [states]: the characters before which a lexeme ends.
+    ``chars``: for each state its edges; ``breaks``: for each state the mask of characters before
+    which a lexeme ends.
     """
 
     def __init__(self, automata: dict[str, Automaton], alphabet: Alphabet) -> None:
@@ -134,11 +138,11 @@ class Threads:
         self._settle()
 
     def keep_loops(self) -> None:
-        """Cut every lexeme to one character, or to one and its repetition."""
+        """Add breaks so that every lexeme is one character or the repetition of one."""
         self._break(lambda state, to: to != state)
 
     def keep_nothing(self) -> None:
-        """Cut every lexeme to one character."""
+        """Add breaks so that every lexeme is one character."""
         self._break(lambda state, to: True)
 
     def _break(self, which: Callable[[int, int], bool]) -> None:
@@ -149,8 +153,8 @@ class Threads:
         self._settle()
 
     def _begun(self, state: int) -> dict[int, int]:
-        """Return the edges of a new lexeme that begins here because a rule begins or ends:
-        characters by next state.
+        """Return the edges by which a new lexeme may begin at ``state`` because a rule begins or
+        ends there: character masks by next state.
         """
         if state not in self._fresh:
             seen = set(self._free[state])
@@ -167,7 +171,7 @@ class Threads:
         return self._fresh[state]
 
     def _open_pairs(self, root: int) -> set[tuple[int, int]]:
-        """Return the pairs of states, smaller first, that the same text may lead to."""
+        """Return the pairs of states, smaller first, that one text may lead to."""
         steps: dict[int, dict[int, int]] = {}
         for state in range(len(self.chars)):
             steps[state] = dict(self._begun(state))
@@ -188,7 +192,7 @@ class Threads:
         return found
 
     def _settle(self) -> None:
-        """Add breaks until no two readings of a text disagree."""
+        """Add breaks until lexer and parser agree on all readings of every text."""
         begun = [0] * len(self.chars)
         for state in {state for pair in self._pairs for state in pair}:
             for mask in self._begun(state).values():
@@ -205,9 +209,9 @@ class Threads:
 
 
 class Lexemes:
-    """Lexemes of one rule's automaton, between the states at which one may end.
+    """The lexemes of one rule's automaton, between the states at which a lexeme may end.
 
-    States after which the same may follow have the same key.
+    States after which the same text may follow have equal keys.
     """
 
     def __init__(self, automaton: Automaton, at: int, threads: Threads, regexes: Regexes) -> None:
@@ -225,7 +229,9 @@ class Lexemes:
         self._rests: dict[Key, list[int | None]] = {}
 
     def _key(self, state: int) -> Key | None:
-        """Return what may follow a lexeme that ends here; None if none ends."""
+        """Return a description of the text that may follow a lexeme that ends at ``state``; None if
+        none may end there.
+        """
         calls = self._automaton.calls[state]
         accepts = self._automaton.accepts[state]
         if not (calls or accepts or self.breaking[state]):
@@ -233,7 +239,9 @@ class Lexemes:
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
 
     def out_of(self, edges: Edges) -> Iterator[tuple[Key, int]]:
-        """Yield the lexemes that begin with these edges, with the key that they lead to."""
+        """Yield the lexemes that begin with these edges: the key of the states where they end, and
+        the regex.
+        """
         for key in dict.fromkeys(self.keys):
             if key is None:
                 continue
@@ -243,8 +251,8 @@ class Lexemes:
                 yield key, regex
 
     def _rest(self, key: Key) -> list[int | None]:
-        """Return a regex from each state to those with the key, within a lexeme; None if there is
-        none.
+        """Return for each state a regex of the text from there to the states with this key, within
+        one lexeme; None if there is no such text.
         """
         if key not in self._rests:
             rest: list[int | None] = [None] * len(self.keys)
@@ -254,8 +262,8 @@ class Lexemes:
         return self._rests[key]
 
     def _solve(self, part: list[int], key: Key, rest: list[int | None]) -> None:
-        """Compute ``rest`` of a component by Gauss's elimination with Arden's rule: ``x = a x | b``
-        is ``x = a* b``.
+        """Compute ``rest`` for the states of one strongly connected component, by Gaussian
+        elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``.
         """
         if len(part) > MAX_LOOP:
             raise TooLargeError
@@ -289,10 +297,10 @@ def _cut(edges: Edges, mask: int) -> Edges:
 
 
 def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> LarkWriter:
-    """Return rules that go from lexeme to lexeme.
+    """Return the grammar in rules whose terminals are lexemes. Raises TooLargeError.
 
-    The part of a rule read so far is a rule as well, one for each key and for each state after a
-    call: left recursion, which takes the parser the same time anywhere in a text.
+    Each part of a rule that has been read so far is a rule too, one for each key and for each state
+    after a call. That makes left recursion, whose parsing time does not grow along a text.
     """
     regexes = Regexes(alphabet)
     names = {name: rule_name(i, name) for i, name in enumerate(automata)} | {"root": "start"}
@@ -315,11 +323,13 @@ def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alpha
 def _parts(
     automaton: Automaton, lexemes: Lexemes, rule: str, names: dict[str, str]
 ) -> dict[str, list[list[str | int]]]:
-    """Return a rule and its parts read so far: alternatives of each, made of names and regexes."""
+    """Return a rule, and the rules of its parts read so far: for each its alternatives, lists of
+    names and regexes.
+    """
     bodies: dict[str, list[list[str | int]]] = {rule: []}
     parts: dict[tuple[str, Hashable], str] = {}
     waiting: list[tuple[list[str | int], Key]] = [
-        ([], _follow(automaton, 0))  # what is read, and what may follow it
+        ([], _follow(automaton, 0))  # the text read so far, and the key of what may follow
     ]
 
     def add(key: tuple[str, Hashable], follow: Key, way: list[str | int]) -> None:
@@ -341,5 +351,7 @@ def _parts(
 
 
 def _follow(automaton: Automaton, state: int) -> Key:
-    """Return everything that may follow at a state, as a new lexeme begins there in any case."""
+    """Return the key of everything that may follow at ``state`` if a lexeme has just
+    ended there.
+    """
     return automaton.accepts[state], tuple(automaton.calls[state]), tuple(automaton.chars[state])

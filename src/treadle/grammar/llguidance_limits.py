@@ -1,6 +1,6 @@
-"""Cases that llguidance reads otherwise than a JSON schema says, or that end the process.
+"""JSON schemas that llguidance interprets differently from the standard, or that would crash it.
 
-It runs in this process: a stack overflow or an overflowing number there ends the server.
+It runs in this process: a stack overflow or an integer overflow there ends the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: s
 # this is the next float64.
 LOWEST = -(2**63) + 1024
 HIGHEST = 2**63 - 1
-HIGHEST_FLOAT = 2**63 - 1024  # of other numbers: llguidance makes no regex of larger ones
+HIGHEST_FLOAT = 2**63 - 1024  # bound of non-integers: llguidance cannot make a regex of more
 FLOAT_MAX = sys.float_info.max
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
@@ -37,7 +37,7 @@ _CLASS = re.compile(r"\\.|\[\^", re.S)
 
 
 class ReferencedSchemas:
-    """Parts of a schema that references lead to."""
+    """Resolves the references (``$ref``) in a schema."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._own = str(root.get("$id", ""))
@@ -58,14 +58,16 @@ class ReferencedSchemas:
                 self._find(value)
 
     def leads(self, ref: str) -> bool:
-        """Whether a reference leads to a part. References by anchor are left to llguidance."""
+        """Whether a reference points to a part of this schema. References by anchor count as valid:
+        llguidance checks them.
+        """
         address, fragment = urldefrag(urljoin(self._own, ref))
         if address not in self._by_id:
             return False
         return address != self._own or not fragment.startswith("/") or self.at(ref) is not None
 
     def at(self, ref: str) -> Any:
-        """Return the part that a reference leads to, or None."""
+        """Return the part that a reference points to, or None."""
         address, fragment = urldefrag(urljoin(self._own, ref))
         at = self._by_id.get(address)
         if not fragment.startswith("/"):
@@ -81,8 +83,8 @@ class ReferencedSchemas:
         return at
 
     def depth(self) -> int:
-        """Return the nesting of a schema with each reference followed once, as llguidance does. An
-        upper bound: parts that refer to each other may be entered anywhere.
+        """Return an upper bound of the schema's nesting depth with each reference followed once, as
+        llguidance does. For parts that refer to each other the depths are added up.
         """
         levels: dict[str, int] = {}
         edges: dict[str, list[str]] = {}
@@ -103,7 +105,9 @@ class ReferencedSchemas:
 
 
 def _levels(part: Any) -> tuple[int, list[str]]:
-    """Return the depth of a part, and its references. Definitions are entered only by reference."""
+    """Return the depth of a part, and the references in it. Definitions are skipped: only
+    references enter them.
+    """
     deepest = 0
     refs = []
     waiting = [(part, 1)]
@@ -124,13 +128,13 @@ def _levels(part: Any) -> tuple[int, list[str]]:
 
 
 class Numbers:
-    """Checks of the numbers in one schema."""
+    """Checks the numbers of one schema."""
 
     def __init__(self) -> None:
-        self._n_remainders = 1  # of all multiples together: those in allOf limit one number
+        self._n_remainders = 1  # of all multipleOf together: parts of allOf limit one number
 
     def fault(self, key: str, value: Any) -> str:
-        """Return why a keyword cannot be enforced, or ""."""
+        """Return the reason why a keyword with this number cannot be enforced, or ""."""
         if key in ("const", "enum"):
             wrong = next((str(n)[:40] for n in _numbers(value) if not _is_exact(n)), "")
             return f"has {wrong}, which cannot be written exactly" if wrong else ""
@@ -157,7 +161,9 @@ class Numbers:
 
 
 def _count_fault(key: str, value: Any) -> str:
-    """Return why a number of characters, items or properties cannot be enforced, or ""."""
+    """Return the reason why a count of characters, items or properties cannot be
+    enforced, or "".
+    """
     if not is_number(value) or value < 0 or value % 1:
         return "is not a count: expected a whole number, 0 or more"
     most = LONGEST if key in LENGTHS else HIGHEST
@@ -165,9 +171,9 @@ def _count_fault(key: str, value: Any) -> str:
 
 
 def within(key: str, value: Any, kind: Any = None) -> Any:
-    """Return a bound that llguidance reads exactly: within its range, and rounded inwards to a
-    float64, as it would round to either side. ``kind``: the type of the bounded value. A count is
-    made an int: llguidance takes no 5.0.
+    """Return a keyword's number so that llguidance reads it exactly. Bounds are clipped to its
+    range and rounded inwards to a float64, because it may round either way. Counts become int: it
+    refuses 5.0. ``kind``: the type of the bounded value.
     """
     if key in COUNTS:
         return int(value)
@@ -189,8 +195,8 @@ def within(key: str, value: Any, kind: Any = None) -> Any:
 
 
 def move_exclusive(schema: dict[str, Any]) -> None:
-    """Move exclusive bounds that are whole numbers by ``_STEP`` if the other bound is less than one
-    away: llguidance would allow these bounds.
+    """Move exclusive bounds that are whole numbers inwards by ``_STEP``, in place, if the bounds
+    are less than 1 apart: llguidance would otherwise allow the bounds themselves.
     """
     lows, highs = ([schema[k] for k in keys if is_number(schema.get(k))] for keys in _BOUNDS)
     if not lows or not highs or not 0 < min(highs) - max(lows) < 1:
@@ -201,14 +207,14 @@ def move_exclusive(schema: dict[str, Any]) -> None:
 
 
 def _is_whole(kind: Any) -> bool:
-    """Whether numbers of a type, or of a list of types, are whole."""
+    """Whether a type, or list of types, allows whole numbers only."""
     return (
         "number" not in kind and "integer" in kind if isinstance(kind, list) else kind == "integer"
     )
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """Yield all numbers in a value."""
+    """Yield all numbers in a value, at any depth."""
     if isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(each)
@@ -217,7 +223,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _is_exact(n: int | float) -> bool:
-    """Whether a number stays the same when read as float64 and written again."""
+    """Whether llguidance reads a number without rounding."""
     try:
         read = float(n)
     except OverflowError:
@@ -232,8 +238,8 @@ def _is_exact(n: int | float) -> bool:
 
 
 def without_nul(pattern: str) -> str:
-    """Return a pattern whose classes ``[^...]`` exclude NUL. With all control characters in a
-    class, llguidance's escapes of them include those of quotes and backslashes, which the class may
-    exclude.
+    """Return a pattern whose negated classes ``[^...]`` exclude NUL too. If a class allows all
+    control characters, llguidance also allows their escapes, and with these escaped quotes and
+    backslashes, which the class may exclude.
     """
     return _CLASS.sub(lambda m: rf"{m[0]}\x00" if m[0] == "[^" else m[0], pattern)

@@ -1,7 +1,8 @@
-"""Regular expressions as numbers: equal ones share one, and counted repetitions are recognised.
+"""Regular expressions as numbers: equal ones have one number, and counted repetitions are
+recognised.
 
-An automaton of ``[a-z]{1,80}`` is a chain of 80 states. Read back from its end, each adds one to
-the count of the next.
+An automaton of ``[a-z]{1,80}`` is a chain of 80 states. Built from its end, each state's expression
+adds one to the count of the next one's.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from treadle.grammar.gbnf import Special
 from treadle.grammar.lark import LarkWriter, class_of, counts
 
 MAX_REGEXES = 30_000
-MAX_WORK = 600_000  # parts joined, and ways found: about a second
-MAX_PARTS = 4_000  # of a sequence: rules that name others twice grow by powers of 2
+MAX_WORK = 600_000  # parts joined and derivatives computed: about a second
+MAX_PARTS = 4_000  # of a sequence: each rule that names another twice doubles it
 MAX_NESTED = 12  # nesting in one terminal
 
 # A kind and its parts: "chars" (mask,), "call" (number,), "seq" and "alt" (regexes...), "rep"
@@ -27,11 +28,13 @@ Call = str | Special  # a rule's name, or a special token
 
 
 class TooLargeError(Exception):
-    """Raised for a grammar without automata, or expressions, of a reasonable size."""
+    """Raised for a grammar whose automata or regular expressions exceed the size limits."""
 
 
 class Regexes:
-    """Store of regexes; None is the regex that matches no text."""
+    """Store of regular expressions, by number; None stands for the regex that matches no text.
+    Methods raise TooLargeError beyond the limits of size and work.
+    """
 
     def __init__(self, alphabet: Alphabet, most: int = MAX_REGEXES) -> None:
         self._alphabet = alphabet
@@ -61,11 +64,11 @@ class Regexes:
         return list(parts) if kind == "seq" else [regex]
 
     def chars(self, mask: int) -> int | None:
-        """Return the regex of one character."""
+        """Return the regex of one character of ``mask``."""
         return self._number("chars", mask) if mask else None
 
     def seq(self, *regexes: int | None) -> int | None:
-        """Return a sequence."""
+        """Return the concatenation of regexes."""
         found: list[int] = []
         for regex in reversed(regexes):
             if regex is None:
@@ -82,11 +85,13 @@ class Regexes:
             raise TooLargeError
 
     def _sequence(self, parts: Sequence[int]) -> int:
-        """Return a sequence of parts that are already joined."""
+        """Return the concatenation of parts whose repetitions are already merged."""
         return parts[0] if len(parts) == 1 else self._number("seq", *parts)
 
     def _joined(self, left: list[int], right: list[int]) -> list[int]:
-        """Join two sequences, ``x`` and ``x{2,3}`` as ``x{3,4}``."""
+        """Concatenate two lists of parts, merging repetitions: ``x`` and ``x{2,3}`` become
+        ``x{3,4}``.
+        """
         while left and right:
             kind, parts = self._entries[right[0]]
             once = self._items(parts[0]) if kind == "rep" else []
@@ -99,22 +104,26 @@ class Regexes:
         return left + right
 
     def call(self, name: Call) -> int:
-        """Return a call of a rule, or a special token."""
+        """Return the regex that is a call of a rule, or a special token."""
         if name not in self._calls:
             self._calls.append(name)
         return self._number("call", self._calls.index(name))
 
     def either(self, regexes: Iterable[int | None]) -> int | None:
-        """Return alternatives."""
+        """Return the alternation of regexes, with single characters merged."""
         found = self._flat(regexes)
         return self._number("alt", *found) if len(found) > 1 else found[0] if found else None
 
     def alt(self, regexes: Iterable[int | None]) -> int | None:
-        """Return the same as ``either``, shorter to write."""
+        """Return the alternation of regexes with common endings factored out, which is shorter when
+        written: ``x y | y`` becomes ``x? y``.
+        """
         return self._choice(self._flat(regexes))
 
     def _flat(self, regexes: Iterable[int | None]) -> list[int]:
-        """Return alternatives in order, single characters merged."""
+        """Return the alternatives sorted by number, with nested ones flattened and single
+        characters merged into one.
+        """
         flat: set[int] = set()
         mask = 0
         for regex in regexes:
@@ -145,7 +154,7 @@ class Regexes:
         return self._number("alt", *found)
 
     def repeat(self, regex: int | None, least: int, most: int) -> int | None:
-        """Return ``least`` to ``most`` repetitions; ``most`` may be ENDLESS."""
+        """Return ``least`` to ``most`` repetitions of a regex; ``most`` may be ENDLESS."""
         if regex is None and least:
             return None
         if regex is None or regex == EMPTY_TEXT or most == 0:
@@ -164,8 +173,10 @@ class Regexes:
     # -- derivatives ------------------------------------------------------------------------
 
     def ways(self, regex: int) -> list[tuple[int | Call, int]]:
-        """Return what a match may begin with, characters or a call, and what then follows."""
-        ends = [regex]  # of a sequence: its ends after parts that may be empty
+        """Return the derivatives of a regex: pairs of a first character mask or call, and the regex
+        of the text after it.
+        """
+        ends = [regex]  # a sequence's suffixes after parts that may be empty
         while ends[-1] not in self._ways and len(items := self._items(ends[-1])) > 1:
             if not self.is_empty[items[0]]:
                 break
@@ -203,7 +214,9 @@ class Regexes:
     # -- Lark -----------------------------------------------------------------------------
 
     def write(self, regexes: Iterable[int], writer: LarkWriter) -> list[str]:
-        """Return the name of a terminal for each regex."""
+        """Write a terminal for each regex, and for parts that are used several times or nested too
+        deeply; return the terminals' names.
+        """
         wanted = list(regexes)
         order = self._order(wanted)
         uses = dict.fromkeys(order, 0)
@@ -227,7 +240,7 @@ class Regexes:
         return () if kind in ("chars", "call") else parts[:1] if kind == "rep" else parts
 
     def _order(self, wanted: list[int]) -> list[int]:
-        """Return all parts of the regexes, each before those that contain it."""
+        """Return all parts of the regexes, each before the regexes that contain it."""
         found: dict[int, None] = {}
         waiting = [(regex, False) for regex in wanted]
         while waiting:

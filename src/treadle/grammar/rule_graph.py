@@ -1,4 +1,4 @@
-"""Graph of a grammar's rules: which rules lead to which, and to themselves."""
+"""Graph of a grammar's rules: references between rules, and recursion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def nodes(body: Node) -> Iterator[Node]:
-    """Yield every node of a tree, parents first."""
+    """Yield every node of a rule's tree, parents first."""
     waiting = [body]
     while waiting:
         node = waiting.pop()
@@ -23,13 +23,13 @@ def nodes(body: Node) -> Iterator[Node]:
 
 
 def refs(body: Node) -> list[str]:
-    """Return the rules that a tree names, each once, in order."""
+    """Return the names of the rules that a tree refers to, each once, in order."""
     return list(dict.fromkeys(node.name for node in nodes(body) if isinstance(node, RuleRef)))
 
 
 def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
-    """Return the strongly connected components of a graph, each after all that it leads to
-    (Tarjan).
+    """Return the strongly connected components of a graph, each after all components that it leads
+    to (Tarjan).
     """
     index: dict[T, int] = {}
     low: dict[T, int] = {}
@@ -68,8 +68,8 @@ def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
 
 
 def expanded(bodies: Mapping[str, Node]) -> int:
-    """Return the number of parts of ``root`` with each named rule written out; none may be
-    recursive.
+    """Return the number of nodes of ``root`` with every reference replaced by the rule's body; no
+    rule may be recursive.
     """
     sizes: dict[str, int] = {}
     for (name,) in components({name: refs(body) for name, body in bodies.items()}):
@@ -79,7 +79,7 @@ def expanded(bodies: Mapping[str, Node]) -> int:
 
 
 def recursive(bodies: dict[str, Node]) -> set[str]:
-    """Return the recursive rules."""
+    """Return the names of the recursive rules."""
     edges = {name: refs(bodies[name]) for name in bodies}
     loops = {name for name in bodies if name in edges[name]}
     parts = [part for part in components(edges) if len(part) > 1]
@@ -87,7 +87,7 @@ def recursive(bodies: dict[str, Node]) -> set[str]:
 
 
 def reachable(bodies: dict[str, Node]) -> dict[str, Node]:
-    """Return the rules that ``root`` leads to."""
+    """Return the rules that ``root`` refers to, directly or not, and ``root``."""
     found: dict[str, Node] = {}
     waiting = ["root"]
     while waiting:
@@ -99,10 +99,11 @@ def reachable(bodies: dict[str, Node]) -> dict[str, Node]:
 
 
 def unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
-    """Replace ``node*`` of a recursive rule by a rule of its own: ``(what node is)*``.
+    """Replace each unbounded repetition of a recursive rule (``node*``) by a rule of its own that
+    repeats the alternatives of ``node``.
 
-    In ``node ::= "<" node* ">" | [^<>]+`` two texts may follow each other, so every letter could be
-    the end of one. The repetition of all of them is one text.
+    In ``node ::= "<" node* ">" | [^<>]+`` two texts may be adjacent, so every letter could end one
+    of them. As one repetition of all alternatives they are one text.
     """
     inner = recursive(bodies)
     stars: dict[Node, str] = {}
@@ -113,7 +114,7 @@ def unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
             return [unit for item in node.items for unit in units(item, seen)]
         if isinstance(node, RuleRef) and node.name in inner:
             if node.name in seen:
-                return []  # it adds nothing to itself
+                return []  # already included
             seen.add(node.name)
             return units(bodies[node.name], seen)
         return [node]

@@ -1,7 +1,7 @@
-"""Closed objects of a schema: those that may only have keys that the schema names.
+"""Closes objects of a schema: they may have only the keys that the schema names.
 
 A schema without ``additionalProperties`` allows every other key. Such keys are of no use to the
-caller, and a model may write them until the length limit. So these objects are closed here, as in
+caller, and a model may write them until the length limit. So these objects are closed, as in
 llama.cpp's grammars; the output still satisfies the schema. ``"additionalProperties": true`` leaves
 an object open.
 """
@@ -16,7 +16,7 @@ from treadle.grammar.llguidance_limits import ReferencedSchemas
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("enum", "const", "default", "examples", "example")
 
-# Keywords about an object's keys, and keywords that leave an object as it is.
+# Keywords about an object's keys, and keywords with which an object is not closed.
 _OF_KEYS = ("properties", "required", "minProperties", "dependentRequired")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 
@@ -24,9 +24,9 @@ _NOTES = ("type", "title", "description", "$comment", "examples")  # irrelevant 
 
 
 def in_other_words(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
-    """Return an object's schema with ``propertyNames``, which llguidance lacks, expressed by other
-    keywords where possible. zod writes it for each ``record``: names are strings, which restricts
-    nothing, or one of some strings.
+    """Return an object's schema with ``propertyNames``, which llguidance lacks, replaced by other
+    keywords if possible. zod writes it for each ``record``: names are any strings, or some listed
+    ones.
     """
     if "propertyNames" not in schema:
         return schema
@@ -55,7 +55,9 @@ _CLOSED = {"additionalProperties": False}
 
 
 def _names_of(names: Any, parts: ReferencedSchemas) -> Mapping[str, Any] | None:
-    """Return what ``propertyNames`` requires: nothing, or only a pattern or strings; else None."""
+    """Return the requirement of ``propertyNames``: {}, only a ``pattern``, or only ``enum`` or
+    ``const`` of strings; None for any other.
+    """
     for _ in range(8):  # follows references
         if isinstance(names, Mapping) and names.keys() == {"$ref"}:
             ref = names["$ref"]
@@ -71,8 +73,8 @@ def _names_of(names: Any, parts: ReferencedSchemas) -> Mapping[str, Any] | None:
 
 
 class ClosedObjects:
-    """Closed objects of one schema. An object that several parts describe together (``allOf``, or
-    ``properties`` with ``anyOf``) stays open: each part knows only its own keys.
+    """Decides which objects of a schema are closed. An object that several parts describe together
+    (``allOf``, or ``properties`` with ``anyOf``) stays open: each part knows only its own keys.
     """
 
     def __init__(self, root: Mapping[str, Any], parts: ReferencedSchemas) -> None:
@@ -83,7 +85,7 @@ class ClosedObjects:
                 self._share(part)
 
     def has(self, part: Mapping[str, Any]) -> bool:
-        """Whether objects that a part of the schema describes may only have its keys."""
+        """Whether the objects that this part of the schema describes are closed."""
         names = part.get("properties")
         if not isinstance(names, Mapping) or id(part) in self._shared:
             return False
@@ -97,15 +99,17 @@ class ClosedObjects:
         return known and least <= len(names)
 
     def _is_shared(self, part: Mapping[str, Any]) -> bool:
-        """Whether several parts describe the same object together; alternatives do not."""
+        """Whether this part and others in it describe the same object together; mere alternatives
+        do not.
+        """
         own = any(key in part for key in (*_OF_KEYS, *_OPEN))
         others = sum(key in part for key in ("anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
         together = part.get("allOf")
         return own + others + (len(together) if isinstance(together, list) else 0) > 1
 
     def _share(self, part: Any) -> None:
-        """Mark a part as shared, and all that it contains or refers to: its properties may be
-        shared, too.
+        """Mark a part, and all parts that it contains or refers to, as shared: their properties may
+        be shared too.
         """
         for each in _parts_of(part):
             if id(each) not in self._shared:
@@ -115,7 +119,9 @@ class ClosedObjects:
 
 
 def _parts_of(part: Any, *, is_map: bool = False) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema and all schemas in it; ``is_map``: its keys are names."""
+    """Yield a schema and all schemas inside it. ``is_map``: its keys are names of properties or
+    definitions.
+    """
     if isinstance(part, list | tuple):
         for each in part:
             yield from _parts_of(each)

@@ -1,7 +1,7 @@
-"""Parts of a schema that explicitly allow no value.
+"""Finds parts of a schema that explicitly allow no value.
 
-llguidance drops an optional property, or an alternative, that allows none; but if a reference leads
-to such a part, it refuses the whole schema.
+llguidance drops an optional property, or an alternative, that allows no value. But it refuses the
+whole schema if a reference points to such a part.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _BOUNDS = {  # keywords of minimum and maximum, by the types that they limit
 
 
 class ImpossibleParts:
-    """Impossible parts of one schema."""
+    """Decides which parts of one schema allow no value."""
 
     def __init__(self, parts: ReferencedSchemas) -> None:
         self._parts = parts
         self._known: dict[str, bool] = {}  # by reference
 
     def at(self, ref: str) -> bool:
-        """Whether the part that a reference leads to allows nothing."""
+        """Whether the part that a reference points to allows no value."""
         if ref not in self._known:
             self._known[ref] = False  # for a recursive part: llguidance detects that
             self._known[ref] = self.is_never(self._parts.at(ref))
         return self._known[ref]
 
     def is_never(self, schema: Any) -> bool:
-        """Whether a part allows nothing."""
+        """Whether a part explicitly allows no value; False if that is not obvious."""
         if not isinstance(schema, Mapping):
             return schema is False
         ref = schema.get("$ref")

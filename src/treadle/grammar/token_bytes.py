@@ -1,4 +1,4 @@
-"""Vocabulary of a tokenizer in ``llguidance``'s form: the bytes of each token."""
+"""The vocabulary of a tokenizer for ``llguidance``: the bytes of each token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VOCABULARIES: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictio
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Any:
-    """Return llguidance's object of a tokenizer; built once."""
+    """Return the ``LLTokenizer`` for a tokenizer; built at the first call."""
     found = _VOCABULARIES.get(tokenizer)
     if found is None:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -28,8 +28,8 @@ def vocabulary_of(tokenizer: Tokenizer) -> Any:
 
 
 class _Bytes:
-    """Vocabulary in llguidance's form. It holds the tokenizer weakly, because llguidance keeps
-    this.
+    """Vocabulary object for llguidance's TokenizerWrapper. It refers to the tokenizer weakly,
+    because llguidance keeps this object.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -41,7 +41,7 @@ class _Bytes:
         self.bos_token_id = tokenizer.bos
         if tokenizer.eog:
             self.eos_token_id = min(tokenizer.eog)
-        else:  # no token ends this model's output; the grammar needs one for the end
+        else:  # the model has no end token, but llguidance needs one
             self.eos_token_id = n
             self.tokens.append(b"<treadle:end>")
             self.special_token_ids.append(n)
@@ -54,8 +54,10 @@ class _Bytes:
         return self._spelling(text.encode(), tokenizer.encode_plain(text, start=False))
 
     def _spelling(self, text: bytes, ids: list[int]) -> list[int]:
-        """Return ``ids``, of which llguidance allows only the first; from the first one on that
-        spells something else, single bytes: an SPM vocabulary reads ``\u2581`` as a space.
+        """Return ``ids`` if they spell ``text``. Otherwise keep those up to the first one that
+        spells something else, and spell the rest in single bytes: an SPM vocabulary reads U+2581 as
+        a space. llguidance allows only the first token of the result, which must therefore spell
+        the text.
         """
         if b"".join(map(self.tokens.__getitem__, ids)) == text:
             return ids

@@ -1,4 +1,4 @@
-"""Rules for http(s) addresses of pictures and sounds; ``addresses`` fetches by them."""
+"""Rules for fetching pictures and sounds from http(s) addresses; ``addresses`` applies them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treadle.base.validate import positive, ranged
 
 @dataclass(frozen=True)
 class AddressPolicy:
-    """Rules for http(s) addresses of pictures and sounds."""
+    """Rules for fetching pictures and sounds from http(s) addresses."""
 
     enabled: bool = False
     """Whether anything is fetched."""
@@ -30,7 +30,9 @@ class AddressPolicy:
         ranged("max_redirects", self.max_redirects, 0)
 
     def allows(self, host: str) -> bool:
-        """Whether a host, in lower case, is one of ``hosts``, or any may be fetched from."""
+        """Whether ``hosts`` permits a host (in lower case): it is listed, is below a listed
+        ``.example.com``, or nothing is listed.
+        """
         return not self.hosts or any(
             host.endswith(known) if known.startswith(".") else host == known
             for known in map(str.lower, self.hosts)
@@ -38,5 +40,5 @@ class AddressPolicy:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text begins as an http or https address does."""
+    """Whether a text begins with ``http://`` or ``https://``, in any case."""
     return re.match(r"https?://", text, re.IGNORECASE) is not None

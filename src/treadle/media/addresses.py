@@ -1,8 +1,8 @@
-"""Pictures and sounds from http(s) addresses: off by default, and public hosts only.
+"""Fetches pictures and sounds from http(s) addresses: off by default, and from public hosts only.
 
-A server that fetches what its clients name can be made to read the network that it stands in. So a
+A server that fetches addresses given by clients can be made to read its own private network. So a
 host's name is resolved once, all of its addresses must be public, the socket is connected to one of
-them and not to the name, and each redirect is checked as the first address was.
+these addresses and not to the name, and each redirect is checked like the first address.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _PART = 1 << 16  # bytes of one read
 
 
 def fetch_media(url: str, policy: AddressPolicy, place: str | None = None) -> bytes:
-    """Return the content at an http or https address. ``place`` names it in errors.
+    """Return the bytes at an http or https address. ``place`` names it in errors.
 
     No proxy, cookie or credential is used, and a compressed answer is refused. Raises
-    UnsupportedError where ``policy`` forbids the address, FileError where the host cannot be
-    reached or its answer is not a file within the limits.
+    UnsupportedError if ``policy`` forbids the address, FileError if the host cannot be reached or
+    its answer is not a file within the limits.
     """
     place = place or url[:200]
     if not policy.enabled:
@@ -52,7 +52,9 @@ def fetch_media(url: str, policy: AddressPolicy, place: str | None = None) -> by
 
 
 class _Target:
-    """A checked address: its host, port, and path with query; ``named``: the Host header."""
+    """A checked address: host, port, and path with query. ``named``: value of the Host header.
+    Raises UnsupportedError for a host that the policy does not allow.
+    """
 
     def __init__(self, url: str, policy: AddressPolicy, place: str) -> None:
         parts = _split(url, place)
@@ -70,7 +72,9 @@ class _Target:
 
 
 def _split(url: str, place: str) -> SplitResult:
-    """Return the parts of an address. Raises FileError unless it is a plain http(s) address."""
+    """Return the parts of an address. Raises FileError for one that is malformed, UnsupportedError
+    for another scheme than http(s) or one with a user name or password.
+    """
     # urlsplit removes some of these characters silently.
     if not all("!" <= c != "\x7f" for c in url) or "\\" in url:
         raise FileError("the address has spaces, backslashes or control characters", path=place)
@@ -87,7 +91,7 @@ def _split(url: str, place: str) -> SplitResult:
 
 
 def _host(parts: SplitResult, place: str) -> str:
-    """Return the host's name in lower case, in ASCII, without the dot at its end."""
+    """Return the host's name in lower case, encoded as ASCII (IDNA), without a dot at its end."""
     name = (parts.hostname or "").rstrip(".")
     try:
         return name.encode("idna").decode("ascii").lower()
@@ -97,13 +101,13 @@ def _host(parts: SplitResult, place: str) -> str:
 
 @dataclass(frozen=True)
 class _Redirect:
-    """An answer that names another address."""
+    """The ``Location`` of an answer that redirects."""
 
     location: str
 
 
 def _fetch(target: _Target, policy: AddressPolicy, deadline: _Deadline) -> bytes | _Redirect:
-    """Send one request, and return the answer's content or redirect."""
+    """Send one request; return the answer's content or its redirect."""
     with _plain_errors(target, deadline):
         connection = http.client.HTTPConnection(target.host, target.port)
         connection.sock = _connect(target, deadline)
@@ -118,7 +122,9 @@ def _fetch(target: _Target, policy: AddressPolicy, deadline: _Deadline) -> bytes
 def _read(
     answer: http.client.HTTPResponse, target: _Target, policy: AddressPolicy
 ) -> bytes | _Redirect:
-    """Return an answer's content or redirect."""
+    """Return an answer's content or redirect. Raises FileError for another status than 200, and for
+    content that is compressed, cut or larger than the limit.
+    """
     if answer.status in REDIRECTS and (location := answer.headers["Location"]):
         return _Redirect(location)
     if answer.status != 200:
@@ -145,7 +151,9 @@ def _read(
 
 @contextmanager
 def _plain_errors(target: _Target, deadline: _Deadline) -> Iterator[None]:
-    """Raise FileError for errors of the network, and where the time is over."""
+    """Convert errors of the network to FileError, and raise FileError if the deadline
+    has passed.
+    """
     try:
         yield
     except FileError:
@@ -165,7 +173,9 @@ def _plain_errors(target: _Target, deadline: _Deadline) -> Iterator[None]:
 
 
 def _connect(target: _Target, deadline: _Deadline) -> socket.socket:
-    """Return a socket connected to one of the host's addresses; with TLS by the host's name."""
+    """Return a socket connected to one of the host's addresses; for https with TLS, which verifies
+    the host's name.
+    """
     failed: OSError | None = None
     for address in _public_addresses(target, deadline):
         try:
@@ -195,7 +205,7 @@ def _connect(target: _Target, deadline: _Deadline) -> socket.socket:
 
 
 def _public_addresses(target: _Target, deadline: _Deadline) -> list[str]:
-    """Return the host's IP addresses, which are all public."""
+    """Return the host's IP addresses. Raises UnsupportedError unless all of them are public."""
     found = list[str]()
     failed = list[OSError]()
 
@@ -212,7 +222,7 @@ def _public_addresses(target: _Target, deadline: _Deadline) -> list[str]:
     if failed:
         raise failed[0]
     deadline.check()
-    # The message does not say which: it would tell a client about names inside this network.
+    # The message omits the address: it would reveal names inside this network.
     if not found or not all(map(is_public, found)):
         raise UnsupportedError(f"{target.place}: host {target.host} is not on the public internet")
     return found
@@ -233,14 +243,17 @@ def open_socket(address: str, port: int, seconds: float) -> socket.socket:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the settings of TLS: the system's authorities, and names are checked."""
+    """Return TLS settings with the system's certificate authorities, and verification of host
+    names.
+    """
     return ssl.create_default_context()
 
 
 class _Deadline:
-    """The end of the time for one address. Sockets that it watches are shut down then.
+    """Time limit of one fetch, with all redirects. At its end the socket being watched is shut
+    down.
 
-    A socket's own timeout counts from its last byte: a host that sends one byte a second would
+    A socket's own timeout counts from the last byte: a host that sends one byte a second would
     never reach it.
     """
 
@@ -265,12 +278,12 @@ class _Deadline:
         return max(self._end - time.monotonic(), 0.001)
 
     def check(self) -> None:
-        """Raise FileError if the time is over."""
+        """Raise FileError if the deadline has passed."""
         if time.monotonic() >= self._end:
             raise FileError(f"not read within {self._seconds:g} s", path=self._place)
 
     def watch(self, connected: socket.socket) -> None:
-        """Shut this socket down at the end, in place of the one before."""
+        """Shut this socket down at the deadline, instead of the one watched before."""
         connected.settimeout(self.left())
         with self._lock:
             self._socket = connected

@@ -1,4 +1,4 @@
-"""A projector file's keys and tensors, for each modality: GGUF files of architecture ``clip``."""
+"""Keys and tensors of a projector file, by modality: GGUF files of architecture ``clip``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUDIO = "audio"
 _ENCODERS = {VISION: "has_vision_encoder", AUDIO: "has_audio_encoder"}
 _PREFIXES = {VISION: "v.", AUDIO: "a."}
 ROUNDED = "bf16"  # activations of decoders' products with BF16 matrices
-EXACT = "f32"  # those of towers
+EXACT = "f32"  # activations of towers' products
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in ``identity``
 N_LAYER_MAX = 1024
 CONVOLUTIONS = ("conv1d.", "conv2d.")  # their biases have axes of length 1
@@ -48,14 +48,15 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|(?:in|out)put_(?:min|max))
 class ClipConfig:
     """One modality's part of a projector file.
 
-    gguf: a view of the file; names of tensors lack ``v.`` or ``a.``, those of layers are as in
-        ``models``, and convolutions are matrices ``[n_out, n_in * window]``.
-    keys: the keys of the modality, without ``clip.vision.``.
-    activation: of its layers, as the file's flags state it. Files of some types have no flag.
-    n_out: width of its rows, the decoder's ``n_embd``; 0 in files that do not state it.
-    min_pixels, max_pixels: bounds of the resized picture; 0 where the file has none.
+    gguf: a view of the file whose tensors have no prefix ``v.`` or ``a.``; tensors of layers are
+        named as in ``models``, and convolutions are matrices ``[n_out, n_in * window]``.
+    keys: the keys of the modality, without ``clip.vision.`` or ``clip.audio.``.
+    activation: activation of the layers, from the file's flags. Files of some types have no flag.
+    n_out: width of the media rows, the decoder's ``n_embd``; 0 in files that do not state it.
+    mean, std: of each colour, for normalised pixels.
+    min_pixels, max_pixels: bounds of the resized picture's area; 0 in files without them.
     identity: digest of the file's keys, and of the shapes and some bytes of its tensors.
-    read: tensors that the host has read, by ``floats``.
+    read: names of the tensors that the host has read with ``floats``.
     """
 
     gguf: GGUF
@@ -79,18 +80,20 @@ class ClipConfig:
     read: set[str] = field(default_factory=set, repr=False)
 
     def has(self, name: str) -> bool:
-        """Return whether the file has a tensor."""
+        """Return whether the part has a tensor of this name."""
         return name in self.gguf.tensors
 
     @property
     def n_bounded(self) -> int:
-        """Matrices whose inputs or products the file clamps."""
+        """Number of matrices whose inputs or results the file clamps."""
         tensors = self.gguf.tensors.items()
         bounds = [(stem, tensor) for name, tensor in tensors if (stem := bounded_stem(name))]
         return len({stem for stem, tensor in bounds if np.isfinite(tensor.dequantize()).any()})
 
     def floats(self, name: str) -> np.ndarray:
-        """Return a tensor's weights, f32. Raises FileError if it is missing."""
+        """Return a tensor's weights, f32, and note it in ``read``. Raises FileError if it is
+        missing.
+        """
         self.read.add(name)
         return self.tensor(name).dequantize()
 
@@ -101,8 +104,9 @@ class ClipConfig:
         return self.gguf.tensors[name]
 
     def reordered(self, orders: Mapping[str, np.ndarray]) -> ClipConfig:
-        """Return the same with the rows of some matrices, or the elements of vectors, in another
-        order. They are copied in memory when a plan reads them.
+        """Return a copy whose tensors in ``orders`` (indices by name) have their rows, or a
+        vector's elements, in another order. The weights are reordered in memory when a plan reads
+        them.
         """
         view = copy.copy(self.gguf)
         view.tensors = dict(view.tensors)
@@ -114,7 +118,9 @@ class ClipConfig:
         return replace(self, gguf=view)
 
     def replaced(self, tensors: Mapping[str, np.ndarray]) -> ClipConfig:
-        """Return the same with other weights, f32, for some tensors, new ones included."""
+        """Return a copy with these f32 weights in place of tensors of the same names, or in
+        addition.
+        """
         from treadle.formats import by_name
 
         like = next(iter(self.gguf.tensors.values()))
@@ -126,7 +132,7 @@ class ClipConfig:
         return self.with_tensors(made)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> ClipConfig:
-        """Return the same with other tensors, or further ones."""
+        """Return a copy with these tensors in place of those of the same names, or in addition."""
         view = copy.copy(self.gguf)
         view.tensors = {**view.tensors, **tensors}
         return replace(self, gguf=view)
@@ -135,8 +141,8 @@ class ClipConfig:
 def read_clip(
     gguf: GGUF, names: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, ClipConfig]:
-    """Return the file's parts by modality. ``names``: further names of tensors in layers, by
-    projector type.
+    """Return the file's parts by modality, "vision" and "audio". ``names``: further names of
+    tensors in layers, by projector type.
 
     Raises UnsupportedError for a file that is no projector, FileError for damaged keys.
     """
@@ -203,7 +209,9 @@ def _read_part(
 
 
 def _triple(keys: MetadataReader, key: str, default: float, least: float) -> tuple[float, ...]:
-    """Return a number for each colour."""
+    """Return the three numbers, one for each colour, under ``key``; ``default`` for each if it is
+    missing. Raises FileError for other values.
+    """
     found = keys.get(key)
     if found is None:
         return (default,) * 3
@@ -214,7 +222,9 @@ def _triple(keys: MetadataReader, key: str, default: float, least: float) -> tup
 
 
 def _view(gguf: GGUF, prefix: str, names: Mapping[str, str]) -> GGUF:
-    """Return a view of the file with the tensors of one modality, and its projector's."""
+    """Return a view of the file with the tensors of one modality, and those without a modality's
+    prefix.
+    """
     made = copy.copy(gguf)
     made.tensors = {}
     for name, tensor in gguf.tensors.items():
@@ -242,7 +252,9 @@ def _moved(tensor: Tensor, order: np.ndarray) -> Bytes:
 
 
 def _identity(gguf: GGUF) -> bytes:
-    """Digest of what a tower's result depends on. Reading all bytes would take seconds."""
+    """Return the digest of a file's keys and of its tensors' shapes and some of their bytes.
+    Reading all bytes would take seconds.
+    """
     keys = {key: value for key, value in gguf.metadata.items() if key.startswith("clip.")}
     state = hashlib.sha256()
     for key, value in sorted(keys.items()):

@@ -1,15 +1,18 @@
-"""Rows that make a convolution a product: each has the values that one result reads (im2col)."""
+"""Arranges inputs so that a convolution is a matrix product (im2col): each row has the values that
+one output reads.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-WIDTH = 3  # of the windows in each direction; what lies beyond an edge is zeros
+WIDTH = 3  # window size in each direction; padding is zeros
 
 
 def rows_of_1d(x: np.ndarray, step: int) -> np.ndarray:
-    """Return the rows of a convolution over 3 neighbours, every ``step`` rows: from f32 ``[n, c]``
-    f32 ``[ceil(n / step), c * 3]``, in the order of weights ``[n_out, c, 3]``.
+    """Return the im2col rows of a convolution over 3 neighbours, padded with zeros, at every
+    ``step``-th row: from f32 ``[n, c]`` f32 ``[ceil(n / step), c * 3]``, for weights ``[n_out, c,
+    3]``.
     """
     padded = np.pad(x, ((1, 1), (0, 0)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, WIDTH, axis=0)[::step]
@@ -17,9 +20,9 @@ def rows_of_1d(x: np.ndarray, step: int) -> np.ndarray:
 
 
 def rows_of_2d(x: np.ndarray, step: int) -> np.ndarray:
-    """Return the rows of a convolution over 3 x 3 neighbours, every ``step`` in both directions:
-    from f32 ``[h, w, c]`` f32 ``[ceil(h / step) * ceil(w / step), c * 9]``, row by row, in the
-    order of weights ``[n_out, c, 3, 3]``.
+    """Return the im2col rows of a convolution over 3 x 3 neighbours, padded with zeros, in steps of
+    ``step``: from f32 ``[h, w, c]`` f32 ``[ceil(h / step) * ceil(w / step), c * 9]``, row by row,
+    for weights ``[n_out, c, 3, 3]``.
     """
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, (WIDTH, WIDTH), axis=(0, 1))

@@ -1,4 +1,4 @@
-"""Bytes written as text: base64, and ``data:`` URLs of it. Both are read strictly."""
+"""Decodes base64 and ``data:`` URLs of base64, both strictly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_PREFIX = 300  # characters
 
 
 def is_data_url(text: str) -> bool:
-    """Whether a text begins as a ``data:`` URL does."""
+    """Whether a text begins with ``data:``, in any case."""
     return text[:5].lower() == "data:"
 
 

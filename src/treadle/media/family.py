@@ -1,4 +1,6 @@
-"""The base of projector families: preparation, what a tower is given, and the host's steps."""
+"""The base of projector families: preparation of media, the tower's inputs, and the steps that the
+host computes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from treadle.media.clip_config import ClipConfig
     from treadle.models.towers.config import TowerConfig
 
-PATCHES = "patch_embd"  # the product of the patches
+PATCHES = "patch_embd"  # name of the matrix that multiplies the patches
 POSITION_TABLE = "position_embd.weight"
 
 
@@ -27,9 +29,9 @@ POSITION_TABLE = "position_embd.weight"
 class GridInputs:
     """Inputs of a tower for one grid of patches, besides the patches.
 
-    rows: further given rows by name, f32 ``[n_patches, width]``, such as learned positions.
-    ropes: for each rope table cosines and sines, f32 ``[n_patches, 2, dims / 2]``.
-    windows: the first patches of the windows, in ascending order; empty without windows.
+    rows: further input rows by name, f32 ``[n_patches, width]``, such as learned positions.
+    ropes: for each rope table the cosines and sines, f32 ``[n_patches, 2, dims / 2]``.
+    windows: the first patch of each window, in ascending order; () without windows.
     """
 
     rows: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -38,20 +40,21 @@ class GridInputs:
 
 
 class MediaFamily(ABC):
-    """One projector type of one file. Subclasses set ``tower`` and ``projectors`` in ``__init__``.
+    """Picture or sound part of a projector file, by projector type. Subclasses set ``tower`` and
+    ``projectors`` in ``__init__``.
 
-    kind: ``PreparedMedia.kind`` of what it reads.
+    kind: "image" or "audio".
     names: further names of tensors in layers: the file's, and those in ``models``.
     decoders: ``general.architecture`` of the decoders that read its rows; empty: any.
-    placeholders: texts of a rendered prompt that stand for one picture, the longest first.
+    placeholders: texts of a rendered prompt that stand for one picture or sound, the longest first.
     row_mark: the special token that stands for each media row.
     marks: all special tokens of its media, which answers must not contain.
-    stems: plans that patches go through before the tower, such as convolutions, one behind the
-        other, each of rows that ``lined_up`` makes. Empty: the tower is given the patches.
-    stem_share: their part of an encoding's work, for its progress.
-    tower: the plan that patches go through.
-    projectors: plans that the joined states go through: those of the tower's ``states``, then one
-        for each of ``tower.deep``. Empty: the tower's results are the media rows.
+    stems: plans before the tower, such as convolutions, run one after the other; ``lined_up`` makes
+        the input rows of each. Empty: the tower reads the patches.
+    stem_share: the stems' share of an encoding's work, 0 to 1, for progress reports.
+    tower: the plan of the tower's layers.
+    projectors: plans that make media rows of joined states: one for the tower's ``states``, then
+        one for each layer of ``tower.deep``. Empty: the tower's results are the media rows.
     """
 
     kind: ClassVar[str] = "image"
@@ -71,41 +74,48 @@ class MediaFamily(ABC):
 
     @property
     def n_deepstack(self) -> int:
-        """Layers of the decoder that media rows are added behind."""
+        """Number of decoder layers after which deepstack rows are added."""
         return len(self.projectors[1:])
 
     @abstractmethod
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
         """Prepare a picture, uint8 ``[height, width, 3]``, for at most ``max_rows`` media rows;
-        None: the family's default for CPUs. Sound families take samples, f32 ``[n]`` at 16 kHz.
+        None: the family's default for CPUs. Sound families read samples, f32 ``[n]`` at 16 kHz.
 
-        Raises TreadleError for a picture that the family cannot resize.
+        Raises TreadleError for a picture that the family cannot resize, and if ``max_rows`` is too
+        small.
         """
 
     def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
-        """Return one tower input's patches in pieces, which go through the stems one by one."""
+        """Split one tower input's patches into the pieces that go through the stems one by one."""
         return [patches]
 
     def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """Return the rows that stem number ``stage`` is given, or the tower behind the last one:
-        from a piece's patches for the first, else from the results of the stem before.
+        """Return the input rows of stem number ``stage``, or, after the last stem, of the tower.
+        ``rows``: a piece's patches for stage 0, else the results of the stem before.
         """
         return rows
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return what the tower is given for a grid, besides its patches."""
+        """Return the tower's inputs for a grid, besides the patches."""
         return GridInputs()
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the projector's rows of one tower input, from its states."""
+        """Return the projector's input rows for one tower input, from the tower's states
+        ``[n_patches, n_embd]``.
+        """
         return states
 
     def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the media rows ``[n_rows, width]`` from those of each tower input."""
+        """Return the media rows ``[n_rows, width]`` of one picture or sound from those of its tower
+        inputs.
+        """
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def digest(self, data: np.ndarray, *settings: object) -> bytes:
-        """Return ``PreparedMedia.digest`` of pixels or samples, prepared with ``settings``."""
+        """Return ``PreparedMedia.digest`` for pixels or samples that were prepared with
+        ``settings``.
+        """
         clip = self.clip
         state = hashlib.sha256(clip.identity)
         about = clip.projector_type, clip.modality, data.shape, data.dtype.str, settings
@@ -115,8 +125,8 @@ class MediaFamily(ABC):
 
 
 def square_table(clip: ClipConfig) -> np.ndarray:
-    """Return the learned positions of a square of any side, f32 ``[side, side, n_embd]``. Raises
-    FileError if the table is missing or of another shape.
+    """Return the table of learned positions of a square of any side, f32 ``[side, side, n_embd]``.
+    Raises FileError if it is missing or of another shape.
     """
     table = clip.floats(POSITION_TABLE)
     side = isqrt(len(table))

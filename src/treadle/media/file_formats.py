@@ -1,4 +1,4 @@
-"""Formats of pictures and sounds, told from a file's first bytes; a name is never trusted."""
+"""Formats of pictures and sounds, told from a file's first bytes; file names are not used."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from treadle.media.kinds import MediaKind
 
 @dataclass(frozen=True)
 class MediaFormat:
-    """One file format. ``reader``: its name in Pillow for a picture, in FFmpeg for a compressed
-    sound; "" for WAV, which is read here, and for formats that are refused.
+    """One file format. ``kind``: None for formats that are known but refused. ``reader``: the
+    format's name in Pillow for a picture, in FFmpeg for a compressed sound; "" for WAV and refused
+    formats.
     """
 
     name: str

@@ -38,19 +38,21 @@ ReadKeys = Callable[[MetadataReader, MetadataReader], dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class HfNames:
-    """Names in a family's Hugging Face folders, by those of its projector files.
+    """Table from the names in a family's Hugging Face folders to those in its projector files.
 
-    read: returns the keys, without ``clip.``, from ``config.json`` and the preprocessor's file.
+    read: returns the projector file's keys, without ``clip.``, from ``config.json`` and the
+        preprocessor's file.
     names: the projector file's name of each tensor; ``{}`` stands for a layer's number. Names
         without ``.weight`` or ``.bias`` hold for both.
-    prefixes: beginnings of the names of all tensors of these parts, without ``model.``.
-    made: functions that make a tensor of the projector file (several: by name), from f32 values.
-    added: returns the tensors of the projector file that no folder has, from the keys.
-    unread: tensors that nothing reads.
-    left_out: parts that treadle does not read, by modality: the beginning of the names of their
-        tensors, and their projector type.
-    numbered: the key that lists the numbers in the projector file of ``{}`` in a name, such as
-        deepstack's layers, by the part of the name before it.
+    prefixes: prefixes of the names of all tensors of these parts, without ``model.``.
+    made: functions, by the projector file's name, that convert a tensor's f32 values to the form in
+        projector files (one tensor, or several by name).
+    added: returns, from the keys, the tensors of projector files that no folder has.
+    unread: tensors that are ignored.
+    left_out: parts that treadle does not support, by modality: the prefix of their tensors' names,
+        and their projector type.
+    numbered: for names whose ``{}`` has another number in projector files, such as deepstack's
+        layers: the key that lists these numbers, by the name up to ``{}``.
     splits_qkv: whether projector files have the folder's fused queries, keys and values as three
         tensors.
     """
@@ -66,7 +68,9 @@ class HfNames:
     splits_qkv: bool = False
 
     def name_of(self, name: str, keys: Mapping[str, Any]) -> str:
-        """Return the projector file's name of a tensor; "" if the table does not have it."""
+        """Return the projector file's name of a folder's tensor; "" if the table lacks it.
+        ``keys``: as ``read`` returns them.
+        """
         suffix = _SUFFIX.search(name)
         tail = suffix[0] if suffix else ""
         for stem, end in ((name, ""), (name.removesuffix(tail), tail)):
@@ -98,10 +102,10 @@ def read_preprocessor(folder: Path) -> MetadataReader:
 class HfProjector(GGUF):
     """A folder's picture and sound parts as a projector file.
 
-    Queries and keys, fused or in another order of rows, are as in the folder: ``projector_source``
-    writes them as projector files have them.
+    Queries and keys that projector files have split or in another order of rows are as in the
+    folder; ``projector_source`` converts them.
 
-    left_out: the projector types of the folder's parts that treadle does not read, by modality.
+    left_out: the projector types, by modality, of the folder's parts that treadle does not support.
     """
 
     left_out: Mapping[str, str]
@@ -162,7 +166,9 @@ def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]
 
 
 def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
-    """Return tensors in memory; errors about them name the place of ``like``."""
+    """Return f32 arrays as tensors in memory; errors about them name the file and place of
+    ``like``.
+    """
     made = {}
     for name, values in arrays.items():
         data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
@@ -171,7 +177,9 @@ def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
 
 
 def two_frames(weight: np.ndarray) -> Arrays:
-    """Return a convolution over two frames, ``[n, colours, 2, side, side]``, as one for each."""
+    """Split a convolution over two frames, ``[n, colours, 2, side, side]``, into one for each
+    frame, under the projector file's names. Raises ValueError for another shape.
+    """
     if weight.ndim != 5 or weight.shape[2] != 2:
         raise ValueError(weight.shape)
     names = "v.patch_embd.weight", "v.patch_embd.weight.1"
@@ -179,8 +187,8 @@ def two_frames(weight: np.ndarray) -> Arrays:
 
 
 def colours_first(matrix: np.ndarray) -> np.ndarray:
-    """Return a matrix of patches whose columns are row, column, colour with columns in the order
-    colour, row, column; a vector likewise.
+    """Return a matrix of patches with its columns reordered from (row, column, colour) to (colour,
+    row, column); a vector likewise.
     """
     side = math.isqrt(matrix.shape[-1] // 3)
     cut = matrix.reshape(*matrix.shape[:-1], side, side, 3)
@@ -188,8 +196,8 @@ def colours_first(matrix: np.ndarray) -> np.ndarray:
 
 
 def patch_convolution(matrix: np.ndarray) -> np.ndarray:
-    """Return a matrix of patches, ``[n, row * column * colour]``, as projector files have it: a
-    convolution, ``[n, colour, row, column]``.
+    """Return a matrix of patches, ``[n, row * column * colour]``, as the convolution that projector
+    files have, ``[n, colour, row, column]``.
     """
     n, width = matrix.shape
     side = math.isqrt(width // 3)
@@ -205,7 +213,9 @@ def part_of(config: MetadataReader, key: str) -> MetadataReader:
 
 
 def colours(preprocessor: MetadataReader, mean: float, std: float) -> dict[str, Any]:
-    """Return the keys of mean and deviation of colours."""
+    """Return the keys ``image_mean`` and ``image_std``, from the preprocessor's settings or the
+    defaults ``mean`` and ``std``.
+    """
     return {
         "vision.image_mean": preprocessor.get("image_mean") or [mean] * 3,
         "vision.image_std": preprocessor.get("image_std") or [std] * 3,

@@ -1,4 +1,4 @@
-"""The kinds of media, the words for them, and the types of parts that stand for them."""
+"""The kinds of media, their words in messages, and the types of message parts for each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def plural(kind: str) -> str:
 
 
 def plurals(kinds: Iterable[str]) -> list[str]:
-    """Return the plural names of kinds, always in the same order."""
+    """Return the plural names of kinds, sorted by kind."""
     return [plural(kind) for kind in sorted(kinds)]
 
 
 def kind_of_part(type_: object) -> MediaKind | None:
-    """Return the kind of a message's part by its type; None for a type of another part."""
+    """Return the kind of media that a message part of this type holds; None for other types."""
     return PART_KINDS.get(type_) if isinstance(type_, str) else None

@@ -15,7 +15,9 @@ Qwen's pictures, which families' sizes keep to as well."""
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Largest picture and sound that are read, and how many. Each is an integer of at least 1."""
+    """Largest picture and sound that are read, and how many a request may have. Each limit is an
+    integer of at least 1.
+    """
 
     per_request: int = 32
     """Pictures and sounds of one request together."""
@@ -42,15 +44,15 @@ class MediaLimits:
             positive(name, value)
 
     def check_count(self, n_parts: int, place: str) -> None:
-        """Raise UnsupportedError for a request with too many pictures and sounds."""
+        """Raise UnsupportedError if a request has more than ``per_request`` pictures and sounds."""
         if n_parts > self.per_request:
             raise UnsupportedError(
                 f"{place}: {n_parts} pictures and sounds: the limit is {self.per_request} a request"
             )
 
     def check_pixels(self, n_pixels: int, place: str) -> None:
-        """Raise UnsupportedError if the pictures of a request have too many pixels together.
-        ``place``: of the one that is too much.
+        """Raise UnsupportedError if a request's pictures have more than ``request_pixels``
+        together. ``n_pixels``: their sum up to the picture at ``place``.
         """
         if n_pixels > self.request_pixels:
             raise UnsupportedError(
@@ -59,11 +61,11 @@ class MediaLimits:
             )
 
     def file_bytes(self, kind: MediaKind) -> int:
-        """Return the largest size of a file, in bytes."""
+        """Return the largest size of a file of this kind, in bytes."""
         return self.picture_bytes if kind == "image" else self.sound_bytes
 
     def check_bytes(self, kind: MediaKind, n_bytes: int, place: str) -> None:
-        """Raise UnsupportedError for a file, or a sound's decoded samples, that are too large."""
+        """Raise UnsupportedError if a file, or a sound's decoded samples, have too many bytes."""
         limit = self.file_bytes(kind)
         if n_bytes > limit:
             raise UnsupportedError(
@@ -72,7 +74,9 @@ class MediaLimits:
             )
 
     def check_size(self, height: int, width: int, place: str) -> None:
-        """Raise UnsupportedError for a picture of no pixel, of too many, or that is too long."""
+        """Raise UnsupportedError for a picture without pixels, with too many, or with too extreme a
+        ratio of sides.
+        """
         if height < 1 or width < 1:
             raise UnsupportedError(f"{place}: {width} x {height} pixels: expected at least one")
         if height * width > self.pixels:
@@ -87,7 +91,7 @@ class MediaLimits:
             )
 
     def check_seconds(self, seconds: float, place: str) -> None:
-        """Raise UnsupportedError for a sound that is too long."""
+        """Raise UnsupportedError if a sound is longer than ``sound_seconds``."""
         if seconds > self.sound_seconds:
             raise UnsupportedError(
                 f"{place}: the sound is {seconds:.0f} s long: the limit is {self.sound_seconds} s"

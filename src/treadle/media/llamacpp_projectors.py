@@ -1,7 +1,7 @@
-"""Differences in how llama.cpp reads a written projector file compared to treadle.
+"""Differences in how llama.cpp and treadle read a projector file that treadle wrote.
 
-Each row of ROWS states what llama.cpp's sources of October 2026 do (tools/mtmd), and to which files
-it applies.
+Each row of ROWS states what llama.cpp's sources of October 2026 do (tools/mtmd), and for which
+files.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Keys = Mapping[str, Any]
 
 
 def projector_differences(metadata: Keys, tensors: Collection[str] = ()) -> list[str]:
-    """Return a sentence for each difference between llama.cpp's reading and treadle's. ``tensors``:
-    the names of the file's tensors.
+    """Return a sentence for each difference between llama.cpp's reading of a projector file and
+    treadle's. ``metadata``: the file's keys; ``tensors``: the names of its tensors.
     """
     prefix = "clip."
     keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
@@ -50,7 +50,7 @@ def projector_differences(metadata: Keys, tensors: Collection[str] = ()) -> list
 
 
 def _type(keys: Keys) -> str:
-    """Return the type of the projector of pictures."""
+    """Return the projector type of the file's picture part."""
     return str(keys.get("projector_type") or keys.get("vision.projector_type", ""))
 
 

@@ -12,6 +12,6 @@ def local_path(source: str | os.PathLike[str]) -> Path:
     text = os.fsdecode(source)
     if text[:7].lower() != "file://":
         return Path(text)
-    from urllib.request import url2pathname  # and with it http and ssl
+    from urllib.request import url2pathname  # imports http and ssl
 
     return Path(url2pathname(urlsplit(text).path))

@@ -1,8 +1,8 @@
 """Marks of pictures and sounds in rendered prompts, and the layouts that replace them.
 
-A chat template writes a mark where a picture stands, such as ``<|image_pad|>``. A user's own text
-may spell the same: ``HiddenMarks`` hides such text while the template renders, so that each mark of
-a rendered prompt is the template's, and puts it back as text that is tokenized without special
+A chat template writes a mark for a picture, such as ``<|image_pad|>``. A user's own text may spell
+the same characters. ``HiddenMarks`` replaces these while the template renders, so that each mark in
+a rendered prompt is the template's, and puts them back as text that is tokenized without special
 tokens.
 """
 
@@ -25,10 +25,11 @@ Layout = Sequence[str | range]
 
 @dataclass(frozen=True)
 class MediaMarks:
-    """Marks of one kind, "image" or "audio", in a family's prompts.
+    """Marks of one kind of media, "image" or "audio", in a family's prompts.
 
-    ``placeholders``: the texts of a rendered prompt that stand for one picture, the longest first.
-    ``reserved``: further special tokens of its media, which a user's text must not spell either.
+    ``placeholders``: the texts of a rendered prompt that stand for one picture or sound, the
+    longest first. ``reserved``: further special tokens of its media, which a user's text must not
+    spell either.
     """
 
     kind: str
@@ -46,7 +47,9 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class MediaRows:
-    """Rows of the picture or sound number ``index`` of a prompt, in order of appearance."""
+    """Media rows in a prompt. ``index``: number of the picture or sound, in order of appearance;
+    ``rows``: the range of its rows.
+    """
 
     index: int
     rows: range
@@ -56,9 +59,8 @@ Piece = TextPiece | MediaRows
 
 
 class HiddenMarks:
-    """Replaces the marks in a user's text by words that no text has, and back.
-
-    One for each request: the words are random, so that no text can contain them on purpose.
+    """Replaces marks in users' texts by random numbers, and back. Make one for each request, so
+    that no text can contain its numbers on purpose.
     """
 
     def __init__(self, marks: Iterable[MediaMarks]) -> None:
@@ -70,7 +72,9 @@ class HiddenMarks:
         self._hidden = re.compile(rf"{self._word}(\d{{4}})")
 
     def hide(self, value: Any) -> Any:
-        """Return a copy of a value of JSON types without marks, in keys and in strings."""
+        """Return a copy of a value of JSON types with all marks replaced, in keys and
+        in strings.
+        """
         if isinstance(value, str):
             return self._spelt.sub(self._word_of, value)
         if isinstance(value, Mapping):
@@ -83,11 +87,13 @@ class HiddenMarks:
         return f"{self._word}{self._texts.index(match[0]):04}"
 
     def show(self, text: str) -> str:
-        """Return a text with the hidden marks in it again."""
+        """Return a text with the hidden marks restored."""
         return self._hidden.sub(lambda match: self._texts[int(match[1])], text)
 
     def pieces(self, text: str) -> list[TextPiece]:
-        """Return a text in pieces: the hidden marks are put back as plain text."""
+        """Split a text at its hidden marks; these become pieces of plain text, without special
+        tokens.
+        """
         made = []
         at = 0
         for match in self._hidden.finditer(text):
@@ -104,12 +110,12 @@ def split_prompt(
     layouts: Sequence[Layout],
     hidden: HiddenMarks,
 ) -> list[Piece]:
-    """Return a rendered prompt in pieces, each mark replaced by a layout.
+    """Return a rendered prompt in pieces, with each mark replaced by a layout.
 
-    ``kinds`` and ``layouts``: of the pictures and sounds, in order of appearance in the
-    conversation; the layout of a picture has the texts of special tokens and ranges of its rows. A
-    template may write sounds before pictures, but neither out of order. Raises TemplateError if the
-    template did not write as many marks as there are pictures, or sounds.
+    ``kinds`` and ``layouts``: those of the pictures and sounds, in order of appearance in the
+    conversation; a layout lists texts of special tokens and ranges of media rows. A template may
+    write all sounds before the pictures, but must keep the order within each kind. Raises
+    TemplateError unless the template wrote one mark for each picture and sound.
     """
     kind_of = {spelt: each.kind for each in marks for spelt in each.placeholders}
     spellings = sorted(kind_of, key=lambda spelt: (-len(spelt), spelt))
@@ -137,8 +143,8 @@ def split_prompt(
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces with adjacent text as one: a layout may begin with line breaks, which the
-    tokenizer joins with those before them.
+    """Return pieces with adjacent texts joined: a layout may begin with line breaks, which the
+    tokenizer merges with line breaks before them.
     """
     made: list[Piece] = []
     for piece in pieces:
@@ -152,6 +158,8 @@ def _merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def encode_pieces(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int | MediaRows]:
-    """Return a prompt's token ids, with the media rows in their places."""
+    """Tokenize a prompt's text pieces; return token ids, and each ``MediaRows`` unchanged in its
+    place.
+    """
     given = [(p.text, p.special) if isinstance(p, TextPiece) else p for p in pieces]
     return tokenizer.encode_prompt_pieces(given)

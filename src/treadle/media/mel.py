@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Whisper and the models built on its encoder take them."""
+"""Log-mel spectrograms as Whisper, and models built on its encoder, read them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LOG_STEP = np.log(6.4) / 27  # of a mel
 
 
 def log_mel(samples: np.ndarray, n_mels: int = 80, n_samples: int | None = None) -> np.ndarray:
-    """Return the log-mel spectrogram f32 ``[n_mels, n_frames]`` of f32 ``[n]`` samples at 16 kHz.
+    """Return the log-mel spectrogram f32 ``[n_mels, n_frames]`` of samples f32 ``[n]`` at 16 kHz.
 
-    ``n_frames`` is ``n // 160``. With ``n_samples`` the sound is cut or padded with zeros to that
-    many samples first: 480000 for a window of 30 s. Values are those of transformers'
-    ``WhisperFeatureExtractor``: log10 of the power, at least 8 below the largest of all frames,
-    plus 4, divided by 4. Raises TreadleError for a sound of less than one frame (160 samples), or
-    of another shape.
+    ``n_frames`` is ``n // 160``. With ``n_samples`` the sound is first cut or padded with zeros to
+    that many samples: 480000 for a window of 30 s. Values are those of transformers'
+    ``WhisperFeatureExtractor``: log10 of the power, raised to at least 8 below the largest of all
+    frames, plus 4, divided by 4. Raises TreadleError for less than one frame (160 samples), or
+    another shape.
     """
     if samples.ndim != 1:
         raise TreadleError(f"samples of shape {samples.shape}: expected [n], one channel")
@@ -58,8 +58,8 @@ def log_mel(samples: np.ndarray, n_mels: int = 80, n_samples: int | None = None)
 
 @lru_cache
 def mel_filters(n_mels: int) -> np.ndarray:
-    """Return Slaney's triangles of unit area, f64 ``[n_mels, 201]``: what each bin of a frame's
-    spectrum adds to each mel from 0 to 8000 Hz.
+    """Return Slaney's mel filters (triangles of unit area), f64 ``[n_mels, 201]``: the weights of a
+    frame's 201 spectrum bins in each mel bin, from 0 to 8000 Hz. Read-only.
     """
     bins = np.linspace(0, RATE / 2, N_FFT // 2 + 1)
     top = _BREAK_MEL + np.log(_MAX_HZ / _BREAK_HZ) / _LOG_STEP
@@ -74,6 +74,6 @@ def mel_filters(n_mels: int) -> np.ndarray:
 
 
 def _hz(mel: np.ndarray) -> np.ndarray:
-    """Return the frequencies of places on the mel scale."""
+    """Return the frequencies in Hz of places on Slaney's mel scale."""
     above = _BREAK_HZ * np.exp((mel - _BREAK_MEL) * _LOG_STEP)
     return np.asarray(np.where(mel < _BREAK_MEL, mel * _LINEAR_HZ, above))

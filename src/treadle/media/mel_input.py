@@ -1,6 +1,6 @@
-"""A sound's log-mel frames as inputs of a tower, computed when they are needed.
+"""A sound's log-mel frames as inputs of a tower, computed when they are first read.
 
-Counting the tokens of a prompt, and finding its rows in the cache, need the number of frames alone.
+Counting a prompt's tokens and finding its rows in the cache need only the number of frames.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from treadle.media.mel import HOP, log_mel
 
 
 class MelSpectrogram:
-    """The frames of a whole sound: the loudest of them bounds the quietest, see ``log_mel``.
+    """The log-mel frames of a whole sound: its loudest frame limits the values of the quietest
+    (``log_mel``).
 
     samples: f32 ``[n]`` at 16 kHz; not to be changed afterwards.
-    n_samples: length to which they are padded with zeros; the sound is not longer.
+    n_samples: length to which they are padded with zeros, at least ``n``.
     """
 
     def __init__(self, samples: np.ndarray, n_mels: int, n_samples: int) -> None:
@@ -35,10 +36,11 @@ class MelSpectrogram:
 
 @dataclass(frozen=True, eq=False)
 class MelInput:
-    """The input of one pass of a tower of sound, in place of a ``TowerInput``.
+    """The input of one pass of a sound's tower, in place of a ``TowerInput``.
 
-    frames: those of the sound that the pass reads; those behind its end are zeros.
-    grid: 1 and the number of rows that the tower's layers see.
+    sound: the spectrogram of the whole sound.
+    frames: the range of its frames that the pass reads; frames after its end are zeros.
+    grid: 1 and the number of rows in the tower's layers.
     """
 
     sound: MelSpectrogram = field(repr=False)
@@ -47,17 +49,19 @@ class MelInput:
 
     @property
     def patches(self) -> np.ndarray:
-        """The frames, f32 ``[n_frames, n_mels]``; the first access computes the whole sound's."""
+        """The frames, f32 ``[n_frames, n_mels]``; the first access computes those of the whole
+        sound.
+        """
         found = self.sound.frames[self.frames.start : self.frames.stop]
         missing = len(self.frames) - len(found)
         return np.pad(found, ((0, missing), (0, 0))) if missing else found
 
     @property
     def n_rows(self) -> int:
-        """Rows that the tower's layers see."""
+        """Number of rows in the tower's layers."""
         return self.grid[1]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its samples."""
+        """Bytes of the samples of its frames."""
         return len(self.frames) * HOP * 4

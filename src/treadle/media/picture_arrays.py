@@ -1,4 +1,4 @@
-"""Arrays of pixels in the forms that callers have, as red, green and blue of 8 bits."""
+"""Converts arrays of pixels, in the forms that callers have, to uint8 RGB."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROWS = 64  # converted at a time: temporary arrays stay small beside a large pic
 
 
 def rgb_of_array(array: np.ndarray, place: str, limits: MediaLimits | None = None) -> np.ndarray:
-    """Return an array as uint8 [h, w, 3], a new one.
+    """Return an array of pixels as a new array uint8 ``[h, w, 3]``.
 
-    ``array`` [h, w], [h, w, 1] (grey), [h, w, 3] or [h, w, 4] (with alpha, which is put on white):
-    uint8; uint16, of which 65535 is white; or floats from 0 to 1. Raises TreadleError for anything
-    else, UnsupportedError beyond the limits.
+    ``array``: ``[h, w]`` or ``[h, w, 1]`` (grey), ``[h, w, 3]``, or ``[h, w, 4]`` with alpha, which
+    is blended with white; uint8, uint16 (65535 is white), or floats from 0 to 1. Raises
+    TreadleError for anything else, UnsupportedError beyond the limits.
     """
     if array.ndim == 2:
         array = array[:, :, None]
@@ -45,7 +45,9 @@ def rgb_of_array(array: np.ndarray, place: str, limits: MediaLimits | None = Non
 
 
 def on_white(rgba: np.ndarray) -> np.ndarray:
-    """Return ``rgba`` uint8 [h, w, 4] on a white background: uint8 [h, w, 3], exactly rounded."""
+    """Return RGBA pixels, uint8 ``[h, w, 4]``, blended with white: uint8 ``[h, w, 3]``, exactly
+    rounded.
+    """
     alpha = rgba[:, :, 3:].astype(np.uint16)
     mixed = rgba[:, :, :3] * alpha
     mixed += (255 - alpha) * np.uint16(255)  # at most 255 * 255

@@ -1,4 +1,4 @@
-"""The base of families that read pictures: their towers' layers, tables of positions, inputs."""
+"""The base of families for pictures: the tower's layers, table of positions, and inputs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class PictureFamily(MediaFamily):
-    """A family of pictures.
+    """Base of families for pictures.
 
     class_row: where the class token stands among a tower input's patches, and its row in the table
-        of positions. Its values are zeros, so that the first product gives its bias, and
-        ``position_rows`` adds the rest.
+    of positions. Its patch is zeros, so that the first product gives its bias; ``position_rows``
+    adds the token's embedding.
     """
 
     class_row: Literal["none", "first", "last"] = "none"
 
     def layers(self, *, gated: bool = False, rope: bool = False) -> tuple[Layer, ...]:
-        """Return the tower's layers; queries, keys and values may be one matrix, and may have norms
-        that span all heads.
+        """Return the tower's layers. ``gated``: the FFN has a gate; ``rope``: queries and keys are
+        rotated. From the file: whether queries, keys and values are one matrix, and whether their
+        norms span all heads.
         """
         clip = self.clip
         fused = clip.has("blk.0.attn_qkv.weight")
@@ -59,17 +60,18 @@ class PictureFamily(MediaFamily):
 
     @property
     def side(self) -> int:
-        """Patches of a side of the square that the tower was trained on."""
+        """Number of patches along a side of the square that the tower was trained on."""
         return self.clip.image_size // self.clip.patch_size
 
     @property
     def n_positions(self) -> int:
-        """Patches of that square, and the class token, if there is one."""
+        """Number of patches of the tower's square, and the class token if there is one."""
         return self.side**2 + (self.class_row != "none")
 
     def check_square(self, joined: int = 1) -> None:
-        """Raise FileError unless the square is whole blocks of ``joined`` patches a side. Pixels at
-        its right and lower edge that make no patch are not used: 384 pixels are 27 patches of 14.
+        """Raise FileError unless the tower's square is a whole number of blocks of ``joined``
+        patches a side. Pixels at the right and lower edges that fill no patch are ignored: 384
+        pixels are 27 patches of 14.
         """
         clip = self.clip
         if not self.side or self.side % joined:
@@ -77,18 +79,22 @@ class PictureFamily(MediaFamily):
             clip.keys.fail("image_size", what, f"a multiple of {joined}")
 
     def checked_size(self, pixels: np.ndarray) -> Size:
-        """Return a picture's height and width. Raises TreadleError if their ratio is extreme."""
+        """Return a picture's height and width. Raises TreadleError if their ratio is
+        too extreme.
+        """
         size = pixels.shape[0], pixels.shape[1]
         check_ratio(size)
         return size
 
     def scale_factor(self, default: int, most: int = 8) -> int:
-        """Return how many patches a side are joined to one media row."""
+        """Return how many patches a side are joined to one media row: the file's key, or
+        ``default``.
+        """
         return self.clip.keys.integer("projector.scale_factor", default, lo=1, hi=most)
 
     def position_rows(self) -> np.ndarray:
-        """Return the learned position of each row of a square, f32 ``[n_positions, n_embd]``; that
-        of the class token has its embedding added. Raises FileError for a wrong table.
+        """Return the learned positions of a square, f32 ``[n_positions, n_embd]``, with the class
+        token's embedding added to its row. Raises FileError for a table of another shape.
         """
         clip = self.clip
         table = clip.floats(POSITION_TABLE)
@@ -105,7 +111,9 @@ class PictureFamily(MediaFamily):
         return rows
 
     def class_values(self) -> np.ndarray:
-        """Return the class token's embedding, without the bias that the patches' product adds."""
+        """Return the class token's embedding, f32 ``[n_embd]``, minus the bias that the patches'
+        product adds.
+        """
         clip = self.clip
         name = CLASS if clip.has(CLASS) else f"{CLASS}.weight"
         values = clip.floats(name).reshape(-1)
@@ -116,7 +124,7 @@ class PictureFamily(MediaFamily):
         return values - clip.floats(bias) if clip.has(bias) else values
 
     def patches_alone(self, states: np.ndarray) -> np.ndarray:
-        """Return a tower input's states without the class token's."""
+        """Return a tower input's states without the row of the class token."""
         return {"none": states, "first": states[1:], "last": states[:-1]}[self.class_row]
 
     def image(
@@ -127,7 +135,9 @@ class PictureFamily(MediaFamily):
         layout: tuple[str | range, ...],
         resized: Size,
     ) -> PreparedMedia:
-        """Return what was prepared of ``pixels``: ``pictures``, each an input of the tower."""
+        """Return the prepared form of ``pixels``. ``pictures``: resized pixels, each an input of
+        the tower; ``layout`` and ``resized``: as in ``PreparedMedia``.
+        """
         n_rows = sum(len(part) for part in layout if isinstance(part, range))
         return PreparedMedia(
             kind=self.kind,
@@ -161,9 +171,9 @@ def join_patches(
     """Join each block of ``side`` x ``side`` patches of a grid, given row by row, into one row: f32
     ``[n_blocks, side**2 * width]``.
 
-    order: "patches": a row has one patch's values after the other's (row, column, value);
-        "values": the first value of all patches, then the second of all (value, row, column), as
-        torch's unfold and a convolution's weights have it.
+    order: "patches": one patch's values after another's (row, column, value); "values": the first
+        value of all patches, then the second of all (value, row, column), as in torch's unfold and
+        a convolution's weights.
     """
     rows, columns = grid
     blocks = states.reshape(rows // side, side, columns // side, side, states.shape[1])
@@ -173,8 +183,8 @@ def join_patches(
 
 
 def with_stems(clip: ClipConfig, stems: Mapping[str, str]) -> ClipConfig:
-    """Return the file with tensors of its layers renamed: ``stems`` maps ``ffn_up``, say, to the
-    name it gets.
+    """Return the file with tensors of layers renamed: ``stems`` maps names such as ``ffn_up`` to
+    new ones.
     """
     view = copy.copy(clip.gguf)
     view.tensors = {}

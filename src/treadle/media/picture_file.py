@@ -1,4 +1,4 @@
-"""Decoding of picture files by Pillow, which is imported here alone: the extra ``pictures``."""
+"""Decodes picture files with Pillow (the extra ``pictures``), which only this module imports."""
 
 from __future__ import annotations
 
@@ -41,16 +41,19 @@ def pillow(module: str) -> Any:
 
 
 def is_pillow_image(source: object) -> bool:
-    """Whether ``source`` is an image of Pillow's; without an import, as a caller has made it."""
+    """Whether ``source`` is an image of Pillow's. Pillow is not imported: if it is not loaded,
+    there is none.
+    """
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(source, module.Image)
 
 
 def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) -> np.ndarray:
-    """Return a file's pixels, uint8 [h, w, 3]: the first frame, turned upright, alpha on white.
+    """Return a file's pixels, uint8 ``[h, w, 3]``: the first frame, turned upright, alpha blended
+    with white.
 
     The format is told from the bytes, and the size is checked before anything is decoded. Raises
-    UnsupportedError for other formats than PNG, JPEG, WebP, GIF and BMP and beyond the limits,
+    UnsupportedError for formats other than PNG, JPEG, WebP, GIF and BMP and beyond the limits,
     FileError for a damaged or cut file.
     """
     with _opened(data, limits, place) as image:
@@ -59,10 +62,10 @@ def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) ->
 
 
 def upright_size(data: bytes | memoryview, limits: MediaLimits, place: str) -> tuple[int, int]:
-    """Return the height and width that ``decode_picture`` gives, without decoding pixels.
+    """Return the height and width that ``decode_picture`` would give, without decoding pixels.
 
-    Raises as ``decode_picture`` does, but finds no damage behind the header. EXIF that a PNG has
-    behind its pixels does not turn the size.
+    Raises as ``decode_picture`` does, but does not find damage after the header. EXIF after the
+    pixels of a PNG is ignored.
     """
     with _opened(data, limits, place) as image:
         # A PNG's own ``getexif`` decodes the pixels to find EXIF behind them.
@@ -73,7 +76,9 @@ def upright_size(data: bytes | memoryview, limits: MediaLimits, place: str) -> t
 
 @contextmanager
 def _opened(data: bytes | memoryview, limits: MediaLimits, place: str) -> Iterator[Image.Image]:
-    """Open a picture within the limits. Errors inside are about the file."""
+    """Open a picture file within the limits as an image of Pillow's, for a ``with`` block; errors
+    in the block become FileError.
+    """
     limits.check_bytes("image", len(data), place)
     if not data:
         raise FileError("an empty file", path=place, expected="a picture")
@@ -90,16 +95,17 @@ def _opened(data: bytes | memoryview, limits: MediaLimits, place: str) -> Iterat
 
 
 def _open(data: bytes | memoryview, reader: str) -> Image.Image:
-    """Open a file with one reader: every other one of Pillow's is unreachable."""
+    """Open a file with one of Pillow's readers; its other readers are not tried."""
     opened: Image.Image = pillow("Image").open(io.BytesIO(data), formats=[reader])
     return opened
 
 
 def rgb_of_image(image: Image.Image, limits: MediaLimits, place: str) -> np.ndarray:
-    """Return an image of Pillow's as uint8 [h, w, 3]: turned as EXIF says, alpha on white.
+    """Return an image of Pillow's as uint8 ``[h, w, 3]``: turned as EXIF says, alpha blended with
+    white. The image is not changed.
 
-    The image itself stays as it is. Raises UnsupportedError beyond the limits and for modes
-    without a range of values, FileError where its file turns out to be damaged.
+    Raises UnsupportedError beyond the limits and for modes whose values have no fixed range,
+    FileError if the image's file is damaged.
     """
     limits.check_size(image.height, image.width, place)
     with _plain_errors(place, "an image"):
@@ -128,7 +134,7 @@ def _pixels(image: Image.Image, place: str) -> np.ndarray:
 
 @contextmanager
 def _plain_errors(place: str, expected: str) -> Iterator[None]:
-    """Raise FileError for any error inside: Pillow's readers raise many types."""
+    """Convert any error in the block to FileError: Pillow's readers raise many types."""
     try:
         yield
     except (TreadleError, MemoryError):
@@ -140,6 +146,6 @@ def _plain_errors(place: str, expected: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error of Pillow's."""
+    """Return the first line of an error's message, or its type's name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

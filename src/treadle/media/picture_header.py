@@ -1,4 +1,4 @@
-"""A picture's size from its file's first bytes, before anything is decoded.
+"""A picture's size from the header of its file, without decoding.
 
 The layouts are those of the PNG specification (IHDR), ITU-T T.81 (B.2.2, frame header), RFC 9649
 (WebP), the GIF89a specification (logical screen) and Microsoft's BITMAPINFOHEADER.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from treadle.errors import FileError
 from treadle.media.file_formats import BMP, GIF, JPEG, PNG, WEBP, MediaFormat
 
-_JPEG_TABLES = (0xC4, 0xC8, 0xCC)  # markers among those of frame headers that are no frame
+_JPEG_TABLES = (0xC4, 0xC8, 0xCC)  # markers 0xC0 to 0xCF that are not frame headers
 _JPEG_ALONE = (0x01, *range(0xD0, 0xD9))  # markers without a segment
 _JPEG_ENDS = (0xD9, 0xDA)  # end of the image; a scan, which follows its frame header
 

@@ -1,7 +1,7 @@
 """Pixels to rows of patches: resizing, normalising, cutting, and the order of rows.
 
 Resizing is Pillow's on uint8, as in the processors of transformers that published models were
-trained with. torchvision's differs in some pixels by one level, and resizing floats by up to 11.
+trained with. torchvision's results differ by one level in some pixels, resized floats by up to 11.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ BYTE = np.float32(255)
 
 
 def resize(pixels: Pixels, size: tuple[int, int], how: Filter) -> Pixels:
-    """Return the picture in the ``size`` (height, width)."""
+    """Return the picture resized to ``size`` (height, width) by the filter ``how``; the same array
+    if it has that size.
+    """
     if pixels.shape[:2] == size:
         return pixels
     image = pillow("Image")
@@ -42,8 +44,8 @@ def normalise(pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Fl
 
 
 def patches(values: Floats, side: int) -> Floats:
-    """Return the square patches of ``[height, width, 3]``, row by row: f32 ``[n, 3 * side**2]``, a
-    patch's values in the order colour, row, column, as a convolution's weights.
+    """Cut a picture f32 ``[height, width, 3]`` into square patches, row by row: f32 ``[n, 3 *
+    side**2]``, a patch's values in the order colour, row, column, as in a convolution's weights.
     """
     h, w, c = values.shape
     made = values.reshape(h // side, side, w // side, side, c).transpose(0, 2, 4, 1, 3)
@@ -51,8 +53,8 @@ def patches(values: Floats, side: int) -> Floats:
 
 
 def block_order(grid: tuple[int, int], side: int) -> npt.NDArray[np.int64]:
-    """Return the indexes, row by row, of the patches of a grid in the order of its blocks of
-    ``side`` times ``side``, each block row by row.
+    """Return the row-major indices of a grid's patches in the order of its blocks of ``side`` x
+    ``side`` patches, each block row by row.
     """
     h, w = grid
     at = np.arange(h * w).reshape(h // side, side, w // side, side)
@@ -74,7 +76,9 @@ def axial_rotations(
 
 
 def check_ratio(size: tuple[int, int]) -> None:
-    """Raise TreadleError for a picture without pixels, or whose sides differ too much."""
+    """Raise TreadleError for a picture without pixels, or one side of which is more than MOST_RATIO
+    times the other.
+    """
     h, w = size
     if min(size) < 1 or max(size) > MOST_RATIO * min(size):
         what = f"a picture of {w} x {h} pixels"
@@ -83,8 +87,8 @@ def check_ratio(size: tuple[int, int]) -> None:
 
 def area_size(size: tuple[int, int], step: int, least: int, most: int) -> tuple[int, int]:
     """Return height and width, multiples of ``step``, nearest to ``size`` with an area from
-    ``least`` to ``most`` pixels: ``smart_resize`` of transformers' Qwen2-VL. ``most`` holds for
-    long pictures too, unlike there.
+    ``least`` to ``most`` pixels: ``smart_resize`` of transformers' Qwen2-VL. Unlike there, ``most``
+    holds for long pictures too.
 
     Raises TreadleError for sides whose ratio is above 200.
     """

@@ -1,4 +1,4 @@
-"""A projector file, opened: pictures and sounds become rows that a decoder reads."""
+"""Opens projector files, and encodes pictures and sounds as rows that a decoder reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = {VISION: "image", AUDIO: "audio"}
 NONE: Mapping[str, str] = {}
-# Tensors that change a tower's rows wherever they are, for llama.cpp too.
+# Tensors outside layers that change a tower's result, in llama.cpp too.
 BESIDE_LAYERS = frozenset(
     {
         "class_embd",
@@ -46,13 +46,13 @@ BESIDE_LAYERS = frozenset(
         "pre_ln.weight",
     }
 )
-MOST_GRIDS = 16  # whose inputs are kept
+MOST_GRIDS = 16  # grids whose inputs are cached
 TURN_S = 0.001  # seconds to wait for another encoding before yielding
 TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
 
 
 class MediaTower:
-    """One modality of a projector file: its family, and the engines of its plans."""
+    """One modality of a projector file: its family, and the engines that run its plans."""
 
     def __init__(
         self, family: MediaFamily, device: Device, lock: UseLock, *, exact: bool = False
@@ -64,7 +64,7 @@ class MediaTower:
             [TowerEngine(gguf, config, device, exact=exact, lock=lock) for config in configs]
             for configs in (family.stems, family.projectors)
         )
-        # Of the last sizes: interpolating the positions of a new one takes tenths of a second.
+        # Cached by grid: interpolating the positions of a new one takes tenths of a second.
         self.grid_inputs = lru_cache(MOST_GRIDS)(family.grid_inputs)
         self._refuse_unused()
         for engine in self.projectors[1:]:
@@ -73,8 +73,8 @@ class MediaTower:
                 raise FileError(what, path=gguf.path, expected=f"{self.width}, as media rows")
 
     def _refuse_unused(self) -> None:
-        """Raise FileError for a tensor that nothing reads, in a layer or beside the layers: the
-        file's model has a part that the family does not.
+        """Raise FileError if the file has a tensor of the tower that no plan reads: the model then
+        has a part that the family lacks.
         """
         clip = self.family.clip
         engines = (*self.stems, self.engine, *self.projectors)
@@ -87,7 +87,7 @@ class MediaTower:
 
     @property
     def width(self) -> int:
-        """Width of the media rows, without deepstack."""
+        """Width of the media rows, without deepstack rows."""
         return (self.projectors or [self.engine])[0].width
 
     def close(self) -> None:
@@ -98,8 +98,9 @@ class MediaTower:
     def encode(
         self, prepared: Sequence[PreparedMedia], report: Report | None = None
     ) -> Generator[None, None, list[np.ndarray]]:
-        """Yield between slices of the work; return the media rows of each, f32 ``[n_rows, width *
-        (1 + n_deepstack)]``. ``report``: see ``Projector.encode_runs``.
+        """Encode pictures or sounds together. Yield between slices of the work; return the media
+        rows of each, f32 ``[n_rows, width * (1 + n_deepstack)]``. ``report``: as in
+        ``Projector.encode_runs``.
         """
         branches: list[list[np.ndarray]] = [[] for _ in range(1 + self.family.n_deepstack)]
         runs = self._runs([each for one in prepared for each in one.inputs])
@@ -117,12 +118,14 @@ class MediaTower:
         return made
 
     def warm(self, prepared: PreparedMedia) -> None:
-        """Compile the plans that ``encode`` needs."""
+        """Compile the plans that ``encode`` runs for this picture or sound."""
         for engine, rows in self.engine_runs(prepared):
             engine.warm(sum(rows))
 
     def engine_runs(self, prepared: PreparedMedia) -> Iterator[tuple[TowerEngine, list[int]]]:
-        """Yield the runs of an encoding, in order: an engine, and the rows of each of its items."""
+        """Yield the runs of an encoding, in order: an engine, and the number of rows of each of the
+        run's items.
+        """
         for inputs in self._runs(prepared.inputs):
             if self.stems:
                 for each in inputs:
@@ -141,7 +144,9 @@ class MediaTower:
                 rows = np.zeros((n, engine.width), np.float32)
 
     def _runs(self, inputs: Sequence[AnyInput]) -> list[list[AnyInput]]:
-        """Group neighbours of equal grids that fit one run."""
+        """Group adjacent inputs of equal grids into runs, of at most MOST_ITEMS inputs and TOGETHER
+        patches.
+        """
         runs = []
         for _, group in groupby(inputs, key=lambda each: each.grid):
             alike = list(group)
@@ -152,7 +157,9 @@ class MediaTower:
     def _run(
         self, inputs: Sequence[AnyInput], report: Report | None
     ) -> Generator[None, None, list[list[np.ndarray]]]:
-        """Run inputs of equal grids; return each one's rows, for each branch."""
+        """Run inputs of equal grids. Return, for each branch (the media rows, then each deepstack
+        layer), the rows of each input.
+        """
         grid = inputs[0].grid
         of = self.grid_inputs(grid)
         n = len(inputs)
@@ -181,7 +188,7 @@ class MediaTower:
     def _through_stems(
         self, inputs: Sequence[AnyInput], report: Report | None
     ) -> Generator[None, None, list[np.ndarray]]:
-        """Return the rows that the tower is given of each input."""
+        """Run the stems; return each input's rows for the tower."""
         family = self.family
         pieces = [family.pieces(each.patches) for each in inputs]
         n_pieces = sum(map(len, pieces))
@@ -198,32 +205,31 @@ class MediaTower:
                 n_done += 1
                 if report is not None:
                     report(family.stem_share * n_done / n_pieces)
-            # Behind the end of a sound, a last piece has rows that the tower does not see.
+            # A sound's last piece may have rows after its end, which the tower does not read.
             made.append(np.concatenate(rows)[: one.n_rows])
         return made
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return arrays one behind the other; a single one as it is."""
+    """Return arrays concatenated along the first axis; a single one without a copy."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _as_part(report: Report, i: int, n_parts: int, share: float) -> None:
-    """Report the share of the i-th of equal parts as one of the whole."""
+    """Report progress ``share`` of part ``i`` as a share of all ``n_parts`` equal parts."""
     report((i + share) / n_parts)
 
 
 def _behind(report: Report, first: float, share: float) -> None:
-    """Report the share of the work that follows the ``first`` share of it."""
+    """Report progress ``share`` of the work that remains after its ``first`` share."""
     report(first + (1 - first) * share)
 
 
 class Projector:
-    """An opened projector file. Thread-safe: encodings take turns, slice by slice if they are run
-    by one thread.
+    """An opened projector file. Thread-safe: only one encoding runs at a time; others wait.
 
-    towers: by "image" and "audio", the modalities that the file has.
-    unread: why treadle does not read the file's other modalities, by "image" and "audio".
+    towers: the towers of the file's supported modalities, by "image" and "audio".
+    unread: error messages for the file's other modalities, by "image" and "audio".
     """
 
     def __init__(
@@ -236,12 +242,12 @@ class Projector:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The kinds of media that it reads: "image", "audio"."""
+        """The kinds of media that the projector encodes: "image", "audio"."""
         return tuple(self.towers)
 
     def family(self, kind: str) -> MediaFamily:
-        """Return the family of a modality. Raises TreadleError if the file does not have it, or
-        treadle does not read it.
+        """Return the family for a kind of media. Raises TreadleError if the file has none, or one
+        that is not supported.
         """
         return self._tower(kind).family
 
@@ -254,7 +260,9 @@ class Projector:
         return self.towers[kind]
 
     def check(self, config: Config) -> None:
-        """Raise TreadleError if the rows do not fit a decoder: its width or family."""
+        """Raise TreadleError if the media rows do not fit a decoder: its architecture, width or
+        deepstack layers.
+        """
         for kind, tower in self.towers.items():
             family = tower.family
             name = config.arch.name
@@ -273,9 +281,9 @@ class Projector:
     def prepare(
         self, data: np.ndarray, max_rows: int | None = None, kind: str = "image"
     ) -> PreparedMedia:
-        """Prepare a picture, uint8 ``[height, width, 3]``, or a sound, f32 ``[n]`` at 16 kHz; see
-        ``MediaFamily.prepare``. Inputs of its grids are prepared too, so that a tower, whose slices
-        other requests wait for, need not.
+        """Prepare a picture, uint8 ``[height, width, 3]``, or a sound, f32 ``[n]`` at 16 kHz, as
+        ``MediaFamily.prepare`` does. Its grids' positions are computed and cached too, so that this
+        does not delay other requests during the encoding.
         """
         tower = self._tower(kind)
         prepared = tower.family.prepare(data, max_rows)
@@ -286,10 +294,11 @@ class Projector:
     def encode_runs(
         self, prepared: Sequence[PreparedMedia], report: Report | None = None
     ) -> Generator[None, None, list[np.ndarray]]:
-        """Encode several of one kind together. Yield between slices of about 50 ms of work; return
-        of each f32 ``[n_rows, n_embd * (1 + n_deepstack)]``: the media rows, beside them what each
-        deepstack layer adds. Each has the bits that it has alone. ``report`` is called after each
-        slice with the share of the work that is done, 0 to 1.
+        """Encode several pictures, or several sounds, together. Yield between slices of about 50 ms
+        of work; return for each f32 ``[n_rows, n_embd * (1 + n_deepstack)]``: the media rows and,
+        beside them, the rows that each deepstack layer adds. The bits are those of encoding each
+        alone. ``report`` is called after each slice with the share of the work that is done, 0 to
+        1.
 
         Raises FileError if the file shrank or was written to, TreadleError if it is closed. Another
         encoding waits, yielding, until this one has ended or its generator is closed.
@@ -306,11 +315,11 @@ class Projector:
         return rows
 
     def warm(self, prepared: PreparedMedia) -> None:
-        """Compile the plans that ``encode_runs`` needs for media of this size."""
+        """Compile the plans that ``encode_runs`` runs for media of this size."""
         self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
-        """Return the rows of ``encode_runs``."""
+        """Return the rows of one picture or sound, as ``encode_runs`` does."""
         runs = self.encode_runs([prepared])
         while True:
             try:
@@ -328,7 +337,9 @@ class Projector:
 
 
 def open_projector_file(path: str | os.PathLike[str]) -> GGUF:
-    """Open a projector file or the picture and sound parts of a Hugging Face folder."""
+    """Open a GGUF projector file, or the picture and sound parts of a Hugging Face folder. Raises
+    FileError and UnsupportedError.
+    """
     if not is_hf(path):
         return open_gguf(path)
     given = Path(os.path.expanduser(path))
@@ -344,15 +355,14 @@ def open_projector(
     exact: bool = False,
     lock: UseLock | None = None,
 ) -> Projector:
-    """Open a projector file: a path of a GGUF, a Hugging Face folder, or an open file.
+    """Open a projector: a path of a GGUF, a Hugging Face folder, or an open file.
 
-    ``exact``: all products in f32; else F16 matrices and attention may be multiplied as 16-bit
-    whole numbers, see ``Device.plan``. ``lock``: held while the device runs; give the engine's if
-    they share a device.
+    ``exact``: all products in f32; otherwise F16 matrices and attention may be multiplied as 16-bit
+    whole numbers (``int16`` of ``Device.plan``). ``lock``: held while the device runs; pass the
+    engine's if they share a device.
 
-    A file for pictures and sounds of which only one is supported is opened for that one. Raises
-    FileError for a damaged file, UnsupportedError for one of another kind, or whose projector type
-    is not supported.
+    If only one of a file's picture and sound parts is supported, the projector has that one. Raises
+    FileError for a damaged file, UnsupportedError for one of another kind or projector type.
     """
     gguf = source if isinstance(source, GGUF) else open_projector_file(source)
     try:
@@ -367,7 +377,9 @@ def open_projector(
 def _towers(
     gguf: GGUF, device: Device, lock: UseLock, *, exact: bool
 ) -> tuple[dict[str, MediaTower], dict[str, str]]:
-    """Return the towers by modality, and why others are not read."""
+    """Return the towers of supported modalities, and error messages for the others, by "image" and
+    "audio". Raises UnsupportedError if none is supported.
+    """
     towers = {}
     unsupported: dict[str, UnsupportedError] = {}
     left_out = gguf.left_out if isinstance(gguf, HfProjector) else {}

@@ -1,8 +1,9 @@
-"""A folder's picture and sound parts, for a converter: the projector file beside the model's.
+"""The picture and sound parts of a Hugging Face folder as the source of a conversion to a projector
+file.
 
 Names, shapes and row order are those of llama.cpp's converter. Matrices get one format; vectors,
-tables of positions and patch embeddings are F32. Keys that llama.cpp's converter does not write:
-bounds of a picture's size, and what it fixes (``llamacpp_projectors.py``).
+tables of positions and patch embeddings are F32. Unlike that converter, this one also writes bounds
+of a picture's size, and keys for settings that llama.cpp fixes (``llamacpp_projectors.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 FUSED = ".attn_qkv."
 ROTATED = (".attn_q.", ".attn_k.")
 OWN_KEYS = (f"clip.{DEEPSTACK}", f"clip.vision.{HALVES}")  # true of a folder's tensors alone
-COLOURS = (".image_mean", ".image_std")  # F32 in files, whatever JSON has
+COLOURS = (".image_mean", ".image_std")  # written as F32
 # Names in folders' tables, and in files of a projector type.
 RENAMED: Mapping[str, Mapping[str, str]] = {"mlp": {"mm.1.": "mm.0."}}
 # Embeddings of the decoder without which llama.cpp does not open a file: its name, and the token.
@@ -51,9 +52,9 @@ EMBEDDINGS = "embed_tokens.weight"  # the end of its name in all folders
 def open_projector_source(path: str | os.PathLike[str], matrices: Format) -> Source:
     """Open the picture and sound parts of a Hugging Face folder for a converter.
 
-    matrices: the format to write matrices in, of single weights: F32, F16 or BF16.
-    Raises FileError for damaged files or a folder without such parts, UnsupportedError for
-    families that treadle does not have.
+    matrices: the format of the written matrices: F32, F16 or BF16. Raises FileError for damaged
+    files or a folder without such parts, UnsupportedError for families that treadle does not
+    support.
     """
     folder = open_projector_file(path)
     if not isinstance(folder, HfProjector):
@@ -69,7 +70,9 @@ def open_projector_source(path: str | os.PathLike[str], matrices: Format) -> Sou
 
 
 def projector_source(folder: HfProjector, matrices: Format) -> Source:
-    """Return an open folder's parts as a source, which will close it."""
+    """Return an open folder's parts as a conversion source, which closes the folder when it is
+    closed.
+    """
     metadata = {
         "general.architecture": "clip",
         "general.type": "mmproj",
@@ -85,7 +88,7 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
     tensors = {}
     for tensor in folder.tensors.values():
         if bounded_stem(tensor.name) and np.isinf(tensor.dequantize()).all():
-            continue  # files have no infinite values; without a bound nothing is clamped
+            continue  # infinite bounds are not written: a missing bound means no clamping
         for part in _parts(tensor, folder):
             made = _source_tensor(part, n_head, matrices)
             first = next((old for old in names if made.name.startswith(old)), "")
@@ -109,12 +112,14 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """Return a key's value such that the writer gives it the type of projector files."""
+    """Return a key's value with the type that projector files have: F32 for colours."""
     return np.asarray(value, np.float32) if key.endswith(COLOURS) else value
 
 
 def _parts(tensor: Tensor, folder: HfProjector) -> Iterator[Tensor]:
-    """Yield a tensor; queries, keys and values one by one if files have them apart."""
+    """Yield the tensors to write for a folder's tensor: itself, or queries, keys and values if
+    projector files have them as three.
+    """
     if not folder.table.splits_qkv or FUSED not in tensor.name:
         yield tensor
         return
@@ -133,8 +138,8 @@ def _parts(tensor: Tensor, folder: HfProjector) -> Iterator[Tensor]:
 
 
 def _source_tensor(tensor: Tensor, n_head: int, matrices: Format) -> SourceTensor:
-    """Return the tensor to write. ``n_head``: heads of queries and keys whose rows are reordered to
-    pairs of neighbours; 0 for none.
+    """Return a tensor as the converter writes it. ``n_head``: heads of queries and keys, whose rows
+    are reordered so that rotated pairs are adjacent; 0: no reordering.
     """
     turned = n_head > 0 and any(part in tensor.name for part in ROTATED)
     if turned and tensor.shape[0] % (2 * n_head):
@@ -152,8 +157,8 @@ def _source_tensor(tensor: Tensor, n_head: int, matrices: Format) -> SourceTenso
 
 
 def _token_row(folder: HfProjector, name: str, token: str) -> Tensor | None:
-    """Return the decoder's embedding of a token as a tensor of the projector file; None if the
-    folder has no such token, or no embeddings in floats.
+    """Return the decoder's embedding of a token as a tensor of the projector file, called ``name``;
+    None if the folder has no such token, or no embeddings in floats.
     """
     path = Path(folder.path)
     tokenizer = path / TOKENIZER
@@ -179,7 +184,7 @@ def _bytes(tensor: Tensor) -> Bytes:
 
 
 def _in_pairs(tensor: Tensor, n_head: int) -> Bytes:
-    """Return the rows of queries or keys with both halves of each head interleaved."""
+    """Return the rows of queries or keys with the two halves of each head interleaved."""
     rows = tensor.data.reshape(tensor.shape[0], -1)
     made: Bytes = halves_to_pairs(rows, n_head).reshape(-1)
     return made

@@ -1,8 +1,8 @@
-"""Change of a sound's sample rate, by a windowed sinc filter in polyphase form.
+"""Changes a sound's sample rate with a windowed sinc filter in polyphase form.
 
-Source: J. O. Smith, "Digital Audio Resampling" (CCRMA, Stanford); the window and its length are
-J. F. Kaiser's (1974). Frequencies up to 0.9 of the lower rate's half pass unchanged (7.2 kHz
-at 16 kHz), those above that half are 96 dB down, as the quantisation noise of 16 bits is.
+Source: J. O. Smith, "Digital Audio Resampling" (CCRMA, Stanford); the window and its length are J.
+F. Kaiser's (1974). Frequencies up to 0.9 of the lower rate's Nyquist frequency pass unchanged (7.2
+kHz at 16 kHz); those above it are 96 dB down, like the quantisation noise of 16 bits.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from math import ceil
 import numpy as np
 
 STOPBAND_DB = 96.0
-PASSBAND = 0.9  # of the lower rate's half
+PASSBAND = 0.9  # of the lower rate's Nyquist frequency
 _BETA = 0.1102 * (STOPBAND_DB - 8.7)  # Kaiser's window for this attenuation
-_ALPHA = (STOPBAND_DB - 7.95) / 14.36  # his length of a filter, times its transition's width
+_ALPHA = (STOPBAND_DB - 7.95) / 14.36  # Kaiser's filter length times its transition width
 MAX_PHASES = 1000  # above, filters of a whole period would not fit into a cache
-_OUTPUTS = 128  # of one product of matrices, at least
+_OUTPUTS = 128  # least outputs of one matrix product
 _BLOCK = 4096  # outputs of one gathered block
 _PART = 1 << 20  # inputs filtered at a time
 
 
 def resample(samples: np.ndarray, rate: int, to_rate: int) -> np.ndarray:
-    """Return float32 [n] at ``rate`` as float32 [round(n * to_rate / rate)] at ``to_rate``."""
+    """Convert samples, float32 ``[n]`` at ``rate``, to float32 ``[round(n * to_rate / rate)]`` at
+    ``to_rate`` (both in Hz).
+    """
     resampler = Resampler(rate, to_rate)
     parts = [
         resampler.push(samples[begin : begin + _PART]) for begin in range(0, len(samples), _PART)
@@ -32,30 +34,33 @@ def resample(samples: np.ndarray, rate: int, to_rate: int) -> np.ndarray:
 
 
 class Resampler:
-    """A change of rate over parts of a sound; the parts' sizes do not matter to the result.
+    """Changes the sample rate of a sound that arrives in parts; the parts' sizes do not affect the
+    result.
 
-    Output ``n`` is at input time ``n * rate / to_rate``: a sum over the inputs within half a
-    filter, with silence before the first and behind the last. A constant stays what it is.
+    Output ``n`` is at input time ``n * rate / to_rate``: a weighted sum of the inputs within half a
+    filter, with silence before the first and after the last. A constant signal is unchanged.
     """
 
     def __init__(self, rate: int, to_rate: int) -> None:
         step = Fraction(rate, to_rate)
         self._step = step
         self._phases = step.denominator  # outputs n and n + phases have the same filter
-        self._stride = step.numerator  # and are so many inputs apart
+        self._stride = step.numerator  # inputs between them
         slower = min(1.0, to_rate / rate)
         # in cycles per input: the transition's middle and width
         self._cutoff = slower * (1 + PASSBAND) / 4
         width = slower * (1 - PASSBAND) / 2
         self._half = ceil(_ALPHA / width / 2)  # inputs on each side
-        self._inputs = np.zeros(self._half - 1, np.float32)  # not needed up to here are dropped
-        self._first = 1 - self._half  # index of their first one
+        self._inputs = np.zeros(self._half - 1, np.float32)  # inputs that are still needed
+        self._first = 1 - self._half  # index of the first of ``_inputs``
         self._n_in = 0
         self._n_out = 0
-        self._table: np.ndarray | None = None  # of filters, made when first used
+        self._table: np.ndarray | None = None  # filter weights, computed at first use
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """Take more samples, float32 [n]; return the outputs that are complete, float32 [m]."""
+        """Add samples, float32 ``[n]``; return the outputs that are now complete,
+        float32 ``[m]``.
+        """
         if self._stride == self._phases:
             return samples
         self._n_in += len(samples)
@@ -65,7 +70,7 @@ class Resampler:
         return self._outputs(ready)
 
     def finish(self) -> np.ndarray:
-        """Return the last outputs, float32 [m]."""
+        """Return the outputs that remain after the last ``push``, float32 ``[m]``."""
         if self._stride == self._phases:
             return np.zeros(0, np.float32)
         total = (2 * self._n_in * self._phases + self._stride) // (2 * self._stride)
@@ -74,7 +79,9 @@ class Resampler:
         return self._outputs(total)
 
     def _outputs(self, end: int) -> np.ndarray:
-        """Return outputs up to ``end``, and drop the inputs that no later one reads."""
+        """Return the outputs up to number ``end``, and drop the inputs that no later
+        output reads.
+        """
         if end <= self._n_out:
             return np.zeros(0, np.float32)
         out = self._by_periods(end) if self._phases <= MAX_PHASES else self._by_gathering(end)
@@ -89,7 +96,9 @@ class Resampler:
         return n * self._stride // self._phases - self._half + 1
 
     def _by_periods(self, end: int) -> np.ndarray:
-        """Return outputs up to ``end``: each row of inputs, times one matrix, is whole periods."""
+        """Return the outputs up to number ``end`` as one matrix product: each row of inputs gives
+        whole periods of outputs.
+        """
         n_periods = ceil(_OUTPUTS / self._phases)
         n_outputs = n_periods * self._phases
         n_inputs = n_periods * self._stride
@@ -102,16 +111,18 @@ class Resampler:
         n_rows = ceil((end - begin) / n_outputs)
         n_read = (n_rows - 1) * n_inputs + len(self._table)
         inputs = self._inputs[self._begin(begin) - self._first :]
-        missing = n_read - len(inputs)  # they have no weight in outputs before ``end``
+        missing = n_read - len(inputs)  # with weight 0 in all outputs before ``end``
         if missing > 0:
             inputs = np.concatenate([inputs, np.zeros(missing, np.float32)])
         rows = np.lib.stride_tricks.sliding_window_view(inputs[:n_read], len(self._table))
-        # BLAS takes no overlapping rows.
+        # BLAS cannot read overlapping rows.
         out: np.ndarray = np.ascontiguousarray(rows[::n_inputs]) @ self._table
         return out.reshape(-1)[self._n_out - begin : end - begin]
 
     def _by_gathering(self, end: int) -> np.ndarray:
-        """Return outputs up to ``end``, for a rate that has a filter for nearly every output."""
+        """Return the outputs up to number ``end`` one filter at a time, for rates with more than
+        MAX_PHASES different filters.
+        """
         if self._table is None:
             phases = np.arange(self._phases)
             fractions = phases * self._stride % self._phases / self._phases
@@ -126,8 +137,8 @@ class Resampler:
         return np.concatenate(parts)
 
     def _filters(self, offsets: np.ndarray, axis: int) -> np.ndarray:
-        """Return float32 filters, which add up to 1 along ``axis``, at ``offsets`` [a, b] from
-        their middle, in inputs.
+        """Return the float32 filter weights at ``offsets`` ``[a, b]``, in inputs from the filter's
+        middle; they add up to 1 along ``axis``.
         """
         # Interpolation is 1e-7 of the window's height off; a Bessel function each is slow.
         at = np.linspace(0, 1, 8193)

@@ -1,4 +1,4 @@
-"""Samples collected from blocks at a file's own rate, as towers take them."""
+"""Collects a sound's samples from blocks at the file's rate, resampled to 16 kHz."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MAX_RATE = 384_000
 
 
 class SoundResampling:
-    """A sound of one channel on its way to 16 kHz, whose length is checked while it grows."""
+    """Resamples a sound of one channel to 16 kHz, block by block, and checks its length as it
+    grows.
+    """
 
     def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
         if not MIN_RATE <= rate <= MAX_RATE:
@@ -29,8 +31,9 @@ class SoundResampling:
         self._n_frames = 0
 
     def add(self, samples: np.ndarray) -> np.ndarray:
-        """Take float32 [n] at the file's rate; return those at 16 kHz that are complete, float32
-        [m]. Raises UnsupportedError beyond the limits, FileError for NaN and infinity.
+        """Add float32 ``[n]`` at the file's rate; return the samples at 16 kHz that are now
+        complete, float32 ``[m]``. Raises UnsupportedError beyond the limits, FileError for NaN and
+        infinity.
         """
         self._n_frames += len(samples)
         self._limits.check_seconds(self._n_frames / self.rate, self._place)
@@ -38,14 +41,18 @@ class SoundResampling:
         return self._resampler.push(samples)
 
     def finish(self) -> np.ndarray:
-        """Return the last samples, float32 [m]. Raises FileError if there were none at all."""
+        """Return the remaining samples, float32 ``[m]``. Raises FileError if the sound had no
+        samples.
+        """
         if not self._n_frames:
             raise FileError("no samples", path=self._place, expected="a sound")
         return self._resampler.finish()
 
 
 class SoundBuffer:
-    """All samples of a sound of one channel at 16 kHz, checked against limits as it grows."""
+    """Collects all samples of a sound of one channel at 16 kHz, and checks the limits
+    as it grows.
+    """
 
     def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
         self._resampling = SoundResampling(rate, limits, place)
@@ -55,7 +62,9 @@ class SoundBuffer:
         self._n_frames = 0
 
     def expect(self, n_frames: int) -> None:
-        """Raise UnsupportedError if so many samples at the file's rate are beyond the limits."""
+        """Raise UnsupportedError if ``n_frames`` samples at the file's rate would exceed the
+        limits.
+        """
         seconds = n_frames / self._resampling.rate
         self._limits.check_seconds(seconds, self._place)
         self._limits.check_bytes("audio", int(seconds * RATE) * 4, self._place)
@@ -74,6 +83,6 @@ class SoundBuffer:
 
 
 def check_finite(samples: np.ndarray, place: str) -> None:
-    """Raise FileError for samples of which some are NaN or infinite."""
+    """Raise FileError if any sample is NaN or infinite."""
     if not np.isfinite(samples).all():
         raise FileError("NaN or infinite samples", path=place)

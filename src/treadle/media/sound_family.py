@@ -1,4 +1,4 @@
-"""The base of families that read sounds."""
+"""The base of families for sounds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class SoundFamily(MediaFamily):
-    """A family of sounds. ``before`` and ``behind``: special tokens around a sound's rows, "" for
-    none; a sound's tokens are causal.
+    """Base of families for sounds, whose tokens attend causally. ``before``, ``behind``: special
+    tokens around a sound's rows, or "".
     """
 
     kind = "audio"
@@ -26,8 +26,8 @@ class SoundFamily(MediaFamily):
     behind: ClassVar[str] = ""
 
     def samples_of(self, data: np.ndarray, n_rows: int, max_rows: int | None) -> np.ndarray:
-        """Return the samples of a sound of so many rows, f32. Raises TreadleError for no samples,
-        or more rows than ``max_rows``.
+        """Return a sound's samples as f32. Raises TreadleError if there are none, or if its
+        ``n_rows`` media rows are more than ``max_rows``.
         """
         if not len(data):
             raise TreadleError("a sound without samples")
@@ -42,7 +42,9 @@ class SoundFamily(MediaFamily):
         n_rows: int,
         n_samples: int,
     ) -> PreparedMedia:
-        """Return what was prepared of ``samples``, which were padded to ``n_samples``."""
+        """Return a sound's prepared form. ``samples``: the sound as given, which ``inputs`` read
+        padded to ``n_samples``; ``n_rows``: its media rows.
+        """
         layout = [each for each in (self.before, range(n_rows), self.behind) if each != ""]
         return PreparedMedia(
             kind=self.kind,

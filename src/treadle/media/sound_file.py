@@ -1,4 +1,4 @@
-"""Decoding of sound files: WAV here, compressed formats by a library in a process of its own."""
+"""Decodes sound files: WAV in this process, compressed formats with a library in a separate one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _START = (
 
 
 def decode_sound(data: bytes, limits: MediaLimits, place: str) -> np.ndarray:
-    """Return a file's samples, float32 [n]: 16 kHz, the mean of its channels.
+    """Return a file's samples, float32 ``[n]`` at 16 kHz: the mean of its channels.
 
-    The format is told from the bytes. Raises UnsupportedError for other formats than WAV, FLAC,
-    Ogg, MP3, AAC, MP4 and WebM and beyond the limits, FileError for a damaged file, TreadleError
-    where the library for a format is not installed.
+    The format is told from the bytes. Raises UnsupportedError for formats other than WAV, FLAC,
+    Ogg, MP3, AAC, MP4 and WebM and beyond the limits, FileError for a damaged file, TreadleError if
+    the library for a format is not installed.
     """
     limits.check_bytes("audio", len(data), place)
     if not data:
@@ -46,7 +46,9 @@ def decode_sound(data: bytes, limits: MediaLimits, place: str) -> np.ndarray:
 
 
 def sound_format(head: bytes, place: str) -> MediaFormat:
-    """Return the format of a file by its first bytes. Raises UnsupportedError."""
+    """Return the format of a sound file from its first bytes. Raises UnsupportedError for any other
+    file.
+    """
     found = media_format(head)
     if found is None or found not in SOUNDS:
         what = "a file of unknown format" if found is None else f"{found.name} is not read"
@@ -57,7 +59,9 @@ def sound_format(head: bytes, place: str) -> MediaFormat:
 
 
 def library_for(found: MediaFormat, place: str) -> str:
-    """Return the name of an installed library that reads a format. Raises TreadleError."""
+    """Return the name of an installed library that decodes a format, "av" or "soundfile". Raises
+    TreadleError if there is none.
+    """
     if is_installed("av"):
         return "av"
     if found in _ONLY_AV:
@@ -80,7 +84,9 @@ def is_installed(library: str) -> bool:
 def _decode_elsewhere(
     data: bytes, found: MediaFormat, library: str, limits: MediaLimits, place: str
 ) -> np.ndarray:
-    """Return the samples of a compressed file, decoded in a process of its own."""
+    """Decode a compressed file in a separate process; return its samples, float32 ``[n]`` at 16
+    kHz.
+    """
     # Imported there only: its constants are the protocol.
     from treadle.media.sound_process import DAMAGED, MEMORY, REFUSED, SAMPLES
 
@@ -117,7 +123,9 @@ def _decode_elsewhere(
 
 
 def decoder_command(request: dict[str, Any]) -> list[str]:
-    """Return the command of a process that decodes; see ``sound_process.serve``."""
+    """Return the command line of a decoding process; ``request``: the argument of
+    ``sound_process.serve``.
+    """
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
     return [interpreter(), *flags, "-c", _START, json.dumps(request), *import_path()]
 
@@ -125,7 +133,9 @@ def decoder_command(request: dict[str, Any]) -> list[str]:
 def decoder_error(
     kind: bytes, text: bytes, found: MediaFormat, limits: MediaLimits, place: str
 ) -> TreadleError:
-    """Return the error that such a process tells."""
+    """Return the exception for an error reply of the decoding process; ``kind``: the reply's first
+    byte, ``text``: the message.
+    """
     from treadle.media.sound_process import MEMORY, REFUSED
 
     told = text.decode("utf-8", "replace")

@@ -1,9 +1,11 @@
-"""Process that decodes one compressed sound: a file on standard input, samples on standard output.
+"""Process that decodes one compressed sound: the file on standard input, samples on standard
+output.
 
-``sound_file`` and ``sound_stream`` start it. Decoders are large C libraries that read what
-strangers wrote: a crash, an endless loop or too much memory ends only this process. The reply
-begins with one byte that tells samples (float32, one channel, 16 kHz) from an error's text. A
-stream is many such replies, each with its length behind the first byte, and an empty ``END``.
+``sound_file`` and ``sound_stream`` start it. Decoders are large C libraries that read untrusted
+data: a crash, an endless loop or too much memory ends only this process. The reply is one byte that
+tells samples from an error, then float32 samples (one channel, 16 kHz) or the error's text. A
+stream is a sequence of such replies, each with its length after the first byte, and an empty
+``END``.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ None."""
 
 
 def serve(request: str) -> NoReturn:
-    """Decode one file. ``request``, JSON: the library and reader, the limits, and the place that
-    errors name.
+    """Decode the sound on standard input, and exit. ``request``: JSON with the library, the reader,
+    the limits, and the name of the sound for errors.
     """
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,7 +67,7 @@ def serve(request: str) -> NoReturn:
 
 
 def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any]:
-    """Return the reply's first byte and the rest of it."""
+    """Decode a whole sound; return the reply's first byte and the rest of it."""
     buffer: SoundBuffer | None = None
     try:
         for rate, samples in blocks:
@@ -80,7 +82,7 @@ def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any
 
 
 def _stream(blocks: Blocks, limits: MediaLimits, place: str) -> None:
-    """Write the reply of a stream."""
+    """Decode a sound and write each block as a reply of a stream."""
     stream: SoundResampling | None = None
     try:
         for rate, samples in blocks:
@@ -104,7 +106,7 @@ def _write(kind: bytes, data: bytes) -> None:
 
 
 def _reply_of(error: Exception) -> tuple[bytes, bytes]:
-    """Return an error's kind, and its text."""
+    """Return the first byte and the text of the reply for an error."""
     if isinstance(error, MemoryError):
         return MEMORY, b""
     text = str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"

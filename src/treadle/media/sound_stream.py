@@ -1,4 +1,4 @@
-"""Sounds of any length, block by block: memory does not grow with them."""
+"""Decodes sounds of any length block by block: memory use does not grow with the length."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from treadle.media.wav import FRAMES, STREAMED, WavFormat, wav_format
 
 LONG_SOUNDS = MediaLimits(sound_bytes=8_000_000_000, sound_seconds=24 * 3600)
 """Limits of sounds that are decoded block by block."""
-_HEAD = 1024  # bytes of which the format is told
+_HEAD = 1024  # bytes from which the format is recognised
 _COPY = 1 << 20
 _MOST_CHUNK = 1 << 16  # bytes of a chunk that describes the samples
 _MOST_SKIPPED = 1 << 24  # bytes of other chunks before the samples
-_AHEAD = 8  # blocks that are decoded before they are asked for
+_AHEAD = 8  # blocks decoded in advance
 
 
 class SoundStream:
-    """A sound's samples at 16 kHz, one channel, as float32 blocks. Iterate once, and ``close`` it.
+    """A sound's samples at 16 kHz, one channel, as float32 blocks. Iterate once, then ``close``.
 
-    seconds: the sound's length as its file tells it, None if it does not. Iterating raises
+    seconds: the sound's length as its file states it; None if it does not. Iterating raises
     FileError for a damaged or empty file, UnsupportedError beyond the limits.
     """
 
@@ -67,11 +67,12 @@ class SoundStream:
 def open_sound_stream(
     source: Any, limits: MediaLimits = LONG_SOUNDS, place: str | None = None
 ) -> SoundStream:
-    """Open a sound.
+    """Open a sound for decoding block by block.
 
-    ``source``: what ``read_sound`` takes, or an open binary file, such as a pipe. ``place`` names
-    it in errors. Raises FileError for a damaged or empty file, UnsupportedError for another format
-    and beyond the limits, TreadleError for any other type, and without the library for a format.
+    ``source``: as for ``read_sound``, or an open binary file, such as a pipe. ``place`` names it in
+    errors. Raises FileError for a damaged or empty file, UnsupportedError for another format and
+    beyond the limits, TreadleError for any other type, or if the library for a format is not
+    installed.
     """
     is_array = isinstance(source, np.ndarray) or (
         isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], np.ndarray)
@@ -96,7 +97,9 @@ def _name(source: Any) -> str:
 
 
 def _opened(source: Any, limits: MediaLimits, place: str) -> IO[bytes]:
-    """Return the source as an open file. One that is given stays open for its owner."""
+    """Return the source as an open file; closing it does not close a file that the
+    caller opened.
+    """
     if isinstance(source, str | os.PathLike):
         text = os.fsdecode(source)
         if not is_data_url(text) and not is_address(text):
@@ -116,7 +119,9 @@ def _opened(source: Any, limits: MediaLimits, place: str) -> IO[bytes]:
 
 
 class _KeptOpen(io.RawIOBase):
-    """An open file of somebody else's, read from where it stands; closing it does nothing."""
+    """A file that the caller opened, read from its current position; closing this wrapper does not
+    close the file.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -125,7 +130,7 @@ class _KeptOpen(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        # A pipe gives what is there; ``read`` of its buffered file waits for all.
+        # ``read1`` returns the bytes available in a pipe; ``read`` would wait for all.
         read = getattr(self._file, "read1", self._file.read)
         data = read(len(buffer))
         if not isinstance(data, bytes):
@@ -149,7 +154,7 @@ def _stream_of(file: IO[bytes], limits: MediaLimits, place: str) -> SoundStream:
 
 
 class _PartReader:
-    """Reads a file, perhaps a pipe, in parts; its bytes are counted against the limits."""
+    """Reads a file or a pipe in parts, and checks the number of bytes against the limits."""
 
     def __init__(self, file: IO[bytes], limits: MediaLimits, place: str) -> None:
         self._file = file
@@ -161,13 +166,13 @@ class _PartReader:
         """Bytes of a regular file that were not read; None of a pipe."""
 
     def peek(self, n: int) -> bytes:
-        """Return the next ``n`` bytes, or fewer at the end, without taking them."""
+        """Return the next ``n`` bytes, or fewer at the end, without consuming them."""
         while len(self._head) < n and (part := self._part(n - len(self._head))):
             self._head += part
         return self._head[:n]
 
     def read(self, n: int) -> bytes:
-        """Take the next ``n`` bytes, or fewer at the end."""
+        """Consume and return the next ``n`` bytes, or fewer at the end."""
         parts = [self._head[:n]]
         self._head = self._head[n:]
         n -= len(parts[0])
@@ -189,7 +194,9 @@ class _PartReader:
         return part
 
     def as_regular_file(self) -> IO[bytes]:
-        """Return the whole as a regular file that stands at its beginning: itself, or a copy."""
+        """Return the whole sound as a regular file at position 0: the file itself, or a temporary
+        copy.
+        """
         if self.left is not None and not isinstance(self._file, io.BytesIO):
             again = os.fdopen(os.dup(self._file.fileno()), "rb")
             again.seek(0)
@@ -209,7 +216,9 @@ class _PartReader:
 
 
 def _bytes_left(file: IO[bytes]) -> int | None:
-    """Return the size of a regular file of ours, or of bytes; None of anything else."""
+    """Return the size of a file that this module opened, or of bytes; None for the caller's files
+    and pipes.
+    """
     if isinstance(file, io.BytesIO):
         return len(file.getbuffer())
     if isinstance(getattr(file, "raw", None), _KeptOpen) or not file.seekable():
@@ -230,7 +239,9 @@ def _wav_stream(reader: _PartReader, limits: MediaLimits, place: str) -> SoundSt
 
 
 def _wav_head(reader: _PartReader, place: str) -> tuple[WavFormat, int | None]:
-    """Read up to the samples; return their form, and how many bytes they are, None of a pipe."""
+    """Read a WAV file up to its samples; return their format, and how many bytes they are (None for
+    a pipe).
+    """
     reader.read(12)
     described: bytes | None = None
     skipped = 0
@@ -243,7 +254,7 @@ def _wav_head(reader: _PartReader, place: str) -> tuple[WavFormat, int | None]:
             form = wav_format(memoryview(described), place)
             left = reader.left
             if left is None:
-                # A program that writes into a pipe does not know the size: it tells a large one.
+                # A program that writes to a pipe cannot know the size; it states a large one.
                 return form, None
             if size == STREAMED:
                 size = left
@@ -292,7 +303,7 @@ def _wav_blocks(
 def _decoded_stream(
     file: IO[bytes], found: MediaFormat, library: str, limits: MediaLimits, place: str
 ) -> SoundStream:
-    """Decode a regular file in a process of its own."""
+    """Decode a compressed regular file in a separate process; return its stream."""
     # Imported there only: its constants are the protocol.
     from treadle.media.sound_process import LENGTH
 
@@ -346,7 +357,7 @@ def _process_blocks(parts: _ProcessParts, kind: bytes, data: bytes | None) -> It
 
 
 class _ProcessParts:
-    """The parts that a process sends, which a thread reads a few ahead of their use."""
+    """The replies of a decoding process, which a thread reads up to _AHEAD blocks in advance."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], found: MediaFormat, limits: MediaLimits, place: str
@@ -382,7 +393,9 @@ class _ProcessParts:
                     return
 
     def next(self) -> tuple[bytes, bytes]:
-        """Return the next part. Raises FileError and UnsupportedError, as the process tells."""
+        """Return the next reply: its first byte, and its data. Raises FileError or UnsupportedError
+        for an error reply, if the process ended early, or if a block takes too long.
+        """
         from treadle.media.sound_process import DAMAGED, MEMORY, REFUSED
 
         seconds = self._limits.decoding_seconds

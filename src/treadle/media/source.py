@@ -1,4 +1,4 @@
-"""Pictures and sounds in every form that a caller gives, as pixels and samples."""
+"""Reads pictures as pixels and sounds as samples, from every form that a caller may give."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def read_picture(
     policy: AddressPolicy = CLOSED,
     place: str | None = None,
 ) -> np.ndarray:
-    """Return a picture as uint8 [h, w, 3]: red, green, blue, upright, with alpha put on white.
+    """Return a picture as uint8 ``[h, w, 3]``: red, green, blue, upright, with alpha blended with
+    white.
 
-    ``source``: a path, the bytes of a file (PNG, JPEG, WebP, BMP, or GIF, whose first frame is
-    read), a ``data:`` URL of base64, an http(s) address where ``policy`` allows it, an image of
+    ``source``: a path, the bytes of a file (PNG, JPEG, WebP, BMP, or GIF, of which the first frame
+    is read), a ``data:`` URL of base64, an http(s) address if ``policy`` allows it, an image of
     Pillow's, or an array (see ``rgb_of_array``). ``place`` names it in errors.
 
     Raises FileError for a file that is damaged or cannot be opened, UnsupportedError for another
-    format and beyond ``limits``, TreadleError for any other type, and without Pillow.
+    format and beyond ``limits``, TreadleError for any other type, or if Pillow is not installed.
     """
     if isinstance(source, np.ndarray):
         return rgb_of_array(source, place or "the picture", limits)
@@ -53,8 +54,9 @@ def read_picture_size(
     limits: MediaLimits = LIMITS,
     policy: AddressPolicy = CLOSED,
 ) -> tuple[int, int]:
-    """Return the height and width of what ``read_picture`` gives of a path or an address, without
-    decoding its pixels. Raises as ``read_picture`` does, but finds no damage behind the header.
+    """Return the height and width that ``read_picture`` would give for a path or an address,
+    without decoding pixels. Raises as ``read_picture`` does, but does not find damage after the
+    header.
     """
     data = read_bytes(source, "image", limits, policy)
     return upright_size(data, limits, _name(source, "image"))
@@ -66,14 +68,14 @@ def read_sound(
     policy: AddressPolicy = CLOSED,
     place: str | None = None,
 ) -> np.ndarray:
-    """Return a sound as float32 [n]: 16,000 samples a second, the mean of its channels.
+    """Return a sound as float32 ``[n]``: 16,000 samples a second, the mean of its channels.
 
-    ``source``: a path, the bytes of a file (WAV; FLAC, Ogg, MP3, AAC, MP4 and WebM where a library
-    for them is installed), a ``data:`` URL of base64, an http(s) address where ``policy`` allows
-    it, an array [n] or [n, channels] of floats or int16 at 16 kHz, or a tuple of such an array and
+    ``source``: a path, the bytes of a file (WAV; FLAC, Ogg, MP3, AAC, MP4 and WebM if a library for
+    them is installed), a ``data:`` URL of base64, an http(s) address if ``policy`` allows it, an
+    array ``[n]`` or ``[n, channels]`` of floats or int16 at 16 kHz, or a tuple of such an array and
     its rate. ``place`` names it in errors.
 
-    Raises as ``read_picture`` does.
+    Raises FileError, UnsupportedError and TreadleError as ``read_picture`` and ``decode_sound`` do.
     """
     place = place or _name(source, "audio")
     array = source
@@ -87,7 +89,7 @@ def read_sound(
 
 
 def _samples(array: np.ndarray, rate: int, limits: MediaLimits, place: str) -> np.ndarray:
-    """Return an array's samples, float32 [n] at 16 kHz."""
+    """Convert an array of samples at ``rate`` to float32 ``[n]`` at 16 kHz."""
     if array.ndim not in (1, 2) or (array.dtype.kind != "f" and array.dtype != np.int16):
         raise TreadleError(
             f"{place}: an array of {array.dtype}, shape {list(array.shape)}: expected floats or "
@@ -116,7 +118,7 @@ def read_bytes(
 ) -> bytes:
     """Return a file's bytes from a path, bytes, a ``data:`` URL or an http(s) address.
 
-    Raises as ``read_picture`` does; nothing larger than the limit is read.
+    Raises as ``read_picture`` does. At most one byte more than the limit is read.
     """
     place = place or _name(source, kind)
     if isinstance(source, bytes | bytearray | memoryview):
@@ -126,7 +128,7 @@ def read_bytes(
         if is_data_url(source):
             return decode_data_url(source, kind, limits, place)
         if is_address(source):
-            from treadle.media.addresses import fetch_media  # and with it http and ssl
+            from treadle.media.addresses import fetch_media  # imports http and ssl
 
             return fetch_media(source, policy, place)
     if isinstance(source, str | os.PathLike):
@@ -140,7 +142,7 @@ def read_bytes(
 def _read_file(path: Path, kind: MediaKind, limits: MediaLimits, place: str) -> bytes:
     try:
         with path.open("rb") as file:
-            # A pipe tells no size: one byte more than the limit is enough to know.
+            # A pipe has no size; reading one byte more than the limit shows whether it is exceeded.
             limits.check_bytes(kind, os.fstat(file.fileno()).st_size, place)
             data = file.read(limits.file_bytes(kind) + 1)
     except (OSError, ValueError) as error:
@@ -151,7 +153,9 @@ def _read_file(path: Path, kind: MediaKind, limits: MediaLimits, place: str) -> 
 
 
 def _name(source: Any, kind: MediaKind) -> str:
-    """Return how errors name a source."""
+    """Return the name of a source for error messages: its path or address, or "the picture", "the
+    sound".
+    """
     if isinstance(source, str | os.PathLike) and not is_data_url(os.fsdecode(source)):
         return os.fsdecode(source)[:200]
     return f"the {NOUNS[kind]}"

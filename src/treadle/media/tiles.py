@@ -1,7 +1,7 @@
-"""Pictures cut into tiles: how many rows and columns of tiles, and the cut itself.
+"""Cuts pictures into tiles, and chooses how many rows and columns of tiles.
 
-Towers that were trained on one square size see a large picture as a grid of tiles of that size, and
-mostly the whole picture once more, scaled to one tile.
+Towers that were trained on squares of one size read a large picture as a grid of tiles of that
+size, and usually the whole picture once more, scaled to one tile.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Size = tuple[int, int]  # height and width
 
 
 def tiles_of(pixels: np.ndarray, height: int, width: int) -> list[np.ndarray]:
-    """Cut ``pixels`` ``[h, w, ...]``, whose sides are multiples of the tile's, into tiles, row by
-    row.
+    """Cut ``pixels`` ``[h, w, ...]`` into tiles of ``height`` x ``width``, row by row; the tiles
+    are views. The picture's sides must be multiples of the tile's.
     """
     return [
         pixels[top : top + height, left : left + width]
@@ -28,12 +28,12 @@ def tiles_of(pixels: np.ndarray, height: int, width: int) -> list[np.ndarray]:
 
 
 def closest_grid(size: Size, tile: int, n_min: int, n_max: int) -> Size:
-    """Return rows and columns of the grid of ``n_min`` to ``n_max`` tiles whose shape is closest to
-    the picture's.
+    """Return the rows and columns of the grid of ``n_min`` to ``n_max`` tiles whose ratio is
+    closest to the picture's.
 
-    Of grids of one shape, the largest that has less than twice the picture's pixels is taken, else
-    the smallest. The rule is InternVL's ("dynamic resolution", 2024), with transformers' order of
-    candidates.
+    Of grids of one ratio, the largest with less than twice the picture's pixels is taken, else the
+    smallest. The rule is InternVL's ("dynamic resolution", 2024), with the order of candidates in
+    transformers.
     """
     height, width = size
     grids = [
@@ -54,10 +54,10 @@ def closest_grid(size: Size, tile: int, n_min: int, n_max: int) -> Size:
 
 
 def tiles_within(max_rows: int | None, per_tile: int, default: int) -> int:
-    """Return how many tiles, besides the whole picture as one tile more, have at most ``max_rows``
-    media rows in all, if each has ``per_tile``; at most ``default``. None bounds nothing.
+    """Return how many tiles of ``per_tile`` media rows each, with the whole picture as one more,
+    fit ``max_rows``: at least 1, at most ``default``. None: ``default``.
 
-    Raises TreadleError if a single tile has more rows.
+    Raises TreadleError if a single tile has more than ``max_rows``.
     """
     if max_rows is None:
         return default

@@ -1,8 +1,8 @@
-"""Runs a tower or a projector as plans on a device.
+"""Runs the plans of a tower or a projector on a device.
 
-Keys and values live for one layer: all layers of a run use the same pages. Rows of one picture (an
-*item*) see each other; a run may have several items. In layers with windows, rows see those of
-their window.
+Keys and values are kept for one layer only: all layers of a run use the same pages. The rows of one
+picture (an *item*) attend to each other; a run may have several items. In layers with windows, rows
+attend within their window.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from treadle.models.towers.config import TowerConfig
     from treadle.plan.plan import DeviceMemory, Plan, Storage
 
-SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
+SMALLEST = 256  # rows of the smallest plan; more than attention's "few"
 MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
-LARGE = 4 << 20  # bytes of rows whose copies take milliseconds: a slice of their own
+LARGE = 4 << 20  # bytes whose copying takes milliseconds: then a slice of its own
 PAGES = "f32"  # format of keys and values
 Report = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class RunItem:
-    """Consecutive rows of a run that see each other. ``windows``: the first rows of its windows in
-    ascending order, from 0; empty for a tower without windows.
+    """Consecutive rows of a run that attend to each other. ``windows``: the first row of each
+    window, in ascending order from 0; () for a tower without windows.
     """
 
     n_rows: int
@@ -51,19 +51,19 @@ class RunItem:
 
 
 class LayerPool(Pool):
-    """A pool whose pages hold one layer at a time: a tower reads no keys of a layer again."""
+    """A pool whose pages are reused by every layer: a tower never reads a layer's keys again."""
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
         super().__init__(device, replace(spec, layers=spec.layers[:1]), index, kv, n_pages)
         self.layers = spec.layers
 
     def layer_off(self, layer: int) -> int:
-        """Return the byte offset of a layer's part in a page: the same for all layers."""
+        """Return 0: all layers have the same part of a page."""
         return 0
 
 
 class TowerCache(KVCache):
-    """The pages of one plan's runs. They keep nothing between runs, and have no sequences."""
+    """The pages for one plan's runs. They keep nothing between runs, and belong to no sequences."""
 
     def __init__(self, specs: Sequence[PoolSpec], device: Storage, n_rows: int, kv: str) -> None:
         self.kv = kv
@@ -75,7 +75,7 @@ class TowerCache(KVCache):
 
 
 class TowerInputs(Inputs):
-    """The inputs of a tower's runs, in one block of memory that the plan's steps read."""
+    """The inputs of a tower's runs, in one block of memory that the plan's kernels read."""
 
     def __init__(self, plan: Plan, cache: TowerCache, storage: Storage) -> None:
         self._cache = cache
@@ -94,8 +94,8 @@ class TowerInputs(Inputs):
             self._set(name, offset)
 
     def lay_out(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
-        """Write a run. ``ropes``: for each table cosines and sines of every row, f32
-        ``[n_rows, 2, dims / 2]``.
+        """Write the inputs of a run. ``ropes``: for each rope table the cosines and sines of every
+        row, f32 ``[n_rows, 2, dims / 2]``.
         """
         n_rows = sum(item.n_rows for item in items)
         for field, count in {"n_tokens": n_rows, "n_outputs": 0, "n_parts": 0}.items():
@@ -120,7 +120,9 @@ class TowerInputs(Inputs):
             self._array_at(at, len(records), ITEM)[:] = records
 
     def _records(self, pool: int, items: Sequence[RunItem], *, windowed: bool) -> np.ndarray:
-        """Return a pool's attention items: tiles of rows that see the same keys."""
+        """Return a pool's attention items: tiles of query rows with the range of keys that they
+        attend to.
+        """
         made: list[tuple[int, ...]] = []
         row = page = 0
         at = self[numbered("attn_items", pool)]
@@ -144,20 +146,24 @@ def _n_pages(item: RunItem) -> int:
 
 
 class TowerPlan:
-    """A plan of one size, ready to run: kernels compiled, buffers in an arena."""
+    """A plan for runs of up to one number of rows, ready to run: kernels compiled, buffers in an
+    arena.
+    """
 
     def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
         self.plan = plan
         self.inputs = inputs
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
-        """Place the plan's buffers in ``arena``."""
+        """Place the plan's buffers in ``arena`` and prepare its kernels."""
         self.program = device.ready(self.plan, arena, self.inputs.memory)
         self.slices = StepSlices(device, self.program)
         self.arena = arena
 
     def write(self, name: str, rows: np.ndarray) -> None:
-        """Write the rows that a run is given."""
+        """Write a run's input rows, f32 ``[n, width]``, to the buffer ``name``; rows are padded
+        with zeros to its width.
+        """
         buffer = self.plan.takes[name]
         n, width = rows.shape
         if 4 * width < buffer.row_bytes:
@@ -168,7 +174,7 @@ class TowerPlan:
         self.arena.write(self.plan.offsets[buffer], given.reshape(-1).view(np.uint8))
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
-        """Return a copy of a result, f32 ``[n_rows, width]``."""
+        """Return a copy of the result ``name``, f32 ``[n_rows, width]``."""
         buffer = self.plan.outputs[name]
         data = self.arena.read(self.plan.offsets[buffer], n_rows * buffer.row_bytes)
         rows = data.view(np.float32).reshape(n_rows, -1)
@@ -179,9 +185,9 @@ class TowerEngine:
     """Runs one tower or projector. Raises FileError for a tensor that is missing or has another
     shape.
 
-    ``exact``: all products in f32; else see ``int16`` of ``Device.plan``. ``lock``: held during
-    each slice of a run, for a device that others use too. Plans are made once per size class: the
-    next power of two of the rows.
+    ``exact``: all products in f32 (otherwise see ``int16`` of ``Device.plan``). ``lock``: held
+    during each slice of a run, for a device that others use too. Plans are made once for each size:
+    numbers of rows are rounded up to a power of two.
     """
 
     def __init__(
@@ -199,8 +205,8 @@ class TowerEngine:
         self._arena_bytes = 0
 
     def plan_for(self, n_rows: int) -> TowerPlan:
-        """Return the prepared plan for runs of up to so many rows. Raises TreadleError for more
-        than ``MOST_ROWS``.
+        """Return the plan for runs of up to ``n_rows``, made at the first call. Raises TreadleError
+        for more than MOST_ROWS.
         """
         if n_rows > MOST_ROWS:
             name = self.config.arch.name
@@ -211,7 +217,7 @@ class TowerEngine:
         return self._ready[size]
 
     def warm(self, n_rows: int) -> None:
-        """Compile the plan for runs of up to so many rows."""
+        """Compile the plan for runs of up to ``n_rows``."""
         with self._lock:
             self.plan_for(n_rows)
 
@@ -236,11 +242,12 @@ class TowerEngine:
         ropes: Sequence[np.ndarray] = (),
         report: Report | None = None,
     ) -> Generator[None, None, dict[str, np.ndarray]]:
-        """Run the rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of the
-        work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
-        ``ropes``: see ``TowerInputs.lay_out``; ``report`` is called after each slice with the share
-        of the work that is done. A second run must not begin before the first
-        has ended.
+        """Run the input rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of
+        the work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
+
+        ``items``: they divide the rows. ``ropes``: as in ``TowerInputs.lay_out``. ``report`` is
+        called after each slice with the share of the work that is done, 0 to 1. A second run must
+        not begin before the first has ended.
         """
         n_rows = len(given[GIVEN])
         assert n_rows == sum(item.n_rows for item in items)

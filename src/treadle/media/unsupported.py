@@ -1,4 +1,4 @@
-"""Projector types of llama.cpp that treadle does not support, and the reasons.
+"""Projector types of llama.cpp that treadle does not support, and why.
 
 The types are those of llama.cpp's ``tools/mtmd/clip-impl.h`` (September 2026), and ``gemma3n``'s.
 """

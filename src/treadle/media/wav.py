@@ -1,4 +1,4 @@
-"""WAV files: samples as numbers from -1 to 1.
+"""Reads WAV files: samples as float32 from -1 to 1.
 
 Source: Microsoft's "Multimedia Programming Interface and Data Specifications 1.0" (1991) and
 "Multiple channel audio data and WAVE files" (2007).
@@ -27,10 +27,11 @@ FRAMES = 1 << 18  # of one block
 
 @dataclass(frozen=True)
 class WavFormat:
-    """The form of a WAV file's samples.
+    """Format of a WAV file's samples.
 
-    rate: frames a second; a frame has one sample for each channel. codec: ``PCM`` or ``FLOAT``.
-    bits: of a sample.
+    rate: frames a second; a frame has one sample for each channel.
+    codec: ``PCM`` or ``FLOAT``.
+    bits: bits of a sample.
     """
 
     rate: int
@@ -40,16 +41,16 @@ class WavFormat:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of a frame."""
+        """Number of bytes of a frame."""
         return self.channels * self.bits // 8
 
     def mono(self, data: bytes | memoryview) -> np.ndarray:
-        """Return the mean of the channels of whole frames, float32 [n]."""
+        """Decode whole frames; return the mean of their channels, float32 ``[n_frames]``."""
         samples = self._decoded(data)
         return samples if self.channels == 1 else samples.reshape(-1, self.channels).mean(1)
 
     def _decoded(self, data: bytes | memoryview) -> np.ndarray:
-        """Return samples as float32 [n]."""
+        """Return all samples as float32 ``[n_frames * channels]``, channels interleaved."""
         if self.codec == FLOAT:
             with np.errstate(over="ignore"):  # infinite then, which is refused
                 return np.frombuffer(data, f"<f{self.bits // 8}").astype(np.float32)
@@ -78,7 +79,7 @@ class WavSound:
         return self.format.rate
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield the mean of the channels as float32 [n], block by block."""
+        """Yield the mean of the channels as float32 ``[n]``, in blocks of at most FRAMES frames."""
         n_bytes = self.format.frame_bytes
         for begin in range(0, self.n_frames, FRAMES):
             end = min(begin + FRAMES, self.n_frames)
@@ -86,10 +87,10 @@ class WavSound:
 
 
 def open_wav(data: bytes, place: str) -> WavSound:
-    """Read a WAV file's header.
+    """Read a WAV file's header; return its samples, not yet decoded.
 
-    Raises FileError for a damaged or cut file, UnsupportedError for samples in another form than
-    integers of 8, 16, 24 or 32 bits and floats of 32 or 64.
+    Raises FileError for a damaged or cut file, UnsupportedError for samples other than integers of
+    8, 16, 24 or 32 bits and floats of 32 or 64.
     """
     view = memoryview(data)
     described: memoryview | None = None
@@ -116,7 +117,9 @@ def open_wav(data: bytes, place: str) -> WavSound:
 
 
 def wav_format(described: memoryview, place: str) -> WavFormat:
-    """Read the contents of a chunk ``fmt``. Raises FileError and UnsupportedError."""
+    """Return the format that the contents of a ``fmt`` chunk describe. Raises FileError and
+    UnsupportedError.
+    """
     try:
         codec, channels, rate, _, n_bytes, bits = struct.unpack_from("<HHIIHH", described)
         if codec == EXTENSIBLE:

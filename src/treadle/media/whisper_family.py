@@ -1,4 +1,4 @@
-"""Whisper's encoder as a tower: two convolutions, learned positions, layers."""
+"""The base of families with Whisper's encoder: two convolutions, learned positions, layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ TEXT_WIDTH = 4096  # transformers' own, which Qwen2-Audio's folders omit
 
 
 class WhisperTower(SoundFamily):
-    """A family whose tower is Whisper's encoder, with its last norm in ``tail``."""
+    """Base of families whose tower is Whisper's encoder. ``tail``: stages after its layers, by
+    default the last norm.
+    """
 
     stem_share = 0.02
     tail: tuple[TowerStage, ...] = (NormStage("post_ln"),)
@@ -48,25 +50,27 @@ class WhisperTower(SoundFamily):
 
     @property
     def n_positions(self) -> int:
-        """Most rows of one pass."""
+        """Most rows of one pass of the tower's layers."""
         return len(self._table)
 
     @property
     def n_frames(self) -> int:
-        """Most frames of one pass."""
+        """Most mel frames of one pass."""
         return prod(STEPS) * self.n_positions
 
     @property
     def n_samples(self) -> int:
-        """Most samples of one pass."""
+        """Most samples of one pass, at 16 kHz."""
         return HOP * self.n_frames
 
     def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Return the im2col rows for convolution number ``stage``; after the last one, the rows
+        unchanged.
+        """
         return rows if stage == len(self.stems) else rows_of_1d(rows, STEPS[stage])
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions of the first ``grid[1]`` rows."""
         return GridInputs(rows={POSITIONS: self._table[: grid[1]]})
 
 
@@ -76,7 +80,9 @@ def tower_of_clip(
     n_given: int = 0,
     stem: tuple[TowerStage, ...] = (),
 ) -> TowerConfig:
-    """Return ``whisper_tower`` with a projector file's sizes."""
+    """Return the configuration of Whisper's encoder (``whisper_tower``) with the sizes of a
+    projector file.
+    """
     return whisper_tower(
         clip.projector_type,
         n_embd=clip.n_embd,
@@ -91,15 +97,16 @@ def tower_of_clip(
 
 
 def stack_factor(clip: ClipConfig) -> int:
-    """Return how many states are joined to one row."""
+    """Return how many states are joined to one media row, from the file's key."""
     return clip.keys.integer("projector.stack_factor", lo=1, hi=64)
 
 
 def read_encoder(
     config: MetadataReader, projector_type: str, *, width: int | None = TEXT_WIDTH
 ) -> dict[str, Any]:
-    """Return the keys of a Hugging Face folder's encoder, ``audio_config``. ``width``: that of the
-    decoder if ``text_config`` omits it; None: the folder need not have one.
+    """Return the projector file's keys for a Hugging Face folder's encoder, ``audio_config``.
+    ``width``: the decoder's width if ``text_config`` omits it; None: the folder may lack
+    ``text_config``, and the width stays unknown.
     """
     audio = part_of(config, "audio_config")
     text = config.within("text_config") if width is None else part_of(config, "text_config")
@@ -147,7 +154,7 @@ PREFIXES = ("audio_tower.", "multi_modal_projector.")
 
 
 def column(bias: np.ndarray) -> np.ndarray:
-    """Return a convolution's bias as projector files have it: ``[n, 1]``."""
+    """Return a convolution's bias ``[n]`` in the shape of projector files: ``[n, 1]``."""
     return bias[:, None]
 
 

@@ -1,4 +1,6 @@
-"""Weights of cross attention: which rows of the sound the decoder attended to at each token."""
+"""Weights of the decoder's cross attention: the rows of the sound that it attends to
+at each token.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 def cross_weights(
     engine: Engine, window: EncodedWindow, ids: Sequence[int], heads: Sequence[tuple[int, int]]
 ) -> np.ndarray:
-    """Return the weights of some heads, each a layer and a head of it, when the decoder reads
-    ``ids``: f32 ``[n_heads, n_ids, n_keys]``.
+    """Return the cross-attention weights of ``heads`` (layer, head) when the decoder reads ``ids``:
+    f32 ``[n_heads, n_ids, n_keys]``.
 
     Raises TreadleError for no ids or a closed window, ContextFullError for too many ids.
     """
@@ -40,8 +42,8 @@ def cross_weights(
 def _queries(
     engine: Engine, window: EncodedWindow, ids: Sequence[int], layers: Sequence[int]
 ) -> dict[int, np.ndarray]:
-    """Run ``ids`` in a sequence of their own; return the scaled queries of layers' cross attention,
-    f32 ``[n_ids, n_head, head_dim]``.
+    """Run ``ids`` in a temporary sequence; return by layer the scaled queries of its cross
+    attention, f32 ``[n_ids, n_head, head_dim]``. ``layers`` must be in ascending order.
     """
     row = engine.cache.sequence()
     row.attend_to(window.keys.hold())

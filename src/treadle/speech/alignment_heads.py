@@ -1,7 +1,7 @@
-"""Alignment heads of OpenAI's models, for files that do not name them.
+"""Alignment heads of OpenAI's models, for files that do not list them.
 
-OpenAI chose the heads of the decoder's cross attention that follow the words' times. A model is
-told from its sizes: large-v1 has those of large-v2, whose heads it gets.
+OpenAI chose those heads of the decoder's cross attention whose weights follow the words in time. A
+model is recognised by its sizes; large-v1 has the sizes of large-v2, and gets its heads.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _HEADS: Mapping[str, Heads] = {
 
 
 def usual_heads(n_layer: int, n_head: int, n_vocab: int) -> tuple[tuple[int, int], ...]:
-    """Return layer and head of a model's alignment heads; of none of OpenAI's models, all heads of
-    the upper half of the layers.
+    """Return (layer, head) of each alignment head of OpenAI's model with these sizes; for other
+    sizes, all heads of the upper half of the layers.
     """
     suffix = {N_VOCAB_ENGLISH: ".en", N_VOCAB_V3: ".v3"}.get(n_vocab, "")
     heads = _HEADS.get(_SIZES.get((n_layer, n_head), "") + suffix)

@@ -1,4 +1,4 @@
-"""Encoded windows, and batches of texts that a decoder writes over them."""
+"""Encoded windows of sound, and batches of texts that the decoder writes for them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class EncodedWindow:
-    """A window's keys and values in the decoder's cross attention. Close it, or use it as a context
-    manager; the pages are free once no batch uses it either.
+    """An encoded window: its keys and values for the decoder's cross attention. Close it, or use it
+    as a context manager; its pages are freed once no batch uses it either.
     """
 
     def __init__(self, engine: Engine, keys: EncodedKeys) -> None:
@@ -29,18 +29,20 @@ class EncodedWindow:
 
     @property
     def engine(self) -> Engine:
-        """The engine whose memory it is in."""
+        """The engine in whose cache the window is."""
         return self._engine
 
     @property
     def keys(self) -> EncodedKeys:
-        """Its keys and values. Raises TreadleError if it is closed."""
+        """The window's keys and values. Raises TreadleError if it is closed and no
+        batch uses it.
+        """
         if not self._keys.holders:
             raise TreadleError("the encoded window is closed")
         return self._keys
 
     def close(self) -> None:
-        """Release it; a second call does nothing."""
+        """Release the window; a second call does nothing."""
         with self._engine.lock:
             if not self._closed:
                 self._closed = True
@@ -54,10 +56,12 @@ class EncodedWindow:
 
 
 class DecoderBatch:
-    """Rows of text, each over its window. Use it as a context manager, or ``close`` it."""
+    """Rows of text, each of which attends to its window. Use it as a context manager, or ``close``
+    it.
+    """
 
     def __init__(self, engine: Engine, windows: Sequence[EncodedWindow]) -> None:
-        """Begin an empty row over each window. Raises TreadleError for a closed window, or one of
+        """Begin an empty row for each window. Raises TreadleError for a window that is closed or of
         another model.
         """
         self._engine = engine
@@ -82,26 +86,27 @@ class DecoderBatch:
 
     @property
     def ids(self) -> list[list[int]]:
-        """The ids of each row that were run: prompts and texts."""
+        """The ids that each row has read: prompt and text."""
         return [list(row.ids) for row in self._rows]
 
     def step(self, ids: Sequence[Sequence[int]]) -> np.ndarray:
-        """Append ``ids[i]`` to row ``i``; return the logits behind the last of each, f32
+        """Append ``ids[i]`` to row ``i``; return the logits after the last id of each row, f32
         ``[n_rows, n_vocab]``, a copy. Rows may get different numbers of ids, each at least one:
-        prompts first, then mostly one. Rows that begin alike cost less if one row reads what they
-        share, and ``select`` duplicates it.
+        first the prompt, then usually one. If rows begin alike, it is cheaper to let one row read
+        the common ids and duplicate it with ``select``.
 
-        Raises TreadleError for a row without ids, an id that is not in the vocabulary, or another
-        number of rows; ContextFullError for more than ``config.n_text_ctx`` ids in a row; then no
-        row has changed.
+        Raises TreadleError for a row without ids, an id outside the vocabulary, or another number
+        of rows; ContextFullError for more than ``config.n_text_ctx`` ids in a row. Then no row has
+        changed.
         """
         return self._run(ids, [len(each) - 1 for each in ids])[1]
 
     def logits_at(
         self, ids: Sequence[Sequence[int]], places: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As ``step``, and return the logits behind id ``places[i]`` of row ``i``'s ``ids`` too:
-        behind ``sot``, they tell whether there is speech. Those of ``step`` come second.
+        """As ``step``, but return two arrays of logits: those after id ``places[i]`` of row ``i``'s
+        ``ids``, then those after the last id. The logits after ``sot`` tell whether there is
+        speech.
         """
         if len(places) != len(ids):
             raise TreadleError(f"{len(places)} places for {len(ids)} rows")
@@ -113,7 +118,7 @@ class DecoderBatch:
     def _run(
         self, ids: Sequence[Sequence[int]], places: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logits behind each row's place, and behind its last id."""
+        """Run ``ids``; return the logits after each row's place, and those after its last id."""
         engine = self._engine
         if len(ids) != len(self._rows):
             raise TreadleError(f"ids of {len(ids)} rows: expected {len(self._rows)}")
@@ -131,7 +136,7 @@ class DecoderBatch:
             starts = [len(row) for row in self._rows]
             try:
                 for rows in self._in_runs(given, places):
-                    # Logits of a row's last ids, from the first that is wanted to the last.
+                    # Each row's logits from the wanted place to its last id.
                     wanted = [len(given[i]) - places[i] for i in rows]
                     items = zip(rows, wanted, strict=True)
                     parts = [BatchItem(self._rows[i], given[i], n) for i, n in items]
@@ -147,14 +152,14 @@ class DecoderBatch:
         return self._joined(at_places), self._joined(at_ends)
 
     def _joined(self, found: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the rows of all runs."""
+        """Concatenate the logits of all runs."""
         if len(found) == 1:
             return found[0]
         none = np.empty((0, self._engine.config.n_vocab), np.float32)
         return np.concatenate([none, *found])
 
     def _in_runs(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> Iterator[list[int]]:
-        """Group rows, in order, into runs that the engine takes."""
+        """Group rows, in order, into runs that fit the engine's limits of tokens and outputs."""
         rows: list[int] = []
         n = n_outputs = 0
         for i, each in enumerate(ids):
@@ -171,8 +176,8 @@ class DecoderBatch:
             yield rows
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep the rows with these numbers, in this order; a number given twice duplicates its
-        row, which costs a copy of one page. Raises TreadleError for a number that is no row's.
+        """Keep the rows with these numbers, in this order. A number given twice duplicates its row,
+        which costs a copy of one page. Raises TreadleError for a number that no row has.
         """
         if wrong := [i for i in rows if not 0 <= i < len(self._rows)]:
             raise TreadleError(f"row {wrong[0]}: the batch has {len(self._rows)}")
@@ -190,7 +195,7 @@ class DecoderBatch:
                     row.close()
 
     def close(self) -> None:
-        """Release the rows. The windows stay. A second call does nothing."""
+        """Release the rows; the windows stay open. A second call does nothing."""
         with self._engine.lock:
             for row in self._rows:
                 row.close()

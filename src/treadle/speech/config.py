@@ -9,12 +9,12 @@ from treadle.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids of Whisper's special tokens.
+    """The ids of Whisper's special tokens; -1 for those that the vocabulary lacks.
 
-    languages: by code such as "en"; empty for a model of English alone, which has no language token
-        in its prompt.
-    sot_prev: begins the text before a window; sot_lm: begins a text without sound.
-    timestamp_begin: the id of 0.00 s; the ids behind it count in steps of 0.02 s.
+    languages: ids by code such as "en"; empty for English-only models, whose prompts have no
+        language.
+    sot_prev: begins the previous text in a prompt. sot_lm: begins a text without sound.
+    timestamp_begin: the id of 0.00 s; following ids count in steps of 0.02 s.
     """
 
     eot: int
@@ -31,13 +31,14 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class SpeechConfig:
-    """A speech model's sizes, special tokens, and what its file says about decoding.
+    """A speech model's sizes, special tokens and decoding rules.
 
-    n_audio_ctx: rows of an encoded window: 1500 for 30 s. A window has ``n_frames`` frames.
-    n_text_ctx: most ids of a row, its prompt included: 448.
-    suppress: ids that are never chosen; begin_suppress: not as the first id after the prompt.
-    alignment_heads: layer and head of the decoder's heads whose weights follow the words' times;
-        those of the file, else all heads of the upper half of the layers.
+    n_audio_ctx: rows of an encoded window: 1500 for 30 s. A window has ``n_frames`` mel frames.
+    n_text_ctx: most ids of a row, with its prompt: 448.
+    suppress: ids that are never chosen. begin_suppress: ids that are not chosen first after the
+        prompt.
+    alignment_heads: (layer, head) of the decoder's heads whose weights follow the words in time:
+        those that the file lists, else ``alignment_heads.usual_heads``.
     """
 
     n_mels: int
@@ -54,12 +55,12 @@ class SpeechConfig:
 
     @property
     def n_frames(self) -> int:
-        """Frames of a window's mel spectrogram: two for each row."""
+        """Number of mel frames of a window: two for each row."""
         return 2 * self.n_audio_ctx
 
     @property
     def n_samples(self) -> int:
-        """Samples of a window at 16 kHz."""
+        """Number of samples of a window, at 16 kHz."""
         return 160 * self.n_frames
 
     @property

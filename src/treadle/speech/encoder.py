@@ -1,4 +1,4 @@
-"""The encoder: mel spectrograms in, rows of states out."""
+"""Runs the encoder: mel spectrograms to rows of states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class SoundEncoder:
-    """Encodes windows one by one. ``lock``: that of the decoder, which uses the same device;
-    ``exact``: all products in f32, see ``TowerEngine``.
+    """Encodes windows one at a time. ``lock``: the lock of the decoder's engine, which uses the
+    same device. ``exact``: all products in f32, as in ``TowerEngine``.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class SoundEncoder:
             TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.stems
         ]
         self._layers = TowerEngine(of, parts.tower, device, exact=exact, lock=lock)
-        self._turn = UseLock()  # a window's runs, between whose slices others use the device
+        self._turn = UseLock()  # held for one window; between slices, others use the device
         self._positions = parts.encoder.tensors[POSITION_TABLE].dequantize()
 
     def run(self, mel: np.ndarray) -> np.ndarray:
-        """Return the states of a window, f32 ``[n_audio_ctx, n_embd]``, of its mel spectrogram, f32
-        ``[n_mels, n_frames]``. Threads take turns, window by window.
+        """Return the states of a window, f32 ``[n_audio_ctx, n_embd]``, from its mel spectrogram,
+        f32 ``[n_mels, n_frames]``. Threads take turns, one window each.
         """
         with self._turn:
             x = np.ascontiguousarray(mel.T)
@@ -52,7 +52,7 @@ class SoundEncoder:
 
 
 def _run(engine: TowerEngine, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Run all slices of a run of rows that see each other; return their states."""
+    """Run all slices of one engine run, whose rows all attend to each other; return the states."""
     run = engine.run(given, [RunItem(len(given[GIVEN]))])
     while True:
         try:

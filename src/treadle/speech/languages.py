@@ -1,4 +1,4 @@
-"""Languages of Whisper's multilingual models: codes as in their tokens, and English names.
+"""Languages of Whisper's multilingual models: the codes in their tokens, and English names.
 
 Source: the ``<|en|>`` tokens of the published vocabularies; large-v3 has Cantonese (``yue``) too.
 """
@@ -137,8 +137,8 @@ _OTHER_NAMES = {
 
 
 def language_code(given: str, known: Collection[str]) -> str:
-    """Return the code of a language that is given as a code or an English name: "de", "German",
-    "de-CH". Raises TreadleError unless it is one of ``known``, the codes of a model.
+    """Return the code of a language given as a code or an English name: "de", "German", "de-CH".
+    Raises TreadleError unless it is one of ``known``, the codes of a model.
     """
     text = given.strip().lower()
     names = {name: code for code, name in LANGUAGES.items()} | _OTHER_NAMES
@@ -155,5 +155,5 @@ def language_code(given: str, known: Collection[str]) -> str:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a code, in lower case; of an unknown one, the code."""
+    """Return the English name for a code, in lower case; an unknown code is returned unchanged."""
     return LANGUAGES.get(code, code)

@@ -1,4 +1,4 @@
-"""A speech model, opened: windows of sound in, logits of texts out."""
+"""SpeechModel: windows of sound in, logits of texts out."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ MAX_ROWS = 40
 
 
 class SpeechModel:
-    """A model that transcribes sound; see ``open_speech_model``.
+    """An opened model for speech recognition; ``open_speech_model`` returns one.
 
-    Thread-safe: threads take turns, run by run.
+    Thread-safe: only one run at a time uses the device.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class SpeechModel:
         max_rows: int,
         exact: bool,
     ) -> None:
-        """Take over the file and the device."""
+        """Take over the file and the device. ``max_windows``, ``max_rows``, ``exact``: as in
+        ``open_speech_model``.
+        """
         self.gguf = gguf
         self.path = gguf.path
         self.config: SpeechConfig = parts.config
@@ -75,13 +77,13 @@ class SpeechModel:
 
     @property
     def n_threads(self) -> int:
-        """Threads that compute."""
+        """Number of compute threads."""
         return self.device.n_threads
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer, built on first use. Special tokens are control tokens: ``decode``
-        leaves them out.
+        """The file's tokenizer, built on first use. Special tokens are control tokens, which
+        ``decode`` leaves out.
         """
         from treadle.tokenizer.tokenizer import load_tokenizer
 
@@ -90,11 +92,11 @@ class SpeechModel:
         return load_tokenizer(self.gguf)
 
     def encode(self, mels: np.ndarray) -> list[EncodedWindow]:
-        """Encode windows: f32 ``[n, n_mels, n_frames]`` of ``media.mel.log_mel``, all of
-        ``config.n_frames``, one after the other.
+        """Encode windows, f32 ``[n, n_mels, n_frames]`` of ``media.mel.log_mel`` with
+        ``config.n_frames`` each, one after the other.
 
         Raises TreadleError for another shape or values that are not finite, and NoRoomError if
-        there is no room for their keys and values: close others first.
+        there is no room for their keys and values: close other windows first.
         """
         config = self.config
         expected = config.n_mels, config.n_frames
@@ -126,10 +128,11 @@ class SpeechModel:
 
     def alignment(self, window: EncodedWindow, ids: Sequence[int]) -> np.ndarray:
         """Return the cross-attention weights of ``config.alignment_heads`` for each of ``ids``, a
-        whole row from ``sot`` on: f32 ``[n_heads, n_ids, n_audio_ctx]``, each sums to 1. Row ``i``
-        is what the decoder attended to when it read id ``i``, to write id ``i + 1``.
+        whole row from ``sot`` on: f32 ``[n_heads, n_ids, n_audio_ctx]``, of which each row sums to
+        1. Row ``i`` has the weights with which the decoder read id ``i``, to predict id ``i + 1``.
 
-        Raises TreadleError for no ids, and ContextFullError for more than ``config.n_text_ctx``.
+        Raises TreadleError for no ids or a closed window, and ContextFullError for more than
+        ``config.n_text_ctx``.
         """
         return cross_weights(self.engine, window, ids, self.config.alignment_heads)
 
@@ -162,9 +165,9 @@ def open_speech_model(
     """Open a Whisper model: a Hugging Face folder, a folder or ``model.bin`` of CTranslate2, a
     ``ggml-*.bin`` of whisper.cpp, or a GGUF file of ``treadle convert``.
 
-    ``max_windows``: encoded windows at a time; ``max_rows``: rows of text at a time; their memory
-    is used once they are. ``exact``: the encoder's products, and keys and values, are f32; logits
-    of whisper-base are 5e-3 off otherwise, the largest of which is 32. ``threads``, ``device``,
+    ``max_windows``: most encoded windows at a time; ``max_rows``: most rows of text at a time;
+    memory is used only as they are. ``exact``: the encoder's products, and keys and values, are
+    f32; otherwise logits of whisper-base are 5e-3 off (the largest is 32). ``threads``, ``device``,
     ``isa``, ``progress``: as in ``treadle.load``.
 
     Raises FileError for a damaged file, UnsupportedError for another model.

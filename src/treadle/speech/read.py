@@ -1,4 +1,4 @@
-"""A Whisper file's keys and tensors as the configurations of its plans."""
+"""Reads a Whisper file's keys and tensors as the configurations of its plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from treadle.speech.alignment_heads import usual_heads
 from treadle.speech.config import SpecialIds, SpeechConfig
 from treadle.tokenizer.bpe import BYTE_OF_LETTER
 
-ROUNDED = "bf16"  # activations of products with BF16 matrices: they cost 1e-3 here
+ROUNDED = "bf16"  # activations of BF16 products; rounding costs 1e-3 here, so f32
 ABSENT = -1  # id of a token that the vocabulary lacks
 _OUTPUT = re.compile(r"(?<=attn_)o(?=\.(?:weight|bias)$)")  # graphs name it attn_output
 _LANGUAGE = re.compile(rb"<\|([a-z]{2,3})\|>")
@@ -41,7 +41,7 @@ _LANGUAGE = re.compile(rb"<\|([a-z]{2,3})\|>")
 
 @dataclass(frozen=True)
 class SideSizes:
-    """Sizes of the encoder or of the decoder. ``n_ctx``: rows of its table of positions."""
+    """Sizes of the encoder or of the decoder. ``n_ctx``: number of rows of its position table."""
 
     n_ctx: int
     n_embd: int
@@ -52,10 +52,13 @@ class SideSizes:
 
 @dataclass(frozen=True, eq=False)
 class WhisperParts:
-    """The parts of a file: views of its tensors under the graphs' names, and configurations.
+    """The parts of a Whisper file: views of its tensors under the graphs' names, and
+    configurations.
 
-    stems, tower: plans of the encoder.
-    keys: the decoder's, of the graph that stores the encoder's keys and values.
+    encoder, decoder: the tensors of each side.
+    stems, tower: the encoder's convolutions and its layers.
+    text: the decoder's layers.
+    keys: the graph that computes the cross attention's keys and values from the encoder's states.
     """
 
     config: SpeechConfig
@@ -68,7 +71,7 @@ class WhisperParts:
 
 
 def read_parts(gguf: GGUF) -> WhisperParts:
-    """Read and check a file's keys and tensors. Raises FileError, naming the key or tensor."""
+    """Read and check a file's keys and tensors. Raises FileError, which names the key or tensor."""
     keys = ArchMetadata(gguf, ARCH)
     encoder, decoder = _side(keys, "encoder"), _side(keys, "decoder")
     if encoder.n_embd != decoder.n_embd:
@@ -110,7 +113,9 @@ def _side(keys: ArchMetadata, side: str) -> SideSizes:
 
 
 def _view(gguf: GGUF, prefix: str, also: str = "") -> GGUF:
-    """Return a view of one side's tensors, without their prefix; convolutions are matrices."""
+    """Return a view of the tensors with this prefix, without it, and of the tensor ``also``;
+    convolutions become matrices.
+    """
     made = copy.copy(gguf)
     made.tensors = {}
     for name, tensor in gguf.tensors.items():
@@ -220,7 +225,9 @@ def _speech_config(
 
 
 def _special_ids(gguf: GGUF, raws: Sequence[bytes]) -> SpecialIds:
-    """Find the special tokens by name. Raises FileError if the first two are missing."""
+    """Find the special tokens by name. Raises FileError if the end-of-text or start-of-transcript
+    token is missing.
+    """
     ids = {raw: i for i, raw in enumerate(raws) if raw.startswith(b"<|")}
 
     def find(*names: str) -> int:
@@ -253,7 +260,7 @@ def _special_ids(gguf: GGUF, raws: Sequence[bytes]) -> SpecialIds:
 
 
 def _bytes(raw: bytes) -> bytes:
-    """Return the bytes of a token in GPT-2's letters."""
+    """Return the bytes of a token that is spelt in GPT-2's letters for bytes; b"" for any other."""
     try:
         return bytes(BYTE_OF_LETTER[letter] for letter in raw.decode())
     except (KeyError, UnicodeDecodeError):
@@ -265,7 +272,9 @@ def _blank(text: Sequence[bytes]) -> tuple[int, ...]:
 
 
 def _ids(keys: ArchMetadata, full: str, n_vocab: int) -> tuple[int, ...]:
-    """Return a list of ids. Raises FileError for one that is not in the vocabulary."""
+    """Return the list of ids under a key; () if it is missing. Raises FileError for an id outside
+    the vocabulary.
+    """
     key = full.removeprefix(f"{ARCH}.")
     found = keys.get(key)
     if found is None:
@@ -279,7 +288,7 @@ def _ids(keys: ArchMetadata, full: str, n_vocab: int) -> tuple[int, ...]:
 
 
 def _heads(keys: ArchMetadata, decoder: SideSizes, n_vocab: int) -> tuple[tuple[int, int], ...]:
-    """Return the alignment heads: the file's, or the usual ones of its sizes."""
+    """Return the alignment heads that the file lists, or ``usual_heads`` for its sizes."""
     key = ALIGNMENT_HEADS.removeprefix(f"{ARCH}.")
     found = keys.get(key)
     if found is None:

@@ -1,18 +1,21 @@
-"""Repetitions in decoded text: a decoder that has lost the sound writes the same words again."""
+"""Detects repetitions in decoded text: a decoder that has lost track of the sound
+repeats itself.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
 
-LEAST_REPEATED = 32  # ids of all repetitions together
+LEAST_REPEATED = 32  # least ids of all repetitions together
 LEAST_TIMES = 4
 MOST_PERIOD = 40  # ids
 
 
 def repeated_length(ids: Sequence[int]) -> int:
-    """Return how many ids at the end only repeat the same ids before them, or 0: at least
-    ``LEAST_TIMES`` in all, and over ``LEAST_REPEATED`` ids.
+    """Return how many ids at the end only repeat the ids before them; 0 unless a sequence of at
+    most MOST_PERIOD ids stands there LEAST_TIMES or more times, on LEAST_REPEATED or more ids in
+    all.
     """
     for period in range(1, min(MOST_PERIOD, len(ids) // LEAST_TIMES) + 1):
         n = 0
@@ -24,8 +27,8 @@ def repeated_length(ids: Sequence[int]) -> int:
 
 
 def compression_ratio(text: str) -> float:
-    """Return the length of a text in UTF-8, by that of zlib's form of it: above 2.4, its words
-    repeat.
+    """Return the bytes of a text in UTF-8 divided by those of its zlib form, 0 for "". Above 2.4
+    the text repeats itself.
     """
     data = text.encode("utf-8", "replace")
     return len(data) / len(zlib.compress(data)) if data else 0.0

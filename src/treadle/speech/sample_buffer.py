@@ -1,4 +1,6 @@
-"""The part of a long sound that is in memory: what a stream has given and nobody has dropped."""
+"""Keeps the part of a long sound that is in memory: samples read from a stream and not
+dropped yet.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,24 @@ import numpy as np
 
 
 class SampleBuffer:
-    """Samples of a stream of float32 blocks, by their number from the sound's beginning."""
+    """Samples of a stream of float32 blocks, numbered from the sound's beginning. ``ended``: the
+    stream has ended.
+    """
 
     def __init__(self, blocks: Iterable[np.ndarray]) -> None:
         self._blocks = iter(blocks)
         self._held = np.zeros(0, np.float32)
-        self._first = 0  # number of the first one that is held
+        self._first = 0  # number of the first sample in ``_held``
         self.ended = False
 
     @property
     def last(self) -> int:
-        """Number behind the last sample that was read; the sound's length once it has ended."""
+        """Number of samples read so far; the sound's length once it has ended."""
         return self._first + len(self._held)
 
     def get(self, first: int, last: int) -> np.ndarray:
-        """Return samples from number ``first`` up to ``last``, fewer at the sound's end, reading
-        what is missing. Those before a former ``drop`` are gone.
+        """Return samples number ``first`` up to ``last`` (exclusive), fewer at the sound's end;
+        blocks are read as needed. Dropped samples cannot be returned (AssertionError).
         """
         if last > self.last and not self.ended:
             parts = [self._held]
@@ -40,7 +44,7 @@ class SampleBuffer:
         return self._held[first - self._first : last - self._first]
 
     def drop(self, before: int) -> None:
-        """Forget the samples before a number."""
+        """Drop the samples before number ``before``."""
         n = min(before, self.last) - self._first
         if n > 0:
             self._held = self._held[n:].copy()

@@ -9,8 +9,8 @@ from treadle.errors import TreadleError
 TASKS = ("transcribe", "translate")
 DETECTORS = ("energy", "silero", "off")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_CHOICES = 16  # of beams, or of samples of one window
-MOST_WINDOWS = 8  # of one batch, as models are opened
+MOST_CHOICES = 16  # most beams, or samples of one window
+MOST_WINDOWS = 8  # of one batch: the default ``max_windows`` of a model
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,21 @@ class TranscribeSettings:
 
     language: code or English name; None: detected in the first window with speech.
     task: "transcribe" writes the spoken language, "translate" English.
-    prompt: text that stands before the first window: names and spellings that occur.
-    text_before: whether each window's prompt has the text of the windows before it. Without it
+    prompt: text given to the model before the first window: names and spellings that occur.
+    text_before: whether each window's prompt has the text of the windows before it. Otherwise
         ``batch`` windows are decoded together.
-    timestamps: whether the model writes timestamps; without them a segment is a whole window.
-    words: whether words get times, by the weights of cross-attention heads.
-    temperatures: of the attempts at one window; 0 takes the most probable token.
-    beams: of a beam search at temperature 0; 1: greedy. best_of: samples at other temperatures.
-    min_logprob: mean log-probability, and max_compression: compression ratio, beyond which the
-        next temperature is tried; None: no such check.
-    no_speech: probability of the no-speech token above which a window without confident text has
-        no speech; None: no such check.
-    voice_activity: "energy" leaves out silence, "silero" all but speech (pip install
+    timestamps: whether the model writes timestamps; otherwise a segment is a whole window.
+    words: whether words get times, from cross-attention weights.
+    temperatures: those of successive attempts at one window; 0 takes the most probable token.
+    beams: width of the beam search at temperature 0; 1: greedy. best_of: samples at other
+        temperatures.
+    min_logprob: least mean log-probability, and max_compression: largest compression ratio, of an
+        accepted text; otherwise the next temperature is tried. None: no such check.
+    no_speech: probability of the no-speech token above which a window without confident text counts
+        as silence; None: no such check.
+    voice_activity: "energy" leaves out silence, "silero" everything but speech (pip install
         "treadle[vad]"), "off" nothing.
-    seed: of samples.
+    seed: of the samples.
     """
 
     language: str | None = None

@@ -1,9 +1,9 @@
-"""Rules of the next token: suppressed ones, and the order of timestamps.
+"""Rules of the next token: suppressed tokens, and the order of timestamps.
 
 Source: Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision" (2022), section
-4.5, and the behaviour of its published decoder. Timestamps stand in pairs, the end of a segment and
-the begin of the next one; they never fall; the first one is at most ``MAX_INITIAL_S``; and where
-all timestamps together are more probable than any text token, one of them is written.
+4.5, and the behaviour of its published decoder. Timestamps come in pairs, the end of a segment and
+the beginning of the next one; they never decrease; the first one is at most ``MAX_INITIAL_S``. If
+all timestamps together are more probable than any text token, a timestamp must be written.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 STEP_S = 0.02
 """Seconds from one timestamp token to the next."""
 MAX_INITIAL_S = 1.0
-GROUP = 64  # values of a row that are compared first, in ``largest_places``
+GROUP = 64  # values in one group of ``largest_places``
 
 
 class TimestampRules:
-    """Masks of logits. ``timestamps``: whether the text has them; else none is written."""
+    """Masks the logits of forbidden tokens. ``timestamps``: whether the text has timestamps;
+    otherwise they are all forbidden.
+    """
 
     def __init__(self, config: SpeechConfig, *, timestamps: bool) -> None:
         special = config.special
@@ -44,8 +46,8 @@ class TimestampRules:
         return np.array(sorted(id for id in ids if 0 <= id < n_vocab), np.intp)
 
     def apply(self, logits: np.ndarray, texts: Sequence[Sequence[int]]) -> None:
-        """Set the logits of forbidden tokens to -inf, in f32 ``[n_rows, n_vocab]``. ``texts``: the
-        ids that each row has written.
+        """Set the logits of forbidden tokens, f32 ``[n_rows, n_vocab]``, to -inf, in place.
+        ``texts``: the ids that each row has written after its prompt.
         """
         logits[:, self._never] = -np.inf
         if not self._timestamps and self._begin >= 0:
@@ -57,7 +59,9 @@ class TimestampRules:
                 self._order(row, ids)
 
     def _order(self, row: np.ndarray, ids: Sequence[int]) -> None:
-        """Forbid what would break the order of timestamps, in the logits of one row."""
+        """Forbid tokens that would violate the order of timestamps, in the logits ``[n_vocab]`` of
+        one row.
+        """
         begin = self._begin
         if not ids:
             row[:begin] = -np.inf
@@ -66,10 +70,10 @@ class TimestampRules:
         ends_with = ids[-1] >= begin
         has_pair = ends_with and (len(ids) < 2 or ids[-2] >= begin)
         if has_pair:
-            row[begin:] = -np.inf  # text follows
+            row[begin:] = -np.inf  # after a pair, text must follow
             return
         if ends_with:
-            row[: self._eot] = -np.inf  # the second one of the pair, or the end
+            row[: self._eot] = -np.inf  # the pair's second timestamp, or the end token
         last = max((id for id in ids if id >= begin), default=begin - 1)
         row[begin : last + (not ends_with)] = -np.inf
         if _sum_of_logs(row[begin:]) > row[:begin].max():
@@ -77,7 +81,7 @@ class TimestampRules:
 
 
 def _sum_of_logs(logits: np.ndarray) -> float:
-    """Return the logarithm of the sum of exponentials; -inf of none."""
+    """Return the logarithm of the sum of exponentials of the logits; -inf if there are none."""
     most = logits.max(initial=-np.inf)
     if most == -np.inf:
         return -np.inf
@@ -90,8 +94,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_sums(logits: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the sums of exponentials of f32 ``[n_rows, n_vocab]``: a logit less
-    its row's is a log-probability.
+    """Return the logarithm of the sum of exponentials of each row of f32 ``[n_rows, n_vocab]``: f32
+    ``[n_rows]``. A logit minus its row's result is a log-probability.
     """
     most = logits.max(axis=1)
     shifted = logits - most[:, None]
@@ -99,9 +103,11 @@ def log_sums(logits: np.ndarray) -> np.ndarray:
 
 
 def largest_places(rows: np.ndarray, n: int) -> np.ndarray:
-    """Return the places of the ``n`` largest values of each row, in any order: ``[n_rows, n]`` of
-    ``[n_rows, width]``. Faster than ``argpartition`` of whole rows: it finds the n groups of values
-    with the largest maxima, which have the n largest values.
+    """Return the indices of the ``n`` largest values of each row, in any order: ``[n_rows, n]``
+    from ``[n_rows, width]``.
+
+    Faster than ``argpartition`` of whole rows: it first finds the n groups of values with the
+    largest maxima, which contain the n largest values.
     """
     width = rows.shape[1]
     n_groups = width // GROUP

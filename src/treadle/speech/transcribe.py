@@ -1,8 +1,8 @@
-"""The loop of a transcription: window after window, segments as they are decided.
+"""The loop of a transcription: one window after another, segments as they are decoded.
 
 A window is 30 s of sound. The next one begins at the last timestamp that the model wrote, so that
-no word is cut; its prompt has the text before it. Where that is not wanted, the sound is cut at
-pauses, and several parts are decoded together.
+no word is cut; its prompt has the text before it. Without ``text_before`` the sound is instead cut
+at pauses, and several parts are decoded together.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ if TYPE_CHECKING:
     from treadle.speech.settings import TranscribeSettings
     from treadle.speech.window_text import WindowText
 
-LEAST_SECONDS = 0.1  # of a window behind the first one: shorter ends of a sound have no word
-LEAST_SKIPPED_S = 1.0  # of silence before speech
-RESET_ABOVE = 0.5  # temperature of a text that is no good beginning for the next one
+LEAST_SECONDS = 0.1  # least length of a window after the first: less has no word
+LEAST_SKIPPED_S = 1.0  # least silence before speech that is skipped
+RESET_ABOVE = 0.5  # temperature above which a text is not in the next prompt
 _AROUND = -(-N_FFT // 2 // HOP) * HOP  # samples beside a window that its outer frames see
-CUT_FROM = 0.6  # of a window: parts for one batch are cut behind it
+CUT_FROM = 0.6  # share of a window after which it may be cut for a batch
 
 
 @dataclass(frozen=True)
 class TranscriptPart:
-    """Result of one step of the loop. seconds_done: up to where the sound is decided. language:
-    code of the language, "" while it is unknown.
+    """Result of one step of the loop.
+
+    segments: the segments of the step's windows.
+    seconds_done: seconds of the sound whose text is final.
+    language: code of the language, "" while it is unknown.
     """
 
     segments: tuple[TranscriptSegment, ...]
@@ -53,7 +56,11 @@ class TranscriptPart:
 
 @dataclass(frozen=True)
 class SoundWindow:
-    """Sound of at most a window. first: number of its first sample."""
+    """At most 30 s of a sound.
+
+    first: number of its first sample in the sound.
+    samples: f32 ``[n]`` at 16 kHz. mel: f32 ``[n_mels, n_frames]``, of a whole window.
+    """
 
     first: int
     samples: np.ndarray
@@ -61,12 +68,12 @@ class SoundWindow:
 
     @property
     def start(self) -> float:
-        """Seconds from the sound's beginning."""
+        """Seconds from the sound's beginning to the window's."""
         return self.first / RATE
 
     @property
     def seconds(self) -> float:
-        """Length."""
+        """Length in seconds."""
         return len(self.samples) / RATE
 
 
@@ -74,10 +81,10 @@ def transcribe(
     model: SpeechModel, blocks: Iterable[np.ndarray], settings: TranscribeSettings
 ) -> Iterator[TranscriptPart]:
     """Transcribe a sound of float32 blocks at 16 kHz; memory does not grow with its length. The
-    settings are checked at once, all else happens step by step.
+    settings are checked at once; the work is done as the result is iterated.
 
-    Raises TreadleError for a language or task that the model does not know, and what reading the
-    sound raises.
+    Raises TreadleError for a language or task that the model lacks. Iterating raises what reading
+    the sound raises.
     """
     config = model.config
     language = ""
@@ -114,7 +121,7 @@ class _TranscribeLoop:
         return self._model.tokenizer.encode(f" {words}", bos=False) if words else []
 
     def parts(self) -> Iterator[TranscriptPart]:
-        """Yield what each window, or batch of windows, gives."""
+        """Yield the result of each window, or of each batch of windows."""
         return self._one_by_one() if self._settings.text_before else self._together()
 
     # -- windows one by one ------------------------------------------------------------------------
@@ -138,7 +145,9 @@ class _TranscribeLoop:
             self._buffer.drop(first - _AROUND)
 
     def _silent_beginning(self, samples: np.ndarray) -> int:
-        """Return how many samples at a window's beginning have no speech, 0 if only a few."""
+        """Return how many samples at a window's beginning have no speech; 0 if less than
+        LEAST_SKIPPED_S.
+        """
         if self._detector is None:
             return 0
         spans = voice_spans(self._detector, samples)
@@ -147,10 +156,12 @@ class _TranscribeLoop:
             return first if first >= LEAST_SKIPPED_S * RATE else 0
         if self._buffer.ended and len(samples) < self._config.n_samples:
             return len(samples)
-        return len(samples) - round(LEAST_SKIPPED_S * RATE)  # a word may begin at the end
+        return len(samples) - round(LEAST_SKIPPED_S * RATE)  # a word may begin in the last second
 
     def _decided(self, window: SoundWindow) -> tuple[list[TranscriptSegment], float]:
-        """Return a window's segments, and the seconds to the next one."""
+        """Decode a window; return its segments, and the seconds from its beginning to the next
+        window's.
+        """
         (encoded,) = self._model.encode(window.mel[None])
         with encoded:
             self._detect(encoded)
@@ -189,8 +200,8 @@ class _TranscribeLoop:
             yield self._decided_together(windows)
 
     def _next_cut(self, first: int) -> tuple[SoundWindow | None, int] | None:
-        """Return the next window and the number behind it; None for the window if it has no speech,
-        and None at the sound's end.
+        """Return the next window (None: no speech), and the number of the sample after it; None at
+        the sound's end.
         """
         n = self._config.n_samples
         samples = self._buffer.get(first, first + n)
@@ -224,8 +235,8 @@ class _TranscribeLoop:
     # -- one window --------------------------------------------------------------------------------
 
     def _window(self, first: int, samples: np.ndarray) -> SoundWindow:
-        """Return a window with its spectrogram, padded with silence. Frames at its edges see the
-        sound beside it, as if the whole sound were transformed at once.
+        """Return a window with its mel spectrogram, padded with silence. Frames at its edges
+        include the sound around the window, as if the whole sound were transformed at once.
         """
         n = self._config.n_samples
         before = self._buffer.get(max(0, first - _AROUND), first)
@@ -244,7 +255,9 @@ class _TranscribeLoop:
             self._language = detected_language(self._model, encoded)
 
     def _task_ids(self) -> list[int]:
-        """Return the tokens that name language and task."""
+        """Return the ids that begin a prompt: ``sot`` and, for multilingual models, language and
+        task.
+        """
         special = self._config.special
         if not self._config.multilingual:
             return [special.sot]
@@ -253,11 +266,11 @@ class _TranscribeLoop:
 
     @property
     def _most_before(self) -> int:
-        """Most ids of the text before: half of the context, less the token that begins it."""
+        """Most ids of earlier text in a prompt: half of the context, minus the token before it."""
         return self._config.n_text_ctx // 2 - 1
 
     def _beginning(self) -> list[int]:
-        """Return the prompt of the next window."""
+        """Return the ids of the next window's prompt."""
         special = self._config.special
         ids = self._task_ids()
         if not self._settings.timestamps and special.no_timestamps >= 0:
@@ -272,7 +285,9 @@ class _TranscribeLoop:
         text: WindowText,
         spans: Sequence[SegmentSpan],
     ) -> list[TranscriptSegment]:
-        """Return the segments of a window's text, without empty ones."""
+        """Return the segments of a window's text, without empty ones. ``spans``: parts of the text,
+        from ``cut_window``.
+        """
         groups = [self._decoder.words_of(span.ids) for span in spans]
         words: list[list[TranscriptWord]] = [[] for _ in spans]
         if self._settings.words:
@@ -307,7 +322,9 @@ class _TranscribeLoop:
         text: WindowText,
         groups: Sequence[Sequence[int]],
     ) -> list[list[TranscriptWord]]:
-        """Return the words of each group of ids, which are the beginning of the window's text."""
+        """Return the words, with times in the whole sound, of each group of ids; ``groups`` are the
+        text of the window's spans, without timestamps.
+        """
         eot = self._config.special.eot
         pairs = zip(text.ids, text.logprobs, strict=True)
         logprobs = [logprob for id, logprob in pairs if id < eot]
@@ -334,8 +351,8 @@ def detected_language(model: SpeechModel, encoded: EncodedWindow) -> str:
 
 
 def language_odds(model: SpeechModel, encoded: EncodedWindow) -> dict[str, float]:
-    """Return the probability of each language of a model in a window. Raises TreadleError for a
-    model of English alone.
+    """Return the probability of each of the model's languages, by code, in a window. Raises
+    TreadleError for an English-only model.
     """
     special = model.config.special
     if not special.languages:

@@ -1,4 +1,4 @@
-"""Results of a transcription: segments of text with their times, and words with theirs."""
+"""Results of a transcription: segments of text and words, with their times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from treadle.speech.languages import language_name
 class TranscriptWord:
     """One word, with the spaces and punctuation that belong to it.
 
-    start, end: seconds from the sound's beginning. probability: mean of its tokens'.
+    start, end: seconds from the sound's beginning.
+    probability: mean probability of its tokens.
     """
 
     text: str
@@ -21,13 +22,17 @@ class TranscriptWord:
 
 @dataclass(frozen=True)
 class TranscriptSegment:
-    """Text between two timestamps, a sentence or a part of one.
+    """Text between two timestamps: a sentence or a part of one.
 
-    index: from 0 on. start, end: seconds from the sound's beginning. text: mostly with a space
-    before it. ids: its tokens, timestamps among them. window_start: seconds at which the window
-    begins of which it was decoded; of all text of this window are: temperature, mean_logprob (mean
-    of the tokens' log-probabilities), compression_ratio (length by that of the text compressed with
-    zlib: large for repetitions), no_speech_probability. words: empty unless they were asked for.
+    index: number of the segment, from 0.
+    start, end: seconds from the sound's beginning.
+    text: usually begins with a space.
+    ids: its token ids, with timestamps.
+    window_start: seconds at which the decoded window begins.
+    temperature, mean_logprob, compression_ratio, no_speech_probability: of the text of the whole
+        window. mean_logprob is the mean log-probability of its tokens; compression_ratio its length
+        divided by that of its zlib form, large for repetitions.
+    words: empty unless they were requested.
     """
 
     index: int
@@ -47,8 +52,9 @@ class TranscriptSegment:
 class Transcript:
     """The whole result of a transcription.
 
-    language: code of the spoken language. seconds: length of the sound. task: "transcribe", or
-    "translate" into English.
+    language: code of the spoken language.
+    seconds: length of the sound.
+    task: "transcribe", or "translate" into English.
     """
 
     segments: tuple[TranscriptSegment, ...]
@@ -58,7 +64,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The text of all segments."""
+        """The text of all segments, without outer white space."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
@@ -75,8 +81,8 @@ class Transcript:
         return self.text
 
     def to(self, format: str) -> str:
-        """Return the transcript in a format of ``transcript_formats.FORMATS``: "text", "srt",
-        "vtt", "json", "verbose_json", "tsv" or "lrc". Raises TreadleError for another one.
+        """Return the transcript as text in a format: "text", "srt", "vtt", "json", "verbose_json",
+        "tsv" or "lrc". Raises TreadleError for another one.
         """
         from treadle.speech.transcript_formats import formatted
 

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CueFormat:
-    """A format that has a part for each segment, so that it can be written while segments are
-    decided.
+    """A format with one part for each segment, so that it can be written while segments are
+    decoded.
 
-    head: text before the first one. cue: text of a segment. n_from: number of the first segment.
+    head: text before the first part.
+    cue: returns the text of a segment, given its number.
+    n_from: number of the first segment.
     """
 
     head: str
@@ -30,12 +32,14 @@ class CueFormat:
     n_from: int = 0
 
     def part(self, segment: TranscriptSegment, index: int) -> str:
-        """Return the part of a segment, the ``index``-th that is written."""
+        """Return the text of the ``index``-th segment written, from 0."""
         return self.cue(segment, index + self.n_from)
 
 
 def _clock(seconds: float, point: str = ".", *, hours: bool = True) -> str:
-    """Return ``00:01:02.345``; without ``hours`` these are left out if there are none."""
+    """Return a time as ``00:01:02.345``; without ``hours``, hours are written only if they are not
+    0. ``point``: the decimal separator.
+    """
     n_ms = max(0, round(seconds * 1000))
     minutes, ms = divmod(n_ms, 60_000)
     n_hours, minutes = divmod(minutes, 60)
@@ -97,7 +101,7 @@ SUFFIXES = {
 
 
 def formatted(transcript: Transcript, format: str) -> str:
-    """Return a transcript in a format. Raises TreadleError for an unknown one."""
+    """Return a transcript as text in one of FORMATS. Raises TreadleError for an unknown format."""
     if format in CUES:
         cues = CUES[format]
         parts = (cues.part(segment, i) for i, segment in enumerate(transcript.segments))
@@ -116,7 +120,9 @@ def _json(value: Any) -> str:
 def verbose(
     transcript: Transcript, *, segments: bool = True, words: bool | None = None
 ) -> dict[str, Any]:
-    """Return OpenAI's object of ``verbose_json``. ``words``: None if there are some."""
+    """Return OpenAI's ``verbose_json`` object. ``segments``, ``words``: whether to include them;
+    ``words`` None: if the transcript has any.
+    """
     spoken = transcript.words
     value: dict[str, Any] = {
         "task": transcript.task,
@@ -132,7 +138,7 @@ def verbose(
 
 
 def verbose_segment(segment: TranscriptSegment) -> dict[str, Any]:
-    """Return OpenAI's object of a segment."""
+    """Return a segment as an object of OpenAI's ``verbose_json``."""
     return {
         "id": segment.index,
         "seek": round(segment.window_start * 100),
@@ -148,7 +154,7 @@ def verbose_segment(segment: TranscriptSegment) -> dict[str, Any]:
 
 
 def verbose_words(words: Iterable[TranscriptWord]) -> list[dict[str, Any]]:
-    """Return OpenAI's objects of words."""
+    """Return words as objects of OpenAI's ``verbose_json``."""
     return [
         {"word": word.text.strip(), "start": round(word.start, 3), "end": round(word.end, 3)}
         for word in words

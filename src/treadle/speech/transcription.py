@@ -1,4 +1,4 @@
-"""``Transcription``: the result of ``transcribe``, produced while it is iterated."""
+"""``Transcription``: the result of ``transcribe``, computed while it is iterated."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 class Transcription:
-    """An iterator over segments, as they are decided::
+    """An iterator over segments, as they are decoded::
 
         for segment in model.transcribe("talk.mp3"):
             print(f"{segment.start:.1f} s:{segment.text}")
 
-    language: code of the spoken language, "" until it is known. seconds_done: up to where the sound
-    is decided. seconds: the sound's length; None until the end if its file does not tell it.
-    segments: those so far. Nothing is computed before the first segment is requested; ``finish``
-    goes to the end, ``close`` leaves out the rest.
+    language: code of the spoken language, "" until it is known.
+    seconds_done: seconds of the sound whose text is final.
+    seconds: the sound's length; None until the end if its file does not state it.
+    segments: the segments so far.
+
+    Nothing is computed before the first segment is requested. ``finish`` transcribes the rest,
+    ``close`` stops.
     """
 
     def __init__(self, sound: SoundStream, parts: Iterator[TranscriptPart], task: str) -> None:
@@ -62,8 +65,8 @@ class Transcription:
         return language_name(self.language)
 
     def step(self) -> bool:
-        """Decide the next window, or batch of windows: ``segments`` and ``seconds_done`` grow.
-        Return whether there was one. Raises what reading the sound and the model raise.
+        """Decode the next window, or batch of windows: ``segments`` and ``seconds_done`` grow.
+        Return False at the end of the sound. Raises what reading the sound and the model raise.
         """
         if self._ended:
             return False
@@ -83,22 +86,22 @@ class Transcription:
         return True
 
     def finish(self) -> Transcript:
-        """Go to the end, and return everything."""
+        """Transcribe the rest; return the whole result."""
         while self.step():
             pass
         return self.result()
 
     def result(self) -> Transcript:
-        """Return what is decided up to now."""
+        """Return the result so far."""
         seconds = self.seconds_done if self.seconds is None else self.seconds
         return Transcript(tuple(self.segments), self.language, seconds, self.task)
 
     def close(self) -> None:
-        """Close the sound. Segments that are decided can still be read."""
+        """Stop, and close the sound. Segments decoded so far can still be read."""
         self._ended = True
         close = getattr(self._parts, "close", None)
         if close is not None:
-            with suppress(ValueError):  # another thread is in it
+            with suppress(ValueError):  # another thread is running the generator
                 close()
         self._sound.close()
 

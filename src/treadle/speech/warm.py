@@ -1,4 +1,4 @@
-"""Compilation of every plan that transcriptions need, before the first one."""
+"""Compiles the plans of a transcription in advance."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 if TYPE_CHECKING:
     from treadle.speech.model import SpeechModel
 
-ROWS = (1, 5)  # of text: the usual one, and those of samples
+ROWS = (1, 5)  # rows of text: greedy, and the default beams or samples
 PROMPT = 3  # ids that name language and task
 
 
 def warm_model(model: SpeechModel) -> None:
-    """Run a window of silence, and texts of every usual number of rows."""
+    """Compile the plans of a transcription by running a window of silence, with prompts and rows as
+    they usually occur.
+    """
     model.tokenizer.prepare()
     config = model.config
     silence = np.zeros((1, config.n_mels, config.n_frames), np.float32)

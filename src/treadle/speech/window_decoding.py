@@ -1,4 +1,4 @@
-"""Decoding of windows: the text of each, greedily, by samples, or by beams."""
+"""Decodes the text of windows, greedily, by sampling, or by beam search."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from treadle.speech.window_text import WindowText, best_text
 if TYPE_CHECKING:
     from treadle.speech.model import DecoderBatch, EncodedWindow, SpeechModel
 
-CHECK_EVERY = 8  # ids between two looks for repetitions
-MOST_ROWS = 40  # of one batch, as models are opened
+CHECK_EVERY = 8  # ids between two checks for repetitions
+MOST_ROWS = 40  # of one batch: the default ``max_rows`` of a model
 
 
 @dataclass
 class TextRow:
-    """A text that is being decoded.
+    """A text while it is being decoded.
 
-    window: its index. total: sum of the log-probabilities of ``n_decoded`` ids, and of the end
-    token. loops: whether it was cut because its end repeats.
+    window: index of its window in the batch.
+    ids, logprobs: the ids after the prompt, and the log-probability of each.
+    total: sum of the log-probabilities of ``n_decoded`` ids, and of the end token.
+    loops: whether the text was cut because its end repeats itself.
     """
 
     window: int
@@ -43,15 +45,15 @@ class TextRow:
     loops: bool = False
 
     def grown(self, id: int, logprob: float) -> TextRow:
-        """Return the row with one more id."""
+        """Return a copy of the row with one more id."""
         ids = [*self.ids, id]
         logprobs = [*self.logprobs, logprob]
         return TextRow(self.window, ids, logprobs, self.total + logprob, self.n_decoded + 1)
 
 
 class WindowDecoder:
-    """Decodes encoded windows. ``prompts`` are whole beginnings, with the text before and the
-    tokens of language and task.
+    """Decodes encoded windows. Prompts are complete: the earlier text, ``sot``, and the ids of
+    language and task.
     """
 
     def __init__(self, model: SpeechModel, settings: TranscribeSettings) -> None:
@@ -67,7 +69,7 @@ class WindowDecoder:
         self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]]
     ) -> list[WindowText]:
         """Return the text of each window: that of the first temperature that gives a good one, else
-        the best of all.
+        the best of all attempts.
         """
         attempts: list[list[WindowText]] = [[] for _ in windows]
         left = list(range(len(windows)))
@@ -96,7 +98,9 @@ class WindowDecoder:
         prompts: Sequence[Sequence[int]],
         temperature: float,
     ) -> list[WindowText]:
-        """Return the text of each window at one temperature. Raises NotFiniteError."""
+        """Return the text of each window at one temperature. Raises NotFiniteError for logits that
+        are not finite.
+        """
         with self._model.decoder(windows) as batch:
             logits, no_speech = self._begin(batch, prompts)
             most = [self._most_ids(prompt) for prompt in prompts]
@@ -112,8 +116,8 @@ class WindowDecoder:
     def _begin(
         self, batch: DecoderBatch, prompts: Sequence[Sequence[int]]
     ) -> tuple[np.ndarray, list[float]]:
-        """Feed the prompts; return the logits behind them, and each window's probability of no
-        speech, which stands behind the ``sot`` token.
+        """Run the prompts; return the logits after them, and for each window the probability of no
+        speech, from the logits after ``sot``.
         """
         special = self._config.special
         sot = special.sot
@@ -126,14 +130,18 @@ class WindowDecoder:
         return last, no_speech
 
     def _most_ids(self, prompt: Sequence[int]) -> int:
-        """Return how many ids a text may have: half of the context, as the models were trained."""
+        """Return the most ids that a text after this prompt may have: half of the context, as in
+        training, or what is left of it.
+        """
         n_ctx = self._config.n_text_ctx
         return max(0, min(n_ctx // 2, n_ctx - len(prompt)))
 
     def _sampled(
         self, batch: DecoderBatch, logits: np.ndarray, most: list[int], temperature: float
     ) -> list[TextRow]:
-        """Return finished rows: one of each window, or with a temperature ``best_of``."""
+        """Decode by sampling; return the finished rows: ``best_of`` for each window, or at
+        temperature 0 a single one, decoded greedily.
+        """
         n_each = self._settings.best_of if temperature > 0 else 1
         live = [TextRow(i) for i in range(len(most)) for _ in range(n_each)]
         if n_each > 1:
@@ -164,14 +172,16 @@ class WindowDecoder:
         return done
 
     def ruled(self, logits: np.ndarray, rows: Sequence[TextRow]) -> np.ndarray:
-        """Apply the rules to logits, in place, and return their ``log_sums``."""
+        """Mask the logits of forbidden tokens, in place; return the masked logits' ``log_sums``.
+        Raises NotFiniteError.
+        """
         check_finite(logits)
         self._rules.apply(logits, [row.ids for row in rows])
         return log_sums(logits)
 
     def ends(self, row: TextRow, most: int) -> bool:
-        """Whether a row is to end without the end token. One that repeats itself keeps the first of
-        the repetitions.
+        """Return whether a row must end without an end token: it has ``most`` ids, or repeats
+        itself. Of repetitions only the first is kept, and ``loops`` is set.
         """
         if len(row.ids) % CHECK_EVERY == 0:
             places = [i for i, id in enumerate(row.ids) if id < self.eot]
@@ -186,12 +196,12 @@ class WindowDecoder:
     def _chosen(self, logits: np.ndarray, temperature: float) -> list[int]:
         if temperature == 0:
             return [int(id) for id in logits.argmax(axis=1)]
-        # The largest of logits with Gumbel's noise is a sample.
+        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample.
         noise = self._random.gumbel(size=logits.shape)
         return [int(id) for id in (logits / temperature + noise).argmax(axis=1)]
 
     def _finished(self, rows: list[TextRow], temperature: float, no_speech: float) -> WindowText:
-        """Return the best row of a window as its text."""
+        """Return the best of a window's finished rows as a ``WindowText``."""
         texts = [
             WindowText(
                 ids=tuple(row.ids),
@@ -207,12 +217,14 @@ class WindowDecoder:
         return best_text(texts, self._settings)
 
     def words_of(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of text: without timestamps and other special tokens."""
+        """Return the ids of text, without timestamps and other special tokens."""
         return [id for id in ids if id < self.eot]
 
 
 class _BeamSearch:
-    """Beam search over several windows in one batch, with as many results as beams."""
+    """Beam search over several windows in one batch. A window is done when it has as many finished
+    texts as beams.
+    """
 
     def __init__(
         self, decoder: WindowDecoder, batch: DecoderBatch, most: list[int], n_beams: int
@@ -224,11 +236,13 @@ class _BeamSearch:
         self._done: list[list[TextRow]] = [[] for _ in most]
 
     def run(self, logits: np.ndarray) -> list[TextRow]:
-        """Return the finished rows of all windows. ``logits``: one row for each window."""
+        """Return the finished rows of all windows. ``logits``: those after the prompts, one row for
+        each window.
+        """
         live = [TextRow(i) for i in range(len(self._most))]
         while live:
             sums = self._decoder.ruled(logits, live)
-            ids = largest_places(logits, self._beams + 1)  # one of them may be the end
+            ids = largest_places(logits, self._beams + 1)  # one of them may be the end token
             logprobs = np.take_along_axis(logits, ids, 1) - sums[:, None]
             most = [
                 [*zip(*each, strict=True)]
@@ -254,8 +268,11 @@ class _BeamSearch:
         live: list[TextRow],
         most: Sequence[Sequence[tuple[int, float]]],
     ) -> list[tuple[TextRow, int]]:
-        """Return a window's next beams, each with the row that it goes on from; none if it is
-        done. ``most``: the most probable ids of each row of ``live``, with log-probabilities.
+        """Return a window's next beams, each with the index of the row that it continues; [] if the
+        window is done.
+
+        ``places``: the window's rows in ``live``. ``most``: the most probable ids of each row of
+        ``live``, with log-probabilities.
         """
         candidates = [
             (live[place].total + logprob, place, id, logprob)
@@ -281,7 +298,7 @@ class _BeamSearch:
 
 
 def check_finite(logits: np.ndarray) -> None:
-    """Raise NotFiniteError for logits of which some are NaN or infinite."""
+    """Raise NotFiniteError if any logit is NaN or infinite."""
     # A maximum is NaN if a value is; two passes are faster than an array of flags.
     ends = logits.max(initial=0.0), logits.min(initial=0.0)
     if not np.isfinite(ends).all():

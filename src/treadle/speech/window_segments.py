@@ -1,4 +1,6 @@
-"""From a window's ids to segments: timestamps cut it, and say where the next window begins."""
+"""Cuts a window's ids into segments at timestamps, which also determine where the next window
+begins.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ reached."""
 
 @dataclass(frozen=True)
 class SegmentSpan:
-    """A part of a window's ids. start, end: seconds from the window's begin."""
+    """A segment's part of a window's ids. ``start``, ``end``: seconds from the
+    window's beginning.
+    """
 
     start: float
     end: float
@@ -24,8 +28,10 @@ class SegmentSpan:
 
 @dataclass(frozen=True)
 class CutWindow:
-    """A window's segments. advance: seconds to the next window's begin. is_open: whether the window
-    ends within a segment, or in silence: the next window then begins behind this one.
+    """A window's segments.
+
+    advance: seconds from this window's beginning to the next one's.
+    is_open: whether the next window begins at this one's end, so that nothing is decoded again.
     """
 
     spans: tuple[SegmentSpan, ...]
@@ -37,11 +43,11 @@ def cut_window(
     ids: Sequence[int], timestamp_begin: int, seconds: float, *, whole: bool = False
 ) -> CutWindow:
     """Cut a window's ids at its pairs of timestamps. ``seconds``: length of the window's sound.
-    ``whole``: nothing of the window is decoded again.
+    ``whole``: keep the text after the last pair, as nothing of the window is decoded again.
 
-    If the last pair is followed by more text, that text is incomplete: it is dropped, and the next
-    window begins at the pair, unless that is within ``LEAST_ADVANCE_S``. One timestamp at the end,
-    not two, means that nothing is spoken behind it.
+    Text after the last pair is incomplete: it is dropped, and the next window begins at that pair,
+    unless that would advance by less than ``LEAST_ADVANCE_S``. A single timestamp at the end means
+    that no speech follows it.
     """
     stamps = [id >= timestamp_begin for id in ids]
     pairs = [i for i in range(1, len(ids)) if stamps[i] and stamps[i - 1]]

@@ -1,4 +1,4 @@
-"""The text that one attempt at a window gives, and what tells whether it is to be trusted."""
+"""The text of one attempt at a window, and whether to trust it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from treadle.speech.settings import TranscribeSettings
 class WindowText:
     """The decoded text of a window.
 
-    ids: timestamps among them, without the end token. logprobs: of each id. mean_logprob: of all
-    and of the end token. no_speech: probability of the no-speech token at the text's start.
-    loops: whether it was ended because its end repeats.
+    ids: with timestamps, without the end token.
+    logprobs: log-probability of each id.
+    mean_logprob: mean log-probability of all decoded ids and the end token.
+    no_speech: probability of the no-speech token after ``sot``.
+    loops: whether decoding was stopped because the text's end repeats itself.
     """
 
     ids: tuple[int, ...]
@@ -26,22 +28,26 @@ class WindowText:
 
     @property
     def compression(self) -> float:
-        """The compression ratio of the text."""
+        """The compression ratio of the text (``repetition.compression_ratio``)."""
         return compression_ratio(self.text)
 
     def repeats(self, settings: TranscribeSettings) -> bool:
-        """Whether it repeats itself."""
+        """Whether the text repeats itself: it was stopped for that, or its compression ratio is too
+        large.
+        """
         most = settings.max_compression
         return self.loops or (most is not None and self.compression > most)
 
     def is_silence(self, settings: TranscribeSettings) -> bool:
-        """Whether the window has no speech: the model says so, and is not sure of its text."""
+        """Whether the window has no speech: the no-speech token is probable, and the
+        text is not.
+        """
         if settings.no_speech is None or self.no_speech <= settings.no_speech:
             return False
         return settings.min_logprob is None or self.mean_logprob <= settings.min_logprob
 
     def is_good(self, settings: TranscribeSettings) -> bool:
-        """Whether no other temperature needs to be tried."""
+        """Whether the text is accepted, so that no other temperature is tried."""
         if self.is_silence(settings):
             return True
         least = settings.min_logprob
@@ -49,7 +55,7 @@ class WindowText:
 
 
 def best_text(attempts: list[WindowText], settings: TranscribeSettings) -> WindowText:
-    """Return the best of several attempts at one window: of those that do not repeat themselves the
-    most probable one.
+    """Return the best of several attempts at one window: the most probable of those that do not
+    repeat themselves, or of all if every one does.
     """
     return max(attempts, key=lambda each: (not each.repeats(settings), each.mean_logprob))

@@ -1,8 +1,9 @@
 """Times of words, from the weights with which the decoder attended to the sound.
 
-Some cross-attention heads attend to the place in the sound where the word that is written next is
-spoken. Their weights, normalised and smoothed, are a matrix of words by time; dynamic time warping
-(Sakoe and Chiba, 1978) finds the path through it. Source of the heads: each model's file.
+Some cross-attention heads attend to the place in the sound where the next word is spoken. Their
+weights, normalised and smoothed, are a matrix of ids by time; dynamic time warping (Sakoe and
+Chiba, 1978) finds the path through it. Source of the heads: the model's file, or
+``alignment_heads``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from treadle.speech.model import EncodedWindow, SpeechModel
 
 MEDIAN_WIDTH = 7  # of the smoothing along time, in steps of 20 ms
-LONGEST_S = 0.7  # the median length of words, at most
+LONGEST_S = 0.7  # bound of the words' median length
 SENTENCE_ENDS = frozenset(".。!！?？")
 
 
@@ -33,9 +34,13 @@ def word_times(
     language: str,
     seconds: float,
 ) -> list[list[TranscriptWord]]:
-    """Return the words of each group of ids, with times in seconds from the window's begin. The
-    groups are text alone, one behind the other. ``prompt``: the tokens of language and task from
-    ``sot`` on. ``logprobs``: of each id. ``seconds``: length of the window's sound.
+    """Return the words of each group of ids, with times in seconds from the window's beginning.
+
+    prompt: ids of ``sot``, language and task.
+    groups: consecutive parts of the window's text, without timestamps.
+    logprobs: the log-probability of each id of all groups.
+    language: code; it decides whether words are separated by spaces.
+    seconds: length of the window's sound.
     """
     ids = [id for group in groups for id in group]
     if not ids:
@@ -63,24 +68,25 @@ def id_times(
     ids: Sequence[int],
     seconds: float,
 ) -> list[float]:
-    """Return the time at which each of ``ids`` begins, and that at which the last one ends."""
+    """Return the seconds at which each of ``ids`` begins and, as one more item, at which the last
+    one ends.
+    """
     special = model.config.special
     begin = [*prompt, special.no_timestamps]
     weights = model.alignment(window, [*begin, *ids, special.eot])
     n_steps = max(1, min(round(seconds / STEP_S), weights.shape[2]))
-    # Row i attends to what id i + 1 says.
+    # Row i has the weights from which id i + 1 was predicted.
     matrix = alignment_matrix(weights[:, :, :n_steps])[len(begin) - 1 : -1]
     return [step * STEP_S for step in start_steps(matrix)]
 
 
 def alignment_matrix(weights: np.ndarray) -> np.ndarray:
-    """Return one matrix f64 ``[n_ids, n_steps]`` of the weights of several heads, f32
-    ``[n_heads, n_ids, n_steps]``: each head's normalised over the ids and smoothed over time, and
-    their mean.
+    """Return the mean of several heads' weights, f32 ``[n_heads, n_ids, n_steps]``, each normalised
+    over the ids and smoothed over time: f64 ``[n_ids, n_steps]``.
     """
     totals = weights.sum(axis=2, keepdims=True, dtype=np.float64)
     shares = weights / np.maximum(totals, 1e-30)
-    # Equal weights of all ids tell nothing: rounding must not.
+    # If all ids have equal weights, the deviation is only rounding: keep it from being amplified.
     deviation = np.maximum(shares.std(axis=1, keepdims=True), 1e-8)
     normal = (shares - shares.mean(axis=1, keepdims=True)) / deviation
     half = MEDIAN_WIDTH // 2
@@ -93,12 +99,12 @@ def alignment_matrix(weights: np.ndarray) -> np.ndarray:
 
 
 def start_steps(matrix: np.ndarray) -> list[int]:
-    """Return for each row the first column of the path through ``matrix`` ``[n, n_steps]`` along
-    which its sum is largest. A path goes from the first to the last corner, by steps to the next
-    row, to the next column, or to both.
+    """Return for each row the first column of the path through ``matrix`` ``[n, n_steps]`` with the
+    largest sum. A path goes from the first to the last corner, by steps to the next row, to the
+    next column, or to both.
     """
     n_rows, n_columns = matrix.shape
-    # Sums along diagonals: all places of one depend on the two before it only.
+    # By diagonals: the cells of one depend only on the two diagonals before it.
     total = np.full((n_rows + 1, n_columns + 1), -np.inf)
     total[0, 0] = 0.0
     came = np.zeros((n_rows + 1, n_columns + 1), np.int8)  # 0: both, 1: row, 2: column
@@ -120,14 +126,17 @@ def start_steps(matrix: np.ndarray) -> list[int]:
 
 
 def _longest(words: Sequence[TranscriptWord]) -> float:
-    """Return the seconds that a word may take: twice the median, which is bounded."""
+    """Return the most seconds that a word may take: twice the median, which is bounded by
+    LONGEST_S.
+    """
     lengths = [word.end - word.start for word in words if word.end > word.start]
     return 2 * min(LONGEST_S, float(np.median(lengths))) if lengths else np.inf
 
 
 def _shortened(words: Sequence[TranscriptWord], most: float) -> list[TranscriptWord]:
-    """Shorten words of more than ``most`` seconds: an aligned word reaches over the pause beside
-    it. At a sentence's end the pause is behind the word, at its beginning before it.
+    """Shorten words of more than ``most`` seconds at the beginning or end of a sentence, or of the
+    list: an aligned word includes the adjacent pause. At a sentence's end the pause is after the
+    word, at its beginning before it.
     """
     made: list[TranscriptWord] = []
     for i, word in enumerate(words):

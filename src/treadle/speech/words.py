@@ -1,4 +1,4 @@
-"""Ids of a text as words, each with the punctuation that belongs to it."""
+"""Cuts ids into words, each with the punctuation that belongs to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ CLOSING = frozenset("\"'.。,，!！?？:：”)]}、»…;’")
 
 @dataclass(frozen=True)
 class WordSpan:
-    """A word's text, and its ids: from ``first`` up to ``last`` of those that were cut."""
+    """A word's text, and the range of its ids: ``first`` to ``last`` (exclusive) among the ids that
+    were cut.
+    """
 
     text: str
     first: int
@@ -27,7 +29,7 @@ class WordSpan:
 
 
 def cut_words(ids: Sequence[int], tokenizer: Tokenizer, language: str) -> list[WordSpan]:
-    """Cut ids of text into words: at spaces, or at every character in languages without them."""
+    """Cut ids of text into words: at spaces, or at every character for languages in SPACELESS."""
     spans = _characters(ids, tokenizer)
     if language not in SPACELESS:
         spans = _joined_at_spaces(spans)
@@ -35,7 +37,7 @@ def cut_words(ids: Sequence[int], tokenizer: Tokenizer, language: str) -> list[W
 
 
 def _characters(ids: Sequence[int], tokenizer: Tokenizer) -> list[WordSpan]:
-    """Return the smallest groups of ids that end at a character's end."""
+    """Return the smallest groups of ids that end at the end of a UTF-8 character."""
     spans: list[WordSpan] = []
     data = b""
     first = 0
@@ -66,7 +68,7 @@ def _joined_at_spaces(spans: Sequence[WordSpan]) -> list[WordSpan]:
 
 
 def _with_punctuation(words: Sequence[WordSpan]) -> list[WordSpan]:
-    """Join punctuation with the words that it belongs to."""
+    """Join punctuation to the words that it belongs to."""
     joined: list[WordSpan] = []
     for word in words:
         before = joined[-1] if joined else None
@@ -81,6 +83,6 @@ def _with_punctuation(words: Sequence[WordSpan]) -> list[WordSpan]:
 
 
 def _opens(text: str) -> bool:
-    """Whether a text is opening punctuation alone, behind a space or at the beginning."""
+    """Whether a text is a space followed by opening punctuation only."""
     mark = text.strip()
     return {*mark} <= OPENING and text[:1].isspace()

@@ -203,8 +203,9 @@ _RWKV_WORLD = """\
 
 
 def system_first(source: str, system: str) -> str:
-    """Return the source of a template over ``turns``, in which ``system``, an expression, is the
-    system message's text, before the first user message.
+    """Return the source of a complete template from ``source``, which loops over ``turns`` (the
+    messages without the system message). ``system``: a jinja2 expression for the system text;
+    ``source`` writes it before the first user message.
     """
     return _SYSTEM_FIRST.replace("SYSTEM", system) + source
 

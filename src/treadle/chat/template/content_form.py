@@ -1,7 +1,8 @@
-"""The form of content that a chat template reads.
+"""The form of ``content`` that a chat template reads.
 
 ``content`` is a string, or OpenAI's list of parts: ``[{"type": "text", "text": "hello"}]``. Some
-templates read strings, some read parts, some both; each gets the form it reads.
+templates read strings, some read parts, some both. Contents are converted to the form that the
+template reads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ContentForm(Enum):
     BOTH = "either"
 
     def shape(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the message with its content in this form."""
+        """Return the message with its content converted to this form."""
         content = message.get("content")
         if self is ContentForm.PARTS and content is None:
             return {**message, "content": []}
@@ -39,8 +40,9 @@ class ContentForm(Enum):
         return message
 
     def keeps_parts(self, message: Mapping[str, Any]) -> bool:
-        """Whether the parts of such a message stay parts. A template that reads both may still read
-        only the first part of a system message.
+        """Whether a list of parts in this message is passed to the template as a list. Templates
+        that read both forms are given it only for users and assistants: of a system message they
+        may read only the first part.
         """
         if self is ContentForm.PARTS:
             return True
@@ -52,9 +54,12 @@ class ContentForm(Enum):
         placeholders: Mapping[str, Sequence[str]],
         written: Container[str],
     ) -> dict[str, Any]:
-        """Return the message with text in place of the pictures and sounds that the template would
-        leave out. ``placeholders``: the texts for each type of part, of which the first is used;
-        ``written``: the types that the template writes itself, for parts of a user's message.
+        """Return the message with placeholder texts in place of the pictures and sounds that the
+        template would leave out.
+
+        ``placeholders``: texts by type of part, of which the first is used. ``written``: the types
+        for which the template itself writes a placeholder; their parts stay in user messages that
+        keep parts.
         """
         content: Any = message.get("content")
         if not has_media(content):
@@ -70,10 +75,10 @@ class ContentForm(Enum):
 
 
 def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -> ContentForm:
-    """Detect the content form of a template: render a test conversation in both forms.
+    """Detect the content form of a template by rendering a test conversation in both forms.
 
-    ``render`` returns the rendered text, or None where the template fails. A template whose source
-    lacks the word ``text`` reads strings and is not tried.
+    ``render`` returns the rendered text, or None if the template raises. A template whose source
+    lacks the word ``text`` is taken to read strings, without a rendering.
     """
     if not re.search(r"\btext\b", source):
         return ContentForm.TEXT
@@ -94,5 +99,5 @@ def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -
 
 
 def _all_said(text: str | None) -> bool:
-    """Whether a rendering contains every mark of the test conversation."""
+    """Whether a rendering contains every content of the test conversation."""
     return text is not None and all(mark in text for mark in _MARKS)

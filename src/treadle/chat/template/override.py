@@ -1,5 +1,5 @@
-"""Chat template chosen in place of a model file's default one: a built-in name, a file, source, or
-the name of another template of the model's file.
+"""Chat template that the user chose in place of the model file's default: a built-in name, a file,
+source text, or the name of another template in the model's file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from treadle.chat.template.template import MAX_SOURCE, OWN, ChatTemplate, Chosen
 from treadle.errors import TemplateError
 
 _MARKS = ("{{", "{%", "{#")  # every template has one of these, no file name does
-_NAME = re.compile(r"\w[\w-]*", re.ASCII)  # of a template in the model's file, such as tool_use
+_NAME = re.compile(r"\w[\w-]*", re.ASCII)  # name of a template in the model's file: tool_use
 _PLAIN = "treadle asks"  # content of a test message: no template has these words
 
 
 def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:
-    """Return the template that ``given`` means: a built-in name, a file, template source, or the
-    name of a template in the model's file, which ``load_template`` looks for.
+    """Return the template that ``given`` names or is: a built-in name, a path, template source, or
+    the name of a template in the model's file, which ``load_template`` resolves.
 
     Raises TemplateError for a misspelt name, an unreadable file, and a template that does not
     compile (with the line).
@@ -39,8 +39,8 @@ def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:
 
 
 def check_plain(template: ChatTemplate) -> None:
-    """Raise TemplateError for a template that refuses a plain message of the user's, or leaves out
-    its words: no conversation is possible with it.
+    """Raise TemplateError if the template raises on a single user message or its prompt lacks that
+    message's text: no conversation is possible with it.
     """
     try:
         text = template.render([{"role": "user", "content": _PLAIN}])
@@ -56,8 +56,8 @@ def check_plain(template: ChatTemplate) -> None:
 
 
 def _may_be_named(given: str) -> bool:
-    """Whether this can be the name of a template in the model's file: no file has it, and it is not
-    a misspelt built-in one.
+    """Whether ``given`` can be the name of a template in the model's file: there is no file at this
+    path, and it does not resemble a built-in name.
     """
     if os.path.lexists(given) or not _NAME.fullmatch(given):
         return False
@@ -65,7 +65,9 @@ def _may_be_named(given: str) -> bool:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a template file, with Windows line ends normalised."""
+    """Return the text of a template file, with Windows line ends converted. Raises
+    TemplateError.
+    """
     try:
         with open(path, encoding="utf-8-sig") as file:
             return file.read(MAX_SOURCE + 1)

@@ -1,10 +1,16 @@
 """Process that renders chat templates: requests on standard input, replies on standard output.
 
-``renderer`` starts it and explains why. A request is its length, eight bytes, and a JSON list:
-``["render", source, variables, now]``, ``["names", source]``, ``["check", source]``, whose reply is
-empty, or ``["compile", source]``, which has no reply. A reply is one byte, 1 for a result and 0 for
-an error message, the length, and UTF-8. The first byte that the process writes tells that it has
-started.
+``renderer`` starts it. A request is its length in eight bytes and a JSON list:
+
+::
+
+    ["render", source, variables, now]
+    ["names", source]
+    ["check", source]      the reply's text is empty
+    ["compile", source]    no reply
+
+A reply is one byte (1 for a result, 0 for an error message), the length in eight bytes, and UTF-8
+text. When the process has started it writes one byte, READY.
 """
 
 from __future__ import annotations
@@ -33,7 +39,9 @@ BROKEN = 13
 
 
 def serve(limit_s: float, limit_bytes: int) -> NoReturn:
-    """Answer requests until standard input ends; the process exits when a limit is reached."""
+    """Answer requests until standard input ends. The process exits when a request takes more than
+    ``limit_s`` seconds or ``limit_bytes`` of memory beyond those at its start.
+    """
     try:
         _bound(limit_bytes)
         importlib.import_module("treadle.chat.template.sandbox")  # not counted as rendering time
@@ -84,7 +92,9 @@ def _answer(request: bytes) -> bytes:
 
 
 def _bound(limit_bytes: int) -> None:
-    """Limit the process's memory where the system can, and ignore SIGINT."""
+    """Limit this process to ``limit_bytes`` more memory, where the system can, and
+    ignore SIGINT.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     SYSTEM.bound_memory(limit_bytes)
 

@@ -1,8 +1,8 @@
-"""Renderer of model files' chat templates, in separate processes with time and memory limits.
+"""Renders the templates of model files in separate processes with time and memory limits.
 
-A template is untrusted code. Most of it runs in C, where the same process can neither measure nor
-stop it; the system can, by ending a process. A process is started when needed (60 to 100 ms),
-answers in a fraction of a millisecond, and ends with this one.
+A template is untrusted code. Most of it runs in C code, which Python can neither measure nor
+interrupt from within the process; the system can end a process. A process is started when needed
+(60 to 100 ms), answers in a fraction of a millisecond, and ends with this one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from treadle.chat.template.render_process import (
 from treadle.errors import TemplateError, TreadleError
 from treadle.system import SYSTEM
 
-LIMIT_S = 5.0  # for one rendering; templates take milliseconds
-LIMIT_BYTES = 256 << 20  # of memory, beyond the process's own at its start
+LIMIT_S = 5.0  # seconds for one rendering; normal ones take milliseconds
+LIMIT_BYTES = 256 << 20  # memory of a process beyond that at its start
 MAX_PROCESSES = 4  # concurrent renderings; further threads wait
 
 _TIME_CODES = (SPENT_TIME, -getattr(signal, "SIGALRM", SPENT_TIME))
@@ -50,7 +50,7 @@ class LimitError(TemplateError):
 
 
 class Renderer:
-    """Renders templates in a pool of processes; thread-safe."""
+    """Pool of at most MAX_PROCESSES rendering processes; thread-safe."""
 
     def __init__(self) -> None:
         self._reset()
@@ -61,22 +61,27 @@ class Renderer:
         self._processes: set[_RenderProcess] = set()
 
     def prepare(self, source: str) -> None:
-        """Start a process that compiles a template, without waiting for it."""
+        """Start a process that compiles ``source``, without waiting for it. Does nothing if one is
+        idle.
+        """
         if not self._idle:
             process = self._start()
             process.prepare(_request("compile", source))
             self._idle.append(process)
 
     def render(self, source: str, variables: Mapping[str, Any], now: datetime) -> str:
-        """Render a template with ``variables``, which are of JSON types.
+        """Return the text that a template renders with ``variables`` (JSON types); ``now``: the
+        time that it reads.
 
-        Raises TemplateError for the template's own errors and where no process can be started;
-        LimitError where time or memory runs out.
+        Raises TemplateError for the template's own errors and if no process can be started,
+        LimitError beyond the time or memory limit.
         """
         return self._ask(_request("render", source, variables, now.isoformat()))
 
     def names(self, source: str) -> list[str]:
-        """Return the names that a template reads and does not set. Raises as ``render`` does."""
+        """Return the names of variables that a template reads and does not set. Raises as
+        ``render`` does.
+        """
         return self._ask(_request("names", source)).split()
 
     def check(self, source: str) -> None:
@@ -111,7 +116,7 @@ class Renderer:
         self._idle.clear()
 
     def forget(self) -> None:
-        """After a fork: drop the parent's processes, and locks that no thread here holds."""
+        """Drop the parent's processes and locks in a forked child; the processes go on running."""
         for process in self._processes:
             process.forget()
         self._reset()
@@ -127,7 +132,9 @@ class Renderer:
 
 
 class _GoneError(Exception):
-    """Raised when the process ended before it read this request."""
+    """Raised when a process had ended before it read this request; another process can
+    answer it.
+    """
 
 
 class _RenderProcess:
@@ -160,9 +167,11 @@ class _RenderProcess:
             self._send(request)
 
     def ask(self, request: bytes) -> tuple[bool, str]:
-        """Send a request; return whether it succeeded, and its result or error message.
+        """Send a request and wait for its reply; return whether it succeeded, and its result or
+        error message.
 
-        Raises _GoneError if the process had already ended, TemplateError if this request ends it.
+        Raises _GoneError if the process had already ended, TemplateError if it ends during this
+        request.
         """
         began = time.monotonic()
         try:
@@ -225,8 +234,8 @@ class _RenderProcess:
         self._close()
 
     def forget(self) -> None:
-        """Close the pipes and leave the process running."""
-        self._popen.returncode = 0  # it is not a child of this process
+        """Close the pipes without ending the process, which belongs to the parent of this fork."""
+        self._popen.returncode = 0  # so that Popen does not wait: the parent's child, not ours
         self._close()
 
     def _close(self) -> None:

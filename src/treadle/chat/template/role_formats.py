@@ -1,5 +1,5 @@
-"""Built-in chat templates that are used only where they are named: older and rarer families, under
-llama.cpp's names. Each is the texts around the contents of a message, by role.
+"""Built-in chat templates for older and rarer families, used only if the user names them, under
+llama.cpp's names. A format is the text around a message's content, by role.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn, system_first
 
-_HERE = "{}"  # the content's place
+_HERE = "{}"  # stands for the message's content
 
 
 class RoleFormat(NamedTuple):
-    """Texts of a family's prompts, with ``{}`` for the content.
+    """Texts around the contents of a family's prompts; ``{}`` stands for the content.
 
-    ``system`` is None where the family has no such role: its text then stands before the first
-    user message, followed by an empty line. ``asks``: begins an answer. ``begins``: of a prompt,
-    behind the BOS token. ``stop``: strings that end an answer, where no token does.
+    ``system``: None if the family has no system role; the system text is then written before the
+    first user message, followed by an empty line. ``asks``: text that begins an answer. ``begins``:
+    text at the prompt's beginning, after the BOS token. ``stop``: strings that end an answer, for
+    families without an end token.
     """
 
     name: str
@@ -28,7 +29,7 @@ class RoleFormat(NamedTuple):
     stop: tuple[str, ...] = ()
 
     def built_in(self) -> BuiltIn:
-        """Return the built-in template."""
+        """Return the format as a jinja2 template."""
         roles = {"system": self.system, "user": self.user, "assistant": self.assistant}
         lines = [f"{{{{- bos_token + {self.begins!r} }}}}", "{%- for message in turns %}"]
         for role, text in roles.items():
@@ -52,7 +53,9 @@ class RoleFormat(NamedTuple):
 
 
 def _marked(name: str, mark: str, end: str, asks: str, begins: str = "") -> RoleFormat:
-    """Return a format with one mark for all roles; ``mark`` has ``%`` for the role."""
+    """Return a format whose roles all have the same texts around them: ``mark``, in which ``%``
+    stands for the role, and ``end``.
+    """
     system, user, assistant = (
         f"{mark.replace('%', role)}{_HERE}{end}" for role in ("system", "user", "assistant")
     )

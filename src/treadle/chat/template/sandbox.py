@@ -29,16 +29,18 @@ _SPEAKING = (JinjaError, ArithmeticError, LookupError, SyntaxError, TypeError, V
 
 
 def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
-    """Render a template with ``variables``; ``now`` is the time that it sees.
+    """Return the text that a template renders with ``variables``; ``now``: the time that it reads.
 
-    Raises TemplateError, with the line where it is known, and MemoryError.
+    Raises TemplateError, with the line if known, and MemoryError.
     """
     with _telling(source):
         return compiled(source).render({"strftime_now": now.strftime, **variables})
 
 
 def names(source: str) -> list[str]:
-    """Return the names that a template reads and does not set. Raises as ``render`` does."""
+    """Return the names of variables that a template reads and does not set. Raises as ``render``
+    does.
+    """
     with _telling(source):
         found = meta.find_undeclared_variables(_environment().parse(source))
         return sorted(found - {"strftime_now"})
@@ -57,8 +59,8 @@ def compiled(source: str) -> Template:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Sandbox that lets lists grow and shrink: Kimi's templates keep ids in one. A template gets
-    copies, so this is safe.
+    """Sandbox in which templates may append to lists and pop from them, as Kimi's do. A template is
+    given copies, so this is safe.
     """
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -115,7 +117,7 @@ def _template_line(source: str, line: int | None) -> int | None:
 
 
 class _Generation(Extension):
-    """The ``{% generation %}`` tag, which marks the assistant's words for training.
+    """The ``{% generation %}`` tag, which marks the assistant's text for training.
 
     Here it renders its body in a scope of its own, as in transformers: variables set inside are
     unknown after it.

@@ -36,16 +36,20 @@ _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 class ChatTemplate:
     """Jinja2 chat template, rendered as transformers' ``apply_chat_template`` does.
 
-    ``bos``, ``eos``: the template's ``bos_token`` and ``eos_token``. ``tool_source``: the template
-    used when tools are given, if it is another one. ``builtin``: name of the built-in template,
-    None for a file's own. ``stop``: stop strings, where the template ends answers without a token.
-    ``origin``: the source, for messages. ``specials``: further variables that are token texts.
-    ``defaults``: variables used where a call sets none. ``reasoning``: default for such a call:
-    "on", "off", or "auto" for the template's own behaviour. ``preserve``: whether earlier answers
-    keep their reasoning, for templates with a variable for it; None for their own default.
+    ``bos``, ``eos``: texts of the template's ``bos_token`` and ``eos_token``.
+    ``tool_source``: source used when tools are given; None: ``source``.
+    ``builtin``: name of the built-in template, None for a file's own.
+    ``stop``: strings that end an answer, for templates that end answers without a token.
+    ``origin``: where the template comes from, for error messages.
+    ``specials``: further variables that are texts of special tokens, such as ``pad_token``.
+    ``defaults``: template variables used if a call does not set them.
+    ``reasoning``: reasoning mode if a call does not set it: "on", "off", or "auto" for the
+        template's own behaviour.
+    ``preserve``: whether earlier answers keep their reasoning in the prompt, for templates with a
+        variable for it; None: the template's default.
 
-    A template that is not built in is rendered in a process of its own (``renderer``), started at
-    first use.
+    A template that is not built in is rendered in a separate process (``renderer``), which is
+    started at first use.
     """
 
     def __init__(
@@ -136,11 +140,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **vars: Any,
     ) -> str:
-        """Render messages of a ``ChatMessages``, which are not checked again; see ``render``.
+        """Render the messages of a ``ChatMessages``, which are not checked again; otherwise as
+        ``render``.
 
         ``placeholders``: the texts that stand for a picture and for a sound in the model's prompts,
-        by the type of part. A template that writes one of them for such a part gets the part; for
-        any other, and outside of user messages, the first text stands where the part stood.
+        by type of part. If the template writes one of them for a part of a user message, it is
+        given the part; otherwise the first text replaces the part.
         """
         source = self.tool_source if tools and self.tool_source is not None else self.source
         variables = {
@@ -175,14 +180,16 @@ class ChatTemplate:
         reasoning: str | None = None,
         budget: int | None = None,
     ) -> bool:
-        """Whether reasoning is disabled: see `treadle.chat.template.variables.is_off`."""
+        """Whether reasoning is disabled for an answer, by the call's ``reasoning``, template
+        ``variables`` and ``budget`` (tokens), as in ``variables.is_off``.
+        """
         return is_off(self, variables, reasoning, budget)
 
     def _dates(self) -> dict[str, str]:
-        """Return today's date under each name that the template reads.
+        """Return today's date under each of its names that the template reads.
 
-        Without it Llama 3.1's template states the day it was written. No time of day: it would
-        change with each call and defeat the prefix cache.
+        Without it Llama 3.1's template states the day it was written. There is no time of day: it
+        would change with each call and defeat the prefix cache.
         """
         now = datetime.now()
         dates = {
@@ -194,7 +201,9 @@ class ChatTemplate:
         return {name: date for name, date in dates.items() if name in source}
 
     def _own_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-        """Return the tools under the variable names of Firefunction's and SmolLM3's templates."""
+        """Return the tools under the variable names that only Firefunction's and SmolLM3's
+        templates read.
+        """
         result: dict[str, Any] = _functions(tools) if _FUNCTIONS in self._other_names else {}
         if tools and _XML_TOOLS in self._other_names:
             result["xml_tools"] = _inner(tools)
@@ -202,12 +211,12 @@ class ChatTemplate:
 
     @cached_property
     def _other_names(self) -> list[tuple[str, ...]]:
-        """Groups of ``_OTHER_NAMES`` of which the template reads every name."""
+        """The groups of ``_OTHER_NAMES`` all of whose variables the template reads."""
         maybe = [names for names in _OTHER_NAMES if all(name in self.source for name in names)]
         return [names for names in maybe if self.variables().issuperset(names)]
 
     def _form(self, source: str, variables: dict[str, Any]) -> ContentForm:
-        """Return the content form that a template reads; detected once."""
+        """Return the content form that ``source`` reads; detected at the first call."""
 
         def render(messages: list[dict[str, Any]]) -> str | None:
             from treadle.chat.template.renderer import LimitError
@@ -231,7 +240,9 @@ class ChatTemplate:
         kind: str,
         texts: tuple[str, ...],
     ) -> bool:
-        """Whether a template writes one of ``texts`` for a part of a type; detected once."""
+        """Whether ``source`` writes one of ``texts`` for a part of type ``kind``; detected at the
+        first call.
+        """
         key = (source, kind, texts)
         if key not in self._written:
             message = {"role": "user", "content": [{"type": kind}, text_part("-")]}
@@ -263,7 +274,9 @@ class ChatTemplate:
         return text
 
     def _renderer(self, source: str) -> Any:
-        """Return the renderer: this process for built-in templates, which are trusted."""
+        """Return the renderer of a source: this process for built-in templates, which are trusted,
+        else the process pool. Raises TemplateError for a source that is too long.
+        """
         if self.builtin:
             from treadle.chat.template import sandbox
 
@@ -283,19 +296,20 @@ def _inner(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
-    """Return the ``functions`` variable, the tools as text: Firefunction's template raises without
-    it.
+    """Return the ``functions`` variable, the tools as JSON text: Firefunction's template raises
+    without it.
     """
     return {"functions": json.dumps(_inner(tools), indent=4, ensure_ascii=False)}
 
 
 @dataclass(frozen=True)
 class ChosenTemplate:
-    """Template that the user chose in place of the file's own; ``override.py`` reads one.
+    """Template that the user chose in place of the file's own; ``override.choose_template`` makes
+    it.
 
-    ``builtin``: the built-in template's name, or None. ``origin``: its source in words, without
-    folder names. ``stop``: stop strings. ``named``: the name of a template in the model's file,
-    whose source is read when that is known.
+    ``builtin``: the built-in template's name, or None. ``origin``: where it comes from, for
+    messages, without folder names. ``stop``: stop strings. ``named``: the name of a template in the
+    model's file, from which ``load_template`` reads the source; else None.
     """
 
     source: str
@@ -308,13 +322,13 @@ class ChosenTemplate:
 def load_template(
     gguf: GGUF, arch: str = "", chosen: ChosenTemplate | None = None, **settings: Any
 ) -> ChatTemplate:
-    """Return a model file's chat template; else the built-in one that it names, or that fits its
-    tokens and ``arch``.
+    """Return a model file's chat template, or else the built-in one that the file names or that
+    fits its special tokens and ``arch``.
 
-    ``.builtin`` of the result tells which. A file's template named ``tool_use`` is used when tools
-    are given. ``chosen`` replaces all of these; ``settings`` are those of ``ChatTemplate``. Raises
-    FileError and UnsupportedError as ``load_tokenizer`` does, and TemplateError if the file has no
-    template of the chosen name.
+    A file's template named ``tool_use`` is used when tools are given. ``chosen`` replaces all of
+    these; ``settings`` are keyword arguments of ``ChatTemplate``. The result's ``builtin`` is None
+    for a file's template. Raises FileError and UnsupportedError as ``load_tokenizer`` does, and
+    TemplateError if the file has no template of the chosen name.
     """
     vocab = Vocab(gguf)
     spelt = {
@@ -354,8 +368,8 @@ def load_template(
 
 
 def _named_source(gguf: GGUF, name: str) -> str:
-    """Return the source of the file's template of this name; "default" is the one without a name.
-    Raises TemplateError.
+    """Return the source of the file's template called ``name``; "default" is the one without a
+    name. Raises TemplateError.
     """
     key = "tokenizer.chat_template"
     found = {
@@ -374,8 +388,8 @@ def _named_source(gguf: GGUF, name: str) -> str:
 
 
 def find_builtin(vocab: Vocab, arch: str, name: str) -> BuiltIn:
-    """Return the first built-in template that fits tokens, architecture and name; the last always
-    fits.
+    """Return the first of BUILT_INS that fits the vocabulary, architecture and ``name`` (the file's
+    ``general.name``); the last fits every file.
     """
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
     wanted = {piece.encode() for built_in in BUILT_INS for piece in built_in.pieces}

@@ -1,4 +1,4 @@
-"""Variables of chat templates: which ones a template reads, and which of them switch reasoning."""
+"""Variables of chat templates: those that a template reads, and those that switch reasoning."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
 
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
-    """Return whether these variables ask for reasoning: "on", "off", or None if unsaid."""
+    """Return the reasoning mode that template variables request: "on", "off", or None if they set
+    none.
+    """
     said = [
         any(_same(variables[name], word) for word in (off, *_ALSO_OFF.get(name, ())))
         for name, (_, off) in SWITCHES.items()
@@ -62,12 +64,14 @@ def reasoning_said(variables: Mapping[str, Any]) -> str | None:
 
 
 def _same(value: Any, word: Any) -> bool:
-    """Whether value and type are equal: a budget of 0 is not False."""
+    """Whether value and type are equal, so that 0 does not equal False."""
     return type(value) is type(word) and bool(value == word)
 
 
 def reasoning_default(template: ChatTemplate) -> str:
-    """Return the reasoning mode of the template's own settings: "on", "off" or "auto"."""
+    """Return the reasoning mode of the template's own settings (``defaults``, else ``reasoning``):
+    "on", "off" or "auto".
+    """
     return reasoning_said(template.defaults) or template.reasoning
 
 
@@ -79,8 +83,8 @@ def is_off(
 ) -> bool:
     """Whether reasoning is disabled for an answer.
 
-    A call decides by its ``reasoning``, "on" or "off", or by template ``variables``. Otherwise the
-    template's default holds, unless the call has a reasoning ``budget``.
+    The call's ``reasoning`` ("on" or "off") decides, else its template ``variables``. If neither is
+    set, the template's default does, unless the call has a reasoning ``budget`` (tokens).
     """
     said = reasoning if reasoning in (ON, OFF) else reasoning_said(variables)
     if said is not None:
@@ -89,7 +93,8 @@ def is_off(
 
 
 def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` plus the template's default variables and those that switch reasoning.
+    """Return ``given`` plus the template's default variables and the variables that switch
+    reasoning.
 
     The call's variables override the defaults: with ``thinking=True`` no other switch stays off.
     """
@@ -107,9 +112,11 @@ def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str
 
 
 def preserving(template: ChatTemplate, asked: Any = None) -> dict[str, Any]:
-    """Return the variables of HISTORY that the template reads, as a call asks for (llama.cpp's
-    ``preserve_reasoning``), else as the template's default ``preserve`` says. Empty where neither
-    says anything, and for a template that cannot be parsed.
+    """Return the variables of HISTORY that the template reads, set to keep or drop earlier
+    reasoning.
+
+    ``asked``: the call's choice (llama.cpp's ``preserve_reasoning``); if it is no bool,
+    ``template.preserve`` decides. Empty if that is None, and for a template that cannot be parsed.
     """
     keep = asked if isinstance(asked, bool) else template.preserve
     if keep is None:
@@ -122,7 +129,8 @@ def preserving(template: ChatTemplate, asked: Any = None) -> dict[str, Any]:
 
 
 def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:
-    """Return the variables of SWITCHES and the effort that set the template to ``reasoning``.
+    """Return the variables of SWITCHES, and ``reasoning_effort``, that set the template to the mode
+    ``reasoning``.
 
     Empty for "auto", for a template without such a variable, and for one that cannot be parsed:
     rendering it reports the error.
@@ -150,13 +158,13 @@ def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
 def format_variables(
     template: ChatTemplate, kind: str | None, schema: Any = None, tool_choice: str | None = None
 ) -> dict[str, Any]:
-    """Return the variables by which a template tells the model of the format of its answer, and
-    whether it must call a tool; of those, the ones that the template reads.
+    """Return the variables that tell a template the format of the answer and whether a tool must be
+    called; only those that the template reads.
 
-    ``kind``: "json_schema", with the ``schema``, "json_object", or None; ``tool_choice``: "auto",
-    "required" or "none". A template that reads parts of ``response_format`` (Kimi K3, Cohere's)
-    gets an object of type and schema, one that writes it as JSON (DeepSeek V4) the schema, any
-    other (Solar) the schema as JSON text.
+    ``kind``: "json_schema", with the ``schema``, "json_object", or None. ``tool_choice``: "auto",
+    "required" or "none". The value of ``response_format`` is an object of type and schema if the
+    template reads parts of it (Kimi K3, Cohere's), the schema if it writes it as JSON (DeepSeek
+    V4), else the schema as JSON text (Solar).
     """
     source = template.source
     made: dict[str, Any] = {}
@@ -185,8 +193,9 @@ def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:
 
 
 def check_own(template: Mapping[str, Any] | None, where: str = "template") -> dict[str, Any]:
-    """Return a copy of ``chat(template=...)``, variables by name; raise TreadleError if it is
-    invalid. ``where``: its name in error messages.
+    """Return a copy of ``template``, the argument of ``chat(template=...)``: variables by name.
+    Raises TreadleError, which calls it ``where``, if it is invalid or sets ``messages`` or
+    ``add_generation_prompt``.
     """
     if not isinstance(template, Mapping | None):
         raise TreadleError(f"{where} is {type(template).__name__}: expected variables by name")
@@ -199,8 +208,8 @@ def check_own(template: Mapping[str, Any] | None, where: str = "template") -> di
 
 
 def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iterable[str]) -> None:
-    """Raise TypeError for one of ``names`` that the template does not read: a typo would be silent.
-    ``settings``: further names that might have been meant.
+    """Raise TypeError if the template does not read one of ``names``, so that a typo is not silent.
+    ``settings``: names of generation settings that the error may suggest.
 
     Raises TemplateError for a template that cannot be parsed.
     """

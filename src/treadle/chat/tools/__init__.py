@@ -1,28 +1,29 @@
-"""Parser of model output: reasoning, content and tool calls. Server, library and CLI use it.
+"""Tool calls: prompts with tools, constrained decoding, and the parser that splits output into
+reasoning, content and calls. Server, library and CLI use it.
 
 ::
 
     formats.py               call and reasoning formats of model families, one row each
-    detect.py                the dialect of a chat template: its format, and what it can render
+    detect.py                a chat template's dialect: its call format, and what it can render
                          -- from messages to a prompt --
-    messages.py              conversations with calls, in a template's form
-    history.py               earlier messages that only some templates take
-    system_messages.py       system messages in the middle of a conversation
-    reasoning.py             reasoning before an answer, in a template's style
+    messages.py              converts conversations with calls to a template's form
+    history.py               converts earlier messages that only some templates render
+    system_messages.py       moves system messages that stand in the middle of a conversation
+    reasoning.py             writes the reasoning of an answer in a template's style
                          -- from an answer to its parts --
-    answer_plan.py           request options to a constraint and the marks of an answer
-    stream_parser.py         streaming parser: text to parts
-    output.py                parts of an answer, and a whole answer
-    openai_objects.py        answers and their parts as objects of OpenAI's API
-    stop_filter.py           stop strings, searched in content only
-    argument_readers.py      call arguments in each notation to JSON, as they stream in
-    arguments.py             call arguments that are complete, or cut short
+    answer_plan.py           from request options to a constraint and the marks of an answer
+    stream_parser.py         streaming parser: text to pieces
+    output.py                pieces of an answer, and a whole answer
+    openai_objects.py        answers and their pieces as objects of OpenAI's API
+    stop_filter.py           restricts stop strings to content
+    argument_readers.py      converts call arguments of each notation to JSON, while streaming
+    arguments.py             reads call arguments that are complete or cut short
     schemas.py               property names and values of a schema, for notations other than JSON
-    schema_check.py          JSON-schema check of values
+    schema_check.py          checks values against a JSON schema
                          -- constraints --
-    constrained_decoding.py  which token may come next in reasoning, calls, a schema's JSON
+    constrained_decoding.py  allowed next tokens in reasoning, calls, a schema's JSON
     call_grammar.py          grammars of calls
-    grammar_rules.py         builder of their rules
+    grammar_rules.py         builder of grammar rules
     tagged_grammar.py        grammars of values between tags
     unquoted_text.py         regular expressions of strings without quotes
     gemma_values.py          grammars of values in Gemma 4's notation

@@ -34,11 +34,15 @@ Schemas = Mapping[str, Mapping[str, Any]]
 class AnswerOptions:
     """Options of an answer.
 
-    ``tools``: argument schemas by name. Schemas of ``strict`` tools must be enforced completely,
-    others as far as possible. One of ``forced`` must be called. ``schema`` (``lenient``: as far as
-    possible), ``grammar`` (GBNF) and ``regex`` constrain an answer that is not a call. ``budget``:
-    tokens of reasoning; ``message``: written before the mark that ends reasoning over its budget.
-    ``control``: reasoning may be ended while it is written (``ConstrainedDecoder.end_reasoning``).
+    ``tools``: argument schemas by name. Those of ``strict`` tools must be enforced completely,
+        others as far as possible.
+    ``forced``: names of tools, one of which must be called. ``parallel``: several calls are
+        allowed.
+    ``schema`` (``lenient``: enforced as far as possible), ``grammar`` (GBNF), ``regex``:
+        constraints of an answer that is not a call.
+    ``budget``: most tokens of reasoning. ``message``: text written before the closing mark when the
+        budget is used up.
+    ``control``: ``ConstrainedDecoder.end_reasoning`` may be called.
     """
 
     tools: Schemas = field(default_factory=dict)
@@ -57,7 +61,9 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """Marks to parse in an answer, its constraint, and warnings about schema parts not enforced."""
+    """Plan of one answer: ``marks`` for its parser, ``plan``, its constraint (None: any text), and
+    ``warnings`` about schema parts that are not enforced.
+    """
 
     marks: AnswerMarks = field(default_factory=AnswerMarks)
     plan: ConstraintPlan | None = None
@@ -65,12 +71,12 @@ class AnswerPlan:
     shown: frozenset[int] = frozenset()  # control tokens that the parser reads
 
     def guide(self) -> ConstrainedDecoder | None:
-        """Return a constrained decoder for one output, or None."""
+        """Return a constrained decoder for one output; None if nothing is constrained."""
         return None if self.plan is None else self.plan.guide()
 
     def stop_filter(self, stop: Sequence[str]) -> StopFilter | None:
-        """Return a filter that hides reasoning and calls of one output, which end by their marks
-        and grammar, from the search of ``stop`` strings; None where there is nothing to hide.
+        """Return a filter for one output that hides reasoning and calls from the search for
+        ``stop`` strings; None without stop strings, or if the output can have neither.
         """
         marks = self.marks
         if stop and (marks.thought or marks.row or marks.channels):
@@ -81,7 +87,9 @@ class AnswerPlan:
 def plan_answer(
     wanted: AnswerOptions, dialect: TemplateDialect, prompt: str, grammars: Grammars
 ) -> AnswerPlan:
-    """Plan an answer to ``prompt``. Raises GrammarError for what must be enforced and cannot be."""
+    """Plan the answer to a rendered ``prompt``. Raises GrammarError for a schema, grammar or
+    message that must be enforced and cannot be.
+    """
     with of_setting("tools"):
         tools, warnings = _enforceable(wanted, grammars)
     if wanted.schema is not None and wanted.lenient:
@@ -135,8 +143,8 @@ def plan_answer(
 
 @of_setting("reasoning_budget_message")
 def check_message(message: str, thought: Thought) -> None:
-    """Raise GrammarError for a message at the end of reasoning that holds a mark of reasoning: what
-    is behind that would be taken for the answer.
+    """Raise GrammarError if the message that ends reasoning contains a mark of reasoning: the
+    parser would take the text after that mark for the answer.
     """
     for mark in (thought.close.strip(), thought.begin.strip()):
         if mark in message:
@@ -153,7 +161,7 @@ def _bound(
     marks: AnswerMarks,
     grammars: Grammars,
 ) -> Grammar | None:
-    """Return the grammar of the whole answer, or None."""
+    """Return the grammar of the whole answer; None if the answer may also be free text."""
     row = dialect.row
     tokenizer = grammars.tokenizer
     schema = wanted.schema
@@ -162,7 +170,7 @@ def _bound(
     if wanted.regex is not None:
         return grammars.regex(wanted.regex)
     if schema is not None and not wanted.lenient:
-        grammars.schema(schema)  # this call reports what it cannot enforce
+        grammars.schema(schema)  # raises for parts that cannot be enforced
     if wanted.forced or (tools and schema is not None):
         chosen = {name: tools[name] for name in wanted.forced or tools}
         parallel = wanted.parallel
@@ -184,7 +192,9 @@ def _of_tools(source: str, grammars: Grammars) -> Grammar:
 
 
 def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, list[str]]:
-    """Return the tools and warnings; a non-strict tool with a broken schema takes any object."""
+    """Return the tools' schemas without parts that cannot be enforced, and warnings about these. A
+    tool with an invalid schema takes any object; if it is strict, raises GrammarError.
+    """
     result: dict[str, Mapping[str, Any]] = {}
     warnings = []
     for name, schema in wanted.tools.items():
@@ -209,8 +219,8 @@ def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, li
 def _header(
     wanted: AnswerOptions, dialect: TemplateDialect, marks: AnswerMarks, grammars: Grammars
 ) -> Grammar | None:
-    """Return the grammar of the header before an answer of the caller's own grammar, or None where
-    that grammar writes it.
+    """Return the grammar of the header that must precede an answer in the caller's own ``grammar``
+    or ``regex``; None if the format has no header or that grammar writes it.
     """
     own = wanted.grammar or wanted.regex
     row = dialect.row
@@ -226,9 +236,9 @@ def _header(
 
 
 def _may_open(wanted: AnswerOptions, dialect: TemplateDialect, grammars: Grammars) -> bool:
-    """Whether reasoning may come before a constrained answer: its opening mark is one token or
-    begins with a special one, or answers are messages with headers. Before a caller's own grammar
-    it must be one token.
+    """Whether reasoning may precede a constrained answer: its opening mark is one token or begins
+    with a special token, or answers are messages with headers. Before a caller's ``grammar`` or
+    ``regex`` the mark must be one token.
     """
     if dialect.thought is None:
         return False
@@ -239,7 +249,7 @@ def _may_open(wanted: AnswerOptions, dialect: TemplateDialect, grammars: Grammar
 
 
 def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
-    """Return strings that, after a trigger inside reasoning, show that a call is being written."""
+    """Return strings that confirm a call inside reasoning when they follow a trigger."""
     if not tools:
         return []
     if row.by_header and row.channels:
@@ -249,7 +259,9 @@ def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
 
 
 def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
-    """Return the triggers of a row's calls: a control token is one whatever follows it."""
+    """Return the triggers of a row's calls. A trigger that is one control token needs no bracket
+    after it.
+    """
     if row.by_header:
         return (Trigger("to=functions."),)
     made = []
@@ -261,7 +273,7 @@ def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
 
 
 def _heads(row: ToolCallFormat, tools: Schemas) -> list[str]:
-    """Return the strings that may follow a trigger, up to the arguments."""
+    """Return the texts that may follow a trigger, up to the arguments, one for each tool."""
     if row.by_header:
         return list(tools)
     first = row.open if row.wrap[0] else ""

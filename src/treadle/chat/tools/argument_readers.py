@@ -17,18 +17,20 @@ from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 
 class ArgumentReader:
-    """Reads the arguments of one call. ``done`` is set once they are complete."""
+    """Streaming reader of one call's arguments. ``done``: they are complete."""
 
     done = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """Return the JSON that is certain now, and the part of ``text`` still to be read."""
+        """Read more ``text``; return the JSON that is certain now, and the rest of ``text``, to be
+        passed again with more. ``last``: no more text follows.
+        """
         raise NotImplementedError
 
 
 class JsonReader(ArgumentReader):
-    """Reader of a JSON object, passed on unchanged. It ends where its first bracket is closed, or
-    ``depth`` brackets that were opened before.
+    """Reader of a JSON object, which is returned unchanged. It is done at the bracket that closes
+    the object, or, with ``depth``, that many brackets opened before.
     """
 
     def __init__(self, depth: int = 0) -> None:
@@ -37,7 +39,7 @@ class JsonReader(ArgumentReader):
         self._escaped = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See ``ArgumentReader.take``."""
+        """Return the text up to the closing bracket, and the text after it."""
         for at, char in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -57,11 +59,11 @@ class JsonReader(ArgumentReader):
 
 
 class TagReader(ArgumentReader):
-    """Reader of arguments between ``tags``.
+    """Reader of arguments between ``tags``, such as ``<parameter=KEY>VALUE</parameter>``.
 
-    The schema tells which values are strings. Others are JSON or Python literals, or strings where
-    they are neither. A value that may also be a string is one unless it is JSON of another type
-    that the schema allows.
+    The schema tells which values are strings. Other values are read as JSON or Python literals, or
+    as strings if they are neither. A value that may be a string or another type is a string unless
+    it is JSON of a type that the schema allows.
     """
 
     _NULLS = ("null", "None")  # templates print both
@@ -76,18 +78,20 @@ class TagReader(ArgumentReader):
         self._then = re.compile(then)
         first = tags.then.lstrip()[0]
         odd = [name for name in self._schemas if first in name or name != name.strip()]
-        self._names = sorted(odd, key=len, reverse=True)  # must be known to be read
+        self._names = sorted(odd, key=len, reverse=True)  # names that contain syntax of the tags
         self._n = 0
-        self._key: str | None = None  # of the value being read
-        self._text = self._begun = False  # it is a string; its beginning was read
-        self._within = self._untold = False  # it is in quotes; JSON's quote is not output yet
-        self._others: list[Any] = []  # schemas of its alternatives that are not strings
-        self._gap = self._close = ""  # marks after it
-        self._nulls: list[str] = []  # null words that the string may still turn out to be
+        self._key: str | None = None  # name of the argument whose value is being read
+        self._text = self._begun = False  # the value is a string; its start was read
+        self._within = self._untold = False  # the value is quoted; JSON's opening quote is pending
+        self._others: list[Any] = []  # schemas of the value's alternatives other than strings
+        self._gap = self._close = ""  # white space and closing tag after the value
+        self._nulls: list[str] = []  # spellings of null that the text so far may become
         self._end = ValueEnd()
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See ``ArgumentReader.take``."""
+        """Return the JSON that is certain now (strings as they stream in, other values and tags
+        whole), and the text after it.
+        """
         out = ""
         while not self.done:
             read = self._between if self._key is None else self._value
@@ -117,8 +121,8 @@ class TagReader(ArgumentReader):
         return "}" if self._n else "{}", text.removeprefix(end)
 
     def _name(self, text: str, last: bool) -> tuple[str, int]:
-        """Return the name in a tag and the size of all text up to its value; size 0 if that is not
-        complete. Names of the schema that contain marks are tried first.
+        """Return the argument name in a tag and the number of characters up to its value; size 0 if
+        the tag is incomplete. Names of the schema that contain characters of a tag are tried first.
         """
         for name in self._names:
             head = f"{self._tags.open}{name}"
@@ -135,7 +139,7 @@ class TagReader(ArgumentReader):
         return (found[1].strip(), found.end()) if found else ("", 0)
 
     def _begins(self, key: str, *, is_text: bool) -> None:
-        """Start the value of argument ``key``. ``is_text``: its tag tells that it is a string."""
+        """Start the value of argument ``key``. ``is_text``: its tag says that it is a string."""
         self._key = key
         self._begun = False
         self._within = False
@@ -180,7 +184,9 @@ class TagReader(ArgumentReader):
         return self._quoted(value) + '"', rest
 
     def _other(self, text: str, last: bool) -> tuple[str, str]:
-        """Read a value that need not be a string. A mark inside a JSON string does not end it."""
+        """Read a value that need not be a string, once it is complete. A closing tag inside a JSON
+        string does not end it.
+        """
         at = self._end.find(text, self._close)
         first = text.find(self._close)
         if at is None and self._others and first >= 0:  # a string that begins like JSON
@@ -199,7 +205,9 @@ class TagReader(ArgumentReader):
         raise AssertionError("a text has an end")
 
     def _read(self, value: str) -> Any:
-        """Return a value, or its text if it fits none of the schema's other alternatives."""
+        """Return the value that the text ``value`` spells if the schema allows that type, else the
+        text.
+        """
         if not self._others:
             return value_of(value)
         result: Any = value
@@ -209,7 +217,9 @@ class TagReader(ArgumentReader):
         return result if fine and not isinstance(result, str) else value
 
     def _quoted(self, said: str) -> str:
-        """Return a part of a string, with its opening quote if that is not output yet."""
+        """Return a part of a string for JSON, with its opening quote unless that was
+        output before.
+        """
         quote = '"' if self._untold else ""
         self._nulls = []
         self._untold = False
@@ -217,7 +227,7 @@ class TagReader(ArgumentReader):
 
 
 class PythonReader(ArgumentReader):
-    """Reader of keyword arguments of a Python call, up to its closing bracket. ``names``: the
+    """Reader of the keyword arguments of a Python call, up to its closing bracket. ``names``: the
     parameters, which need not be Python identifiers.
     """
 
@@ -242,7 +252,9 @@ class PythonReader(ArgumentReader):
         self._n = 0
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See ``ArgumentReader.take``."""
+        """Return JSON up to the last character that is certain, and the text after it; strings are
+        returned as they stream in, other values whole.
+        """
         out = []
         at = 0
         while at < len(text) and not self.done:
@@ -262,8 +274,8 @@ class PythonReader(ArgumentReader):
         return "".join(out), text[at:]
 
     def _key(self, text: str, last: bool) -> tuple[str, int]:
-        """Read a name up to its value, or the text in place of one; return the JSON and the size
-        read.
+        """Read a parameter's name and "=", or the text in place of them; return the JSON and the
+        number of characters read (0: more text is needed).
         """
         usual, other = ("", " ") if not self._n else (" ", "")
         for gap, names in ((usual, self._names), (other, filter(_is_odd, self._names))):
@@ -297,7 +309,7 @@ class PythonReader(ArgumentReader):
         return self._in_value(char)
 
     def _open(self, quote: str) -> None:
-        """Begin a string; three quotes may begin one, too."""
+        """Begin a string at its first quote; two more of them may begin a triple-quoted one."""
         self._quote = quote
         self._run = 1
         self._state = "opening"
@@ -335,7 +347,7 @@ class PythonReader(ArgumentReader):
         return _escaped(quotes + char)
 
     def _in_behind(self, char: str) -> str:
-        """After a string, which an adjacent string continues."""
+        """State after a string: an adjacent string continues it, any other text ends the value."""
         if char.isspace():
             return ""
         if char in "\"'":
@@ -366,7 +378,7 @@ class PythonReader(ArgumentReader):
         return ""
 
     def _within(self, char: str) -> None:
-        """Inside a string of a value that is read whole."""
+        """State inside a string that is part of a list, dict or tuple, which is read whole."""
         own = not self._skips
         self._skips = own and char == "\\"
         self._run = self._run + 1 if own and char == self._quote[0] else 0
@@ -377,7 +389,7 @@ class PythonReader(ArgumentReader):
         self._size += 1
 
     def _in_gap(self, char: str) -> str:
-        """Skip to the next argument, or to the end."""
+        """State after a value: skip to the comma or the closing bracket."""
         if char in ",)":
             self._state = "key"
             self._quote = ""
@@ -386,8 +398,9 @@ class PythonReader(ArgumentReader):
 
 
 class OwnReader(ArgumentReader):
-    """Reader of Gemma 4's notation: names without quotes, strings between marks of their own.
-    ``names``: argument names with characters that end a plain name; matched whole, longest first.
+    """Reader of Gemma 4's notation: names without quotes, strings between ``<|"|>`` marks.
+    ``names``: argument names with characters that would end a plain name; they are matched whole,
+    longest first.
     """
 
     _WORD = re.compile(r"[^\s,:{}\[\]<]+|<")
@@ -399,7 +412,9 @@ class OwnReader(ArgumentReader):
         self._quoted = self._key = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See ``ArgumentReader.take``."""
+        """Return JSON up to the last name, word or part of a string that is certain, and the text
+        after it.
+        """
         out = ""
         at = 0
         while at < len(text) and not self.done:
@@ -428,7 +443,7 @@ class OwnReader(ArgumentReader):
         if QUOTE.startswith(text) and not last:
             return "", 0
         known = next((each for each in self._names if text.startswith(f"{each}:")), None)
-        if self._key and (char != "}" or known is not None):  # names have no quotes
+        if self._key and (char != "}" or known is not None):  # property names have no quotes
             name, colon, _ = text.partition(":")
             wanted = any(f"{each}:".startswith(text) for each in self._names)
             if (not colon or wanted) and not last:
@@ -457,7 +472,9 @@ class OwnReader(ArgumentReader):
 
 
 def reader_of(row: ToolCallFormat, schema: Mapping[str, Any]) -> ArgumentReader:
-    """Return the reader of a call's arguments in a row's notation."""
+    """Return the reader for a call's arguments in the notation of ``row``, with ``schema`` of the
+    tool.
+    """
     if row.tags is not None:
         return TagReader(schema, row.tags)
     if row.style == "own":
@@ -468,10 +485,10 @@ def reader_of(row: ToolCallFormat, schema: Mapping[str, Any]) -> ArgumentReader:
 
 
 def _escaped(text: str) -> str:
-    """Return a part of a string as it stands between JSON's quotes."""
+    """Return text escaped as in a JSON string, without quotes."""
     return dumped(text)[1:-1]
 
 
 def _is_odd(name: str) -> bool:
-    """Whether a name is read correctly only if it is known."""
+    """Whether a name has characters that a reader takes for syntax unless it knows the name."""
     return not re.fullmatch(r"[\w.-]+", name)

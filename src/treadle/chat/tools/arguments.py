@@ -17,7 +17,9 @@ CONSTANTS = {"None": "null", "True": "true", "False": "false"}  # as templates p
 
 
 class CallObject:
-    """Incremental scanner of a call's JSON object: finds its name, its arguments and its end."""
+    """Incremental scanner of a call's JSON object. Sets ``name``, ``arguments_at`` (offset of the
+    arguments' brace) and ``end`` (offset after the object); each is None until found.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -28,7 +30,7 @@ class CallObject:
         self._key = ""
 
     def walk(self, text: str) -> None:
-        """Scan the new part of ``text``, which is the object's text so far."""
+        """Scan ``text``, the whole object so far; characters scanned before are skipped."""
         for at in range(self._at, len(text)):
             char = text[at]
             if self._escaped:
@@ -73,7 +75,7 @@ class CallObject:
 
 
 def is_object(written: str) -> bool:
-    """Whether this is a JSON object."""
+    """Whether a text is a JSON object."""
     try:
         return isinstance(json.loads(written), dict)
     except (ValueError, RecursionError):
@@ -81,8 +83,9 @@ def is_object(written: str) -> bool:
 
 
 def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, str] | None:
-    """Return name and arguments (JSON) of a call object; None if it is no call of one of ``tools``.
-    ``at``: offset of the arguments, to return them as they are written.
+    """Return the name and the arguments (JSON text) of a call object; None if ``written`` is not a
+    call of one of ``tools``. ``at``: offset of the arguments in ``written``, which are then
+    returned as written.
     """
     try:
         found = json.loads(written)
@@ -102,8 +105,8 @@ def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, 
 
 
 class ValueEnd:
-    """Finds the first closing mark after a value that streams in; marks inside strings of a JSON or
-    Python array or object do not count.
+    """Finds the closing mark after a value that streams in. Marks inside strings of a JSON or
+    Python array or object are skipped.
     """
 
     def __init__(self) -> None:
@@ -112,7 +115,9 @@ class ValueEnd:
         self._is_whole = True
 
     def find(self, text: str, mark: str) -> int | None:
-        """Return the offset of ``mark`` in ``text``, the value so far; None until it is there."""
+        """Return the offset of ``mark`` in ``text``, the value so far; None if it has
+        not come yet.
+        """
         self._is_whole &= not text.strip() or text.lstrip()[0] in "{["
         for found in self._parts(text, mark) if self._is_whole else ():
             part = found[0]
@@ -134,7 +139,9 @@ class ValueEnd:
 
 
 def constant_of(written: str) -> Any:
-    """Return a number or a constant, as JSON or a template writes it; otherwise the text itself."""
+    """Return the JSON value that a text spells, with Python's None, True and False too; the text
+    itself if it spells none.
+    """
     said = CONSTANTS.get(written.strip(), written)
     try:
         result = json.loads(said)
@@ -144,7 +151,9 @@ def constant_of(written: str) -> Any:
 
 
 def json_of(written: str) -> str:
-    """Return the JSON of a value; text that is JSON is returned as it is written."""
+    """Return a value's text as JSON: unchanged if it is JSON, a Python literal converted, any other
+    text as a string.
+    """
     try:
         json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -157,7 +166,9 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def value_of(written: str) -> Any:
-    """Return the value of text that is JSON or a Python literal; otherwise the text itself."""
+    """Return the value that a text spells in JSON or as a Python literal; the text itself if it
+    spells none.
+    """
     for read in (json.loads, literal):
         try:
             result = read(written)
@@ -169,7 +180,9 @@ def value_of(written: str) -> Any:
 
 
 def arguments_of(written: str) -> dict[str, Any]:
-    """Return the object of a call's arguments; of arguments cut short, the complete part."""
+    """Parse the JSON object of a call's arguments. If it was cut short, return its complete part;
+    {} if there is none.
+    """
     open = ""
     quoted = False
     escaped = False

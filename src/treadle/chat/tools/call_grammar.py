@@ -29,15 +29,15 @@ MAX_MORE = 15  # calls after the first: a weak model may never stop
 def calls_behind(
     row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer
 ) -> str:
-    """Return the grammar after the core of the row's ``trigger``: of all calls if the row wraps
-    them, otherwise of one.
+    """Return the grammar of the text after the core of the row's ``trigger``: all calls if the
+    format wraps them (``row.wrap``), else one call. ``tools``: argument schemas by name.
     """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
         return rules.source(f"{_behind_core(row)} ({_wrapped(rules, row, one)}{answer})")
-    if row.by_header and row.channels:  # its end may be spelt differently
+    if row.by_header and row.channels:  # models spell the end of the header differently
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
         head = f'{channel} {constrain} ("json" | " json")? {rules.literal(row.channels.message)}'
@@ -58,7 +58,12 @@ def whole_answer(
     begun: bool,
     schema: Schema | None = None,
 ) -> str:
-    """Return the grammar of an answer of calls only; with a ``schema``, calls or JSON of it."""
+    """Return the grammar of an answer that is only calls of ``tools``, or, with a ``schema``, calls
+    or JSON of it.
+
+    ``parallel``: several calls are allowed. ``begun``: the prompt ends with the first call's
+    opening mark.
+    """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
@@ -83,8 +88,9 @@ def recipients(
     *,
     parallel: bool,
 ) -> str:
-    """Return the grammar of an answer whose call the prompt has begun. It may name ``row.content``,
-    which is no tool: then content follows, and after that perhaps calls.
+    """Return the grammar of an answer whose first call the prompt has opened, without any
+    constraint on content. The model may name ``row.content`` in place of a tool: text follows, then
+    perhaps calls.
     """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
@@ -98,7 +104,9 @@ def recipients(
 def whole_json(
     row: ToolCallFormat, schema: Schema, tokenizer: Tokenizer, *, begun: bool = False
 ) -> str:
-    """Return the grammar of a JSON answer, for rows that write a header before content."""
+    """Return the grammar of a JSON answer after the header that the row's format requires.
+    ``begun``: the prompt ends with the row's opening mark.
+    """
     rules = GrammarRules(tokenizer)
     answer = json_behind(rules, row, schema, begun=begun)
     if row.channels:
@@ -107,7 +115,9 @@ def whole_json(
 
 
 def json_behind(rules: GrammarRules, row: ToolCallFormat, schema: Schema, *, begun: bool) -> str:
-    """Return the rule of JSON, after the header that tells that it is not a call."""
+    """Return a rule body: the header that marks an answer for the user, if the row has one, then
+    JSON of ``schema``.
+    """
     head = ""
     if row.channels:
         head = rules.literal(row.channels.final)
@@ -117,7 +127,7 @@ def json_behind(rules: GrammarRules, row: ToolCallFormat, schema: Schema, *, beg
 
 
 def final_header(row: ToolCallFormat, tokenizer: Tokenizer) -> str:
-    """Return the grammar of the header before an answer for the user."""
+    """Return the grammar of the header that marks an answer for the user."""
     rules = GrammarRules(tokenizer)
     if row.channels is None:
         return rules.source(rules.literal(row.content + row.after))
@@ -125,12 +135,12 @@ def final_header(row: ToolCallFormat, tokenizer: Tokenizer) -> str:
 
 
 def next_message(rules: GrammarRules, channels: Channels) -> str:
-    """Return the rule of the mark before a message that follows reasoning (read by the decoder)."""
+    """Return the rule body of the optional mark that begins the message after reasoning."""
     return f"({rules.literal(channels.start)})?"
 
 
 def _behind_core(row: ToolCallFormat) -> str:
-    """Return the rest of a row's trigger, after its core."""
+    """Return the rule body of the bracket or white space at the end of a row's trigger."""
     core, bracket = core_of(row.trigger)
     if bracket:
         return r"/[ \n]{0,2}\[/"
@@ -143,18 +153,20 @@ def _wrapped(rules: GrammarRules, row: ToolCallFormat, one: str, *, parallel: bo
 
 
 def _in_words(rules: GrammarRules, row: ToolCallFormat) -> str:
-    """Return a call of ``row.content`` and the answer; otherwise there would be no answer."""
+    """Return the rule body of a call of ``row.content``, which is no tool, and then text. Without
+    it a model could not answer in words.
+    """
     call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
     return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
 
 
 def _more(rules: GrammarRules, row: ToolCallFormat, call: str) -> str:
-    """Return the rule of calls after the first."""
+    """Return the rule body of up to MAX_MORE calls after the first; ``call`` is the body of one."""
     return f"({rules.literal(row.between)} {call}){{0,{MAX_MORE}}}"
 
 
 def _one(rules: GrammarRules, row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the rule of a call of one of the tools, after ``open``."""
+    """Add the rule of one call of any of ``tools``, after the opening mark; return its name."""
     calls = []
     for name, schema in tools.items():
         id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
@@ -199,7 +211,9 @@ def _arguments(rules: GrammarRules, row: ToolCallFormat, schema: Mapping[str, An
 
 
 def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
-    """Return the rule of parameters in any order, for each of the schema's alternatives."""
+    """Return the rule body of arguments between tags, in any order, for each alternative of the
+    schema.
+    """
     literals = Pythonic(rules, ReferencedSchemas(schema))
     several = []
     values = Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
@@ -213,7 +227,9 @@ def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
 
 
 def _python(rules: GrammarRules, schema: Mapping[str, Any]) -> str:
-    """Return the same rule for keyword arguments of a Python call."""
+    """Return the rule body of a Python call's keyword arguments, in any order, up to ")", for each
+    alternative of the schema.
+    """
     several = []
     values = Pythonic(rules, ReferencedSchemas(schema))
     for way in ways(schema):
@@ -228,15 +244,18 @@ def _python(rules: GrammarRules, schema: Mapping[str, Any]) -> str:
 def _literals(
     rules: GrammarRules, literals: Pythonic, value: Any, schema: Mapping[str, Any]
 ) -> str:
-    """Return the rule of a parameter's value as JSON or as a Python literal."""
+    """Return the rule body of a parameter's value as JSON or, where it can be enforced, as a Python
+    literal.
+    """
     return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
 
 
 def _parameters(
     schema: Mapping[str, Any], way: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the parameters of one alternative that can have a value: name, schema, whether
-    required.
+    """Yield name, schema and whether it is required, of each parameter of one alternative
+    (``way``). Optional ones whose schema allows no value are left out; a required one raises
+    GrammarError.
     """
     required = required_of(way)
     for key, value in properties_of(way).items():
@@ -247,12 +266,14 @@ def _parameters(
 
 
 def _value(rules: GrammarRules, value: Any, schema: Mapping[str, Any]) -> str:
-    """Return the JSON rule of a parameter; its references point into the whole ``schema``."""
+    """Return the name of the rule of a parameter's value as JSON. References in ``value`` point
+    into the whole ``schema``.
+    """
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
 
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a parameter can have any value, as far as is known."""
+    """Whether any value satisfies a parameter's schema, as far as llguidance knows."""
     if is_never(value) or texts_of(value) is not None or is_plain(value):
         return not is_never(value)
     return is_possible(_alone(value, schema))
@@ -262,13 +283,15 @@ _WHOLE = "whole"
 
 
 def _alone(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a part of a schema, with the whole added as a definition if its references need it."""
+    """Return a part of a schema; if it has references, with the whole schema as a definition."""
     moved = _moved(value)
     return moved if moved == value else {**moved, "$defs": {_WHOLE: _moved(schema)}}
 
 
 def _moved(part: Any) -> Any:
-    """Return a part of a schema, its references rewritten for the whole as a definition."""
+    """Return a part of a schema with its references pointing into the definition that holds the
+    whole.
+    """
     if isinstance(part, Mapping):
         moved = {key: _moved(value) for key, value in part.items()}
         ref = moved.get("$ref")

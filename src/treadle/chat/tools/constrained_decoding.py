@@ -1,14 +1,14 @@
-"""Constrained decoding: which token may come next while a model reasons, calls tools or follows a
-schema.
+"""Constrained decoding: the tokens that may come next while a model reasons, calls tools or follows
+a schema.
 
 A grammar holds after reasoning, or from the mark of a call to its end; elsewhere output is free and
-no mask is computed. Reasoning over its budget is ended, as is that of ``end_reasoning``: only the
-tokens of a message, if there is one, and of its closing mark may follow. With a budget, reasoning
-is not opened again; with a budget of 0 it is never opened.
+no mask is computed. Reasoning ends when it exceeds its budget or after ``end_reasoning``: then only
+the tokens of a message, if there is one, and of the closing mark may follow. With a budget,
+reasoning is not opened again; with a budget of 0 it is never opened.
 
-Inside reasoning the mark of a call has no effect, as the model may only mention it. The grammar
-holds from the call's arguments on. After the call the model may end its output or reason on; where
-a call is required, it is that one.
+The mark of a call inside reasoning has no effect by itself, because the model may only mention it.
+The grammar holds once the text after the mark is certainly a call. After the call the model may end
+its output or reason on; where a call is required, this one satisfies that.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ _OPENING: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, bool], bytes]] 
     weakref.WeakKeyDictionary()
 )
 _GAP = (b"\n", b"\n\n")  # tokens that may follow reasoning
-MAX_WAITED = 3  # tokens over the budget that complete a character, of up to 4 bytes
+MAX_WAITED = 3  # most tokens over the budget, to complete a UTF-8 character
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """Mark of calls. ``read``: text that the call grammar expects before what follows the mark."""
+    """Mark at which a call begins. ``read``: text that the call grammar expects between the mark
+    and the model's next text.
+    """
 
     mark: str
     read: str = ""
 
     @cached_property
     def pattern(self) -> re.Pattern[bytes]:
-        """Pattern of the mark in an output's bytes."""
+        """Pattern that finds the mark in an output's bytes."""
         return mark_pattern(self.mark)
 
 
@@ -60,19 +62,20 @@ class ConstraintPlan:
     """Constraints of an answer; ``guide`` returns the decoder of one output.
 
     ``bound``: grammar of the whole answer, except its reasoning and a ``header`` before it.
-    ``lazy``: grammar of what follows one of ``triggers``, which the model may write anywhere;
-    without triggers, it holds for an answer that begins like a call. ``heads``: strings that may
-    follow a trigger in the same token. ``drafts``: strings that, after a trigger inside reasoning,
-    show that a call is written there: in the grammar ``bound``, after ``trigger``, or in ``lazy``.
+    ``lazy``: grammar of the text after one of ``triggers``, which the model may write anywhere;
+        without triggers, grammar of an answer that begins like a call.
+    ``heads``: strings that may follow a trigger in the same token.
+    ``drafts``: strings that confirm a call after a trigger inside reasoning: then ``bound`` holds,
+        from ``trigger`` on, or ``lazy``.
     ``once``: the answer ends after the first call.
     """
 
     tokenizer: Tokenizer
     thought: Thought | None = None
     opened: bool = False  # the prompt opens reasoning
-    may_open: bool = True  # else ``bound`` holds from the first token on
+    may_open: bool = True  # reasoning may be opened; if not, ``bound`` holds at once
     budget: int | None = None  # tokens of reasoning
-    message: str = ""  # written before the closing mark of reasoning that is ended
+    message: str = ""  # text before the closing mark when reasoning is forced to end
     header: Grammar | None = None
     bound: Grammar | None = None
     lazy: Grammar | None = None
@@ -96,12 +99,12 @@ class ConstraintPlan:
 
     @cached_property
     def gap(self) -> list[int]:
-        """Tokens that are line breaks."""
+        """Ids of the tokens that are one or two line breaks."""
         return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
 
     def triggered(self, text: bytes) -> list[tuple[int, str]]:
-        """Return where marks of calls end in ``text``, the first one first, and the ``read`` of
-        each.
+        """Return the offset after each mark of a call in ``text``, in ascending order, with the
+        ``read`` of its trigger.
         """
         if not (self.lazy or self.drafts):
             return []
@@ -109,27 +112,32 @@ class ConstraintPlan:
 
     @cached_property
     def n_kept(self) -> int:
-        """Number of bytes at the end of an output that may begin a mark of calls."""
+        """Number of bytes to keep of an output's end, which may be the beginning of a
+        call's mark.
+        """
         if not (self.lazy or self.drafts):
             return 0
         return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
 
     def ids(self, mark: str) -> list[int]:
-        """Return the tokens of a mark; those of its letters if one of them would end the output."""
+        """Return the token ids of a mark. If one of its control tokens ends generation, the mark is
+        encoded as plain text.
+        """
         found = self.tokenizer.encode(mark, bos=False, special=True)
         if self.tokenizer.eog.isdisjoint(found):
             return found
         return self.tokenizer.encode_plain(mark, start=False)
 
     def bits_of(self, ids: Iterable[int]) -> bytes:
-        """Return a mask that allows only ``ids``."""
+        """Return a mask, one bit for each token, that allows only ``ids``."""
         allowed = np.zeros(self.tokenizer.n_vocab, np.bool_)
         allowed[list(ids)] = True
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def bits_without(self, missing: bytes, heads: Sequence[bytes]) -> bytes | None:
-        """Return a mask without tokens that complete a mark (``missing`` is its rest) and continue
-        with anything but one of ``heads``. None if there are no such tokens.
+        """Return a mask that forbids tokens that complete a mark and continue with text that begins
+        none of ``heads``; ``missing``: the part of the mark still to come. None if there are no
+        such tokens.
         """
         bad = [
             id
@@ -143,8 +151,8 @@ class ConstraintPlan:
         return self._bits_but(bad)
 
     def bits_unopened(self, text: bytes) -> bytes:
-        """Return a mask without tokens that open reasoning after ``text``. Cached per tokenizer:
-        one mask holds for most of an answer.
+        """Return a mask that forbids tokens that would open reasoning after ``text``. Cached per
+        tokenizer: one mask holds for most of an answer.
         """
         assert self.thought is not None
         sign = self.thought.sign.encode()
@@ -159,12 +167,12 @@ class ConstraintPlan:
 
     @cached_property
     def opening(self) -> list[str | int]:
-        """The mark that opens reasoning, with its control tokens as ids."""
+        """Parts of the mark that opens reasoning: texts, and ids of control tokens."""
         return [] if self.thought is None else self.tokenizer.cut(self.thought.begin)
 
     def bits_opening(self, part: str | int, *, last: bool) -> bytes:
-        """Return a mask of tokens that continue a part of ``opening``: with its beginning or, of
-        the ``last`` part, with all of it and line breaks. Cached per tokenizer.
+        """Return a mask of the tokens that continue ``part`` of ``opening``: beginnings of it or,
+        for the ``last`` part, all of it with line breaks. Cached per tokenizer.
         """
         if isinstance(part, int):
             return self.bits_of([part])
@@ -179,7 +187,9 @@ class ConstraintPlan:
 
     @cached_property
     def unended(self) -> bytes:
-        """Mask without tokens that end the output: a required answer cannot end in reasoning."""
+        """Mask that forbids tokens that end generation: a required answer cannot end
+        in reasoning.
+        """
         return self._bits_but(list(self.tokenizer.eog))
 
     def _bits_but(self, missing: Sequence[int]) -> bytes:
@@ -194,17 +204,17 @@ class ConstrainedDecoder:
     def __init__(self, plan: ConstraintPlan) -> None:
         self._plan = plan
         self._text = b""  # recent text, which may end with the beginning of a mark
-        self._tail = b""  # end of the text since reasoning or a call
+        self._tail = b""  # end of the text after reasoning or a call
         self._n_thought = 0  # tokens of reasoning
-        self._n_due: int | None = None  # of them when its end was due
+        self._n_due: int | None = None  # ``_n_thought`` when reasoning had to end
         self._ends = False  # ``end_reasoning`` was called
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
         self._n_gap = 0
-        self._draft: Matcher | None = None  # of a possible call inside reasoning
-        self._drafted = b""  # its text
+        self._draft: Matcher | None = None  # matcher of a possible call inside reasoning
+        self._drafted = b""  # text of that call
         self._within = False  # the current call is inside reasoning
-        self._bound: Matcher | None = None  # of the answer, in case reasoning is not opened
+        self._bound: Matcher | None = None  # matcher of the answer, if reasoning is not opened
         self._opening = list(plan.opening)  # parts of the opening mark still to come
         self._headed = plan.header is None  # the header is complete
         self._state = "start"
@@ -222,13 +232,15 @@ class ConstrainedDecoder:
     # -- interface of the sampler ---------------------------------------------------------------
 
     def bits(self) -> bytes | None:
-        """Return a bit for each token that may come next, the lowest first; None where all may."""
+        """Return the mask of tokens that may come next, one bit each, the lowest id in the lowest
+        bit; None if all may.
+        """
         self._heed()
         result: bytes | None = getattr(self, f"_bits_{self._state}")()
         return result
 
     def unbound(self) -> bool:
-        """Return whether any token may come next, where that is known without a search."""
+        """Return True if any token may come next; False if a mask must be computed to know."""
         self._heed()
         plan = self._plan
         if self._state in ("start", "thinking"):
@@ -236,7 +248,9 @@ class ConstrainedDecoder:
         return self._state == "plain" and (plan.thought is None or not self._limited)
 
     def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
-        """Set the logits [n_vocab] of every token that may not come next to -inf, in place."""
+        """Set the logits ``[n_vocab]`` of tokens that may not come next to -inf, in place. Raises
+        GrammarError if no token may come next and the answer is incomplete.
+        """
         if self._matcher is not None and self._state == "call":
             return self._matcher.mask(logits)
         bits = self.bits()
@@ -259,7 +273,7 @@ class ConstrainedDecoder:
         accept(token)
 
     def forced(self) -> list[int]:
-        """Return the ids that must come next, where that is certain."""
+        """Return the ids that must come next, if that is certain; else []."""
         self._heed()
         if self._state == "call" and self._matcher is not None:
             return self._matcher.forced()
@@ -274,14 +288,14 @@ class ConstrainedDecoder:
 
     @property
     def may_reason(self) -> bool:
-        """Whether the output may have reasoning, or has had it."""
+        """Whether reasoning is possible in this output, also if it is over."""
         return self._plan.thought is not None and self._plan.budget != 0
 
     def end_reasoning(self) -> bool:
-        """End the reasoning of the output before its next token; it may not begin again. Return
-        whether it is reasoning, or might still begin to.
+        """Request that reasoning ends before the next token and does not begin again. Return False,
+        without effect, if the output is not reasoning and can no longer begin to.
 
-        Any thread may call this: the thread that samples reads the flag between two tokens.
+        Any thread may call this: the thread that samples reads the request between two tokens.
         """
         reasons = self._state in ("start", "thinking") or self._within
         if self._plan.thought is None or not reasons:
@@ -295,7 +309,7 @@ class ConstrainedDecoder:
         return self._ends or self._plan.budget is not None
 
     def _heed(self) -> None:
-        """Act on ``end_reasoning``."""
+        """Act on a request by ``end_reasoning``."""
         if not self._ends:
             return
         if self._state == "thinking":
@@ -304,7 +318,7 @@ class ConstrainedDecoder:
             self._behind()
 
     def _first(self) -> Matcher:
-        """Return a matcher of the header, or of the answer where there is no header."""
+        """Return a matcher of the header, or of the answer if there is no header."""
         assert self._plan.bound is not None
         self._headed = self._plan.header is None
         return (self._plan.header or self._plan.bound).matcher()
@@ -346,8 +360,8 @@ class ConstrainedDecoder:
             self._go_on()
 
     def _opens(self, token: int) -> bool:
-        """Return whether ``token`` continues the mark that opens reasoning; removes it from
-        ``_opening``.
+        """Return whether ``token`` continues the mark that opens reasoning; if so, remove the part
+        that it spells from ``_opening``.
         """
         part, *rest = self._opening
         if isinstance(part, int):
@@ -362,7 +376,7 @@ class ConstrainedDecoder:
         return True
 
     def _begins(self, thought: Thought, piece: bytes) -> None:
-        """Read text where reasoning may be opened."""
+        """Read text before the answer, where reasoning may be opened."""
         self._text += piece
         text = self._text.lstrip()
         mark = thought.begin.encode()
@@ -410,7 +424,9 @@ class ConstrainedDecoder:
             self._watch()
 
     def _drafts(self, token: int, piece: bytes) -> None:
-        """Match a possible call inside reasoning; once it is one, the grammar holds."""
+        """Match a possible call inside reasoning; once it is confirmed (``drafts``), its grammar
+        holds.
+        """
         plan = self._plan
         if self._draft is not None:
             try:
@@ -432,8 +448,8 @@ class ConstrainedDecoder:
             self._within = plan.bound is None
 
     def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
-        """Return a matcher of the call grammar after ``read`` and ``rest``; None if that begins no
-        call.
+        """Return a matcher of the call grammar that has accepted the texts ``read`` and ``rest``;
+        None if they do not begin a call.
         """
         plan = self._plan
         grammar = plan.bound or plan.lazy
@@ -451,8 +467,8 @@ class ConstrainedDecoder:
         return matcher
 
     def _watch(self) -> None:
-        """Force the closing mark of reasoning that has used up its budget or was ended, unless it
-        stands within a character.
+        """Force the closing mark once reasoning has used up its budget or ``end_reasoning`` was
+        called. Inside a UTF-8 character, wait for its end.
         """
         plan = self._plan
         spent = plan.budget is not None and self._n_thought >= plan.budget
@@ -477,8 +493,8 @@ class ConstrainedDecoder:
             self._closed()
 
     def _closed(self) -> None:
-        """Leave reasoning at its end. More may follow, as in ``StreamParser``, unless its tokens
-        are counted.
+        """Leave reasoning after its closing mark. It may begin again, as ``StreamParser`` reads it,
+        unless the answer has a grammar or reasoning is limited.
         """
         self._text = b""
         if self._plan.bound is None and not self._limited:
@@ -487,7 +503,9 @@ class ConstrainedDecoder:
             self._behind(gap=True)
 
     def _behind(self, *, gap: bool = False) -> None:
-        """Enter the answer: no more reasoning follows."""
+        """Enter the answer; in an answer with a grammar no reasoning follows. ``gap``: line breaks
+        may precede it.
+        """
         plan = self._plan
         self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
         if plan.bound is not None:
@@ -528,7 +546,7 @@ class ConstrainedDecoder:
         self._say(self._plan.tokenizer.token_bytes(token))
 
     def _say(self, piece: bytes) -> None:
-        """Read text where a call may begin."""
+        """Read answer text, in which a call, or reasoning again, may begin."""
         plan = self._plan
         if plan.thought is not None:
             mark = (plan.thought.sign if self._limited else plan.thought.begin).encode()
@@ -556,7 +574,9 @@ class ConstrainedDecoder:
             self._text = self._text[-plan.n_kept :]
 
     def _enter(self, rest: bytes, read: str = "") -> None:
-        """Begin a call; ``rest`` of it was written in the same token."""
+        """Begin a call after its mark. ``rest``: the call's text in the same token as the mark's
+        end.
+        """
         self._text, matcher = b"", self._replayed(rest, read)
         if matcher is not None:
             self._matcher = matcher
@@ -574,7 +594,9 @@ class ConstrainedDecoder:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue with what follows a grammar that is at its end."""
+        """If the current grammar is complete, go on to the next state: the answer after a header,
+        reasoning, free text, or the end.
+        """
         if self._matcher is None or not self._matcher.done:
             return
         if self._plan.bound is not None:
@@ -599,7 +621,9 @@ class ConstrainedDecoder:
 
 
 def _missing(text: bytes, mark: bytes) -> bytes:
-    """Return the rest of a mark whose beginning ends ``text``; empty if there is none."""
+    """Return the part of ``mark`` still to come, if ``text`` ends with a beginning of
+    it; else b"".
+    """
     for n in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-n:]):
             return mark[n:]
@@ -607,7 +631,7 @@ def _missing(text: bytes, mark: bytes) -> bytes:
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether ``text`` ends within a UTF-8 character."""
+    """Whether ``text`` ends in the middle of a UTF-8 character."""
     for n in range(1, min(len(text), 4) + 1):
         byte = text[-n]
         if byte & 0xC0 != 0x80:  # the first byte of a character
@@ -617,7 +641,7 @@ def _is_cut(text: bytes) -> bool:
 
 
 def _follows(mark: bytes, piece: bytes, *, last: bool) -> bool:
-    """Whether ``piece`` begins a mark; for its ``last`` part, also all of it and line breaks."""
+    """Whether ``piece`` is a beginning of ``mark`` or, with ``last``, all of it and line breaks."""
     return mark.startswith(piece) or (last and piece.rstrip(b"\n") == mark)
 
 

@@ -1,5 +1,5 @@
-"""Detection of a chat template's tool-call format: the template renders a conversation with one
-call, and the row that finds the same call in the result is the right one.
+"""Detection of a chat template's tool-call format. The template renders a conversation with a known
+call; the format is the first row of ROWS whose parser finds that call in the rendering.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ _BARE: dict[str, Any] = {
     "b": {"type": "array"},
     "c": {"type": "object", "properties": {"d": {}}, "additionalProperties": False},
 }
-_GAPS = ("", "Done.")  # some templates raise on an assistant message without text
+_GAPS = ("", "Done.")  # assistant texts to try; some templates raise on ""
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """Form of a test message with calls: arguments as text, content None, ids of the calls."""
+    """Form of a test message with calls. ``as_text``: arguments are JSON text, not objects.
+    ``none``: the content is None, not "". ``ids``: ids of the calls.
+    """
 
     as_text: bool = False
     none: bool = False
@@ -78,7 +80,9 @@ class CallForm:
 
 @dataclass(frozen=True)
 class TemplateDialect:
-    """Features of a chat template, and the form of messages that it expects."""
+    """Abilities of a chat template, detected by rendering tests, and the message forms that it
+    expects. In the comments "it" is the template.
+    """
 
     thought: Thought | None = None  # the marks around reasoning
     channels: Channels | None = None  # answers are messages with headers
@@ -87,16 +91,16 @@ class TemplateDialect:
     writes_calls: bool = False  # it renders calls; else they are put into contents
     has_results: bool = False  # it renders tool results, though not calls
     arguments_as_text: bool = False
-    content_is_none: bool = False  # in a message with calls
+    content_is_none: bool = False  # the content of a message with calls must be None
     call_content: CallContentStyle = (
         CallContentStyle()
     )  # how it writes text and reasoning of a message with calls
     one_call: bool = False  # at most one call per message
     has_system: bool = True
-    system_raises: bool = False  # on a system message; else it may leave it out
+    system_raises: bool = False  # it raises on a system message; if not, it may leave it out
     system_stays: bool = False  # it writes a later system message where it stands
     system_alone: bool = True  # it renders a conversation of one system message
-    empty_raises: bool = False  # on an assistant message without text
+    empty_raises: bool = False  # it raises on an assistant message without text
     thought_parts: bool = False  # reasoning is a part of the content
     alternates: bool = False  # it raises on two consecutive messages of one role
     gap: str | None = None  # assistant text that it requires between a result and the user
@@ -106,14 +110,16 @@ class TemplateDialect:
     within: bool = False  # the prompt ends inside reasoning that it has begun
 
     def begun(self) -> TemplateDialect:
-        """Return the dialect of an answer whose content the prompt has begun: no reasoning or
-        header follows.
+        """Return the dialect for an answer whose content the prompt has already begun: no reasoning
+        or header follows.
         """
         row = GENERIC if self.channels else self.row
         return replace(self, thought=None, channels=None, row=row)
 
     def marks(self, prompt: str, **more: Any) -> AnswerMarks:
-        """Return the marks to look for in an answer to ``prompt``."""
+        """Return the marks to look for in an answer to ``prompt``. ``more``: further fields of
+        ``AnswerMarks``.
+        """
         thought = self.thought
         row = self.row if more.get("tools") or self.row.content else None
         return AnswerMarks(
@@ -129,7 +135,7 @@ class TemplateDialect:
 
 
 def dialect_of(template: ChatTemplate) -> TemplateDialect:
-    """Return a template's dialect; detected once."""
+    """Return a template's dialect; it is detected at the first call. Thread-safe."""
     with _LOCK:
         found = _DIALECTS.get(template)
         if found is None:
@@ -138,8 +144,8 @@ def dialect_of(template: ChatTemplate) -> TemplateDialect:
 
 
 def find_dialect(template: ChatTemplate) -> TemplateDialect:
-    """Detect a template's dialect by rendering it a few times; the prompt makes up for what it
-    lacks.
+    """Detect a template's dialect by rendering test conversations. ``messages_for_template`` makes
+    up for abilities that the template lacks.
     """
     source = f"{template.source}{template.tool_source or ''}"
     families = (row.channels for row in ROWS if row.channels is not None)
@@ -187,7 +193,9 @@ def find_dialect(template: ChatTemplate) -> TemplateDialect:
 
 
 def find_thought(template: ChatTemplate) -> Thought | None:
-    """Return the marks around reasoning that a template knows, or None."""
+    """Return the marks around reasoning that a template's source or its prompt
+    contains, or None.
+    """
     source = f"{template.source}{template.tool_source or ''}"
     found = next((t for t in THOUGHTS if t.close in source), None)
     if found is not None or not any(part in source for part in ("</think", "<|close|>")):
@@ -197,15 +205,17 @@ def find_thought(template: ChatTemplate) -> Thought | None:
 
 
 def keeps_reasoning(template: ChatTemplate) -> bool:
-    """Return whether prompts have the reasoning of answers before the user's last message."""
+    """Return whether the template renders the reasoning of an answer that precedes the last user
+    message.
+    """
     said = {"role": "assistant", "content": _GIVEN, **dict.fromkeys(REASONING, _SYSTEM)}
     said = with_thought_parts(said) if dialect_of(template).thought_parts else said
     return _SYSTEM in _rendered(template, [said, _USER], tools=False)
 
 
 def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCallFormat | None:
-    """Return the row that finds the test call in the conversation that the template renders, or
-    None.
+    """Return the row of ROWS whose parser finds the test call in the template's
+    rendering, or None.
     """
     said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
@@ -228,7 +238,7 @@ def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCal
 
 
 def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether it renders two calls of one message. Llama 3's template raises on them."""
+    """Whether the template renders two calls of one message. Llama 3's raises on them."""
     marks = f"{_WORD}_1", f"{_WORD}_2"
     said = _calling([{_WORD: mark} for mark in marks], form)
     text = _rendered(template, [said], tools=tools)
@@ -238,8 +248,8 @@ def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
 def _call_content(
     template: ChatTemplate, form: CallForm, own: Mapping[str, Any], *, tools: bool
 ) -> tuple[CallContentStyle, bool]:
-    """Return the style in which it renders text and reasoning before a call, in order as far as
-    possible; and whether such a message needs the content None.
+    """Return the style in which the template renders text and reasoning before a call, in that
+    order if possible; and whether such a message must have the content None.
     """
     channels: Channels | None = own["channels"]
     ways = [
@@ -271,7 +281,7 @@ def _call_content(
         return 1 if at[0] < 0 else 3 if at[0] < at[1] else 2
 
     tried = [(way, none) for none in sorted({form.none, True}) for way in ways]
-    best, none = max(tried, key=lambda each: rank(*each))  # the first of equal ones
+    best, none = max(tried, key=lambda each: rank(*each))  # of equal ranks, the first
     # Some templates count the text as a turn, and raise on the answer after the call.
     if best.apart and not rendered(best, none, answer := {"role": "assistant", "content": "so"}):
         parted = replace(best, turn_between=True)
@@ -280,7 +290,9 @@ def _call_content(
 
 
 def _system_alone(template: ChatTemplate, *, tools: bool) -> bool:
-    """Whether it renders a conversation of one system message, with tools and without."""
+    """Whether the template renders a conversation of one system message, without tools and, with
+    ``tools``, also with them.
+    """
     ways = (True, False) if tools else (False,)
     return all(
         _SYSTEM in _rendered(template, [], tools=way, system=True, user=False) for way in ways
@@ -288,7 +300,9 @@ def _system_alone(template: ChatTemplate, *, tools: bool) -> bool:
 
 
 def _empty_raises(template: ChatTemplate) -> bool:
-    """Whether it raises on an assistant message for having no text."""
+    """Whether the template raises on an assistant message without text, and not on one
+    with text.
+    """
     none, some = (
         _rendered(template, [{"role": "assistant", "content": said}, _USER], tools=False)
         for said in ("", _GAPS[1])
@@ -297,7 +311,7 @@ def _empty_raises(template: ChatTemplate) -> bool:
 
 
 def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
-    """Whether it renders reasoning only as a part of an assistant message's content."""
+    """Whether the template renders reasoning only as a part of an assistant message's content."""
     if not re.search(r"""['"]thinking['"]""", source):
         return False
     said = {"role": "assistant", "content": _GIVEN, "reasoning_content": _SYSTEM}
@@ -311,8 +325,8 @@ def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
 
 
 def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether it renders an object result as JSON: Llama 3's does, others raise on it or write it
-    as Python does.
+    """Whether the template renders an object result as JSON, as Llama 3's does. Others raise on it
+    or write it as Python does.
     """
     result = _result(form, {f"{_WORD}_1": None})
     said = [_calling([_ARGUMENTS], form), result]
@@ -320,8 +334,8 @@ def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
 
 
 def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
-    """Return the assistant text that makes it render a user message after a result; None if it
-    needs none or none helps. Mistral's raise without one.
+    """Return the assistant text without which the template raises on a user message after a tool
+    result (Mistral's do). None if it needs no text, or no text helps.
     """
     talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
     if _rendered(template, [*talk, _USER], tools=tools):
@@ -333,8 +347,9 @@ def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
 
 
 def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
-    """Whether it renders a system message where it stands, with a first one and without, and not as
-    another role's. Some put system text first, or render only the last one.
+    """Whether the template renders a later system message in its place and not as another role's,
+    both after a first system message and without one. Some put system text first, or render only
+    the last one.
     """
     before, after = ({"role": role, "content": f"as {role}"} for role in ("assistant", "user"))
     for system in (True, False):
@@ -355,7 +370,7 @@ def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
 
 
 def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
-    """Return a message with one call for each of ``arguments``."""
+    """Return an assistant message with one call of the test tool for each of ``arguments``."""
     given = [json.dumps(each) if form.as_text else each for each in arguments]
     calls = [
         {"id": id, "type": "function", "function": {"name": _NAME, "arguments": each}}
@@ -365,7 +380,7 @@ def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
 
 
 def _result(form: CallForm, content: Any) -> dict[str, Any]:
-    """Return a result of the first call."""
+    """Return a tool message with the result of the first test call."""
     return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
 
 
@@ -379,8 +394,11 @@ def _rendered(
     asks: bool = False,
     properties: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a conversation with a test tool, perhaps with other ``properties``; "" if the template
-    raises.
+    """Render the test conversation and the messages ``more``; "" if the template raises.
+
+    ``tools``: with the test tool, whose ``properties`` may be replaced; ``system``, ``user``:
+    whether the conversation begins with messages of these roles; ``asks``: with a generation
+    prompt.
     """
     first = [{"role": "system", "content": _SYSTEM}] if system else []
     first += [_USER] if user else []

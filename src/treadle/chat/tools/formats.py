@@ -1,4 +1,4 @@
-"""Tool-call and reasoning formats of model families: one row each."""
+"""Tool-call and reasoning formats of model families, one row each."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from treadle.base.text_overlap import overlap
 
 @dataclass(frozen=True)
 class Thought:
-    """Marks around reasoning. ``reserved``: they are control tokens, which ordinary text never
-    contains; ``stray``: marks that are dropped where they stand alone; ``ends``: marks of what
-    follows, which end reasoning that was not closed.
+    """Marks around reasoning.
+
+    ``reserved``: the marks are control tokens, which ordinary text never contains. ``stray``: marks
+    that are dropped if they stand alone. ``ends``: other marks that end reasoning which was not
+    closed.
     """
 
     open: str
     close: str
-    between: str = ""  # beginning of another message, which may be reasoning too
+    between: str = ""  # mark between two reasoning messages
     reserved: bool = False
     stray: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
     @property
     def begin(self) -> str:
-        """``open`` without its line break, which models leave out."""
+        """``open`` without the line break at its end, which models may omit."""
         return self.open.rstrip()
 
     @property
     def sign(self) -> str:
-        """Text with which only reasoning begins: ``open``, or the part that distinguishes it from
-        other messages.
+        """Text that shows that reasoning begins: ``open`` without a mark that other messages have
+        too.
         """
         return self.open.removesuffix("<|message|>").rstrip()
 
@@ -79,12 +81,11 @@ QUOTE = '<|"|>'  # around strings, in the style "own"
 
 @dataclass(frozen=True)
 class Channels:
-    """Format of answers that are messages: ``start``, a header that names the channel, text,
-    ``end``.
+    """Format of answers that consist of messages: ``start``, a header, text, ``end``.
 
-    A header is text up to ``message``, and may name a tool, matched by ``call``. Without
-    ``message`` it is one mark: of reasoning, of text for the user (``final``), or of the row's
-    calls.
+    A header is the text up to ``message``; it names the channel, and perhaps a tool, matched by
+    ``call``. In formats without ``message``, a header is one mark: of reasoning, of text for the
+    user (``final``), or of the row's calls.
     """
 
     start: str
@@ -99,7 +100,9 @@ class Channels:
     calls: tuple[str, ...] = ()  # marks of call messages, where a header is one mark
 
     def is_for_user(self, header: str) -> bool:
-        """Whether a message is for the user: not reasoning, and not to or from a tool."""
+        """Whether a message with this header is for the user: not reasoning, and not to or from a
+        tool.
+        """
         role = header.lstrip()
         own = not role.startswith("<|start|>") or role.startswith(self.start)
         recipients = _RECIPIENT.findall(header)
@@ -109,7 +112,7 @@ class Channels:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks that the format writes, besides text and calls."""
+        """All marks of the format, besides those of calls."""
         own = (self.start, self.end, self.thought.open, self.final, *self.calls)
         return (*own, *self.known_by, "<|constrain|>") if self.message else own
 
@@ -119,8 +122,8 @@ class Tags:
     """Format of an argument between tags: ``open KEY then VALUE close``.
 
     ``gap`` stands on both sides of the value, ``behind`` after each argument, ``end`` after the
-    last. White space in ``then`` may be missing, or more. One of ``others`` replaces ``then``
-    before values that are not strings. ``quotes`` may surround strings.
+    last. White space in ``then`` may be missing or longer. Before values that are not strings one
+    of ``others`` stands in place of ``then``. ``quotes`` may surround strings.
     """
 
     open: str
@@ -135,12 +138,12 @@ class Tags:
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """Format of a call: ``open before NAME after ARGUMENTS behind``; several are joined by
-    ``between``, with ``wrap`` before and after all of them.
+    """Format of a call: ``open before NAME after ARGUMENTS behind``. Several calls are joined by
+    ``between``, with ``wrap[0]`` before and ``wrap[1]`` after all of them.
 
-    ``style`` is the notation of arguments: "object" (JSON, in one object with the name), "json",
-    "tags" (see ``tags``), "python" (keyword arguments of a Python call) or "own". Without ``open``
-    or ``wrap``, an answer that begins with a brace is a call.
+    ``style``: notation of arguments: "object" (JSON, in one object with the name), "json", "tags"
+    (see ``tags``), "python" (keyword arguments of a Python call) or "own" (Gemma 4's). Without
+    ``open`` and ``wrap``, an answer that begins with a brace is a call.
     """
 
     name: str
@@ -151,7 +154,7 @@ class ToolCallFormat:
     between: str = ""
     wrap: tuple[str, str] = ("", "")
     style: str = "json"
-    lead: str = ""  # may precede a call without a mark of its own
+    lead: str = ""  # optional mark before a call of a format without ``open``
     id_mark: str = ""  # mark before an id that stands between the name and ``after``
     id_first: bool = False  # an id stands between ``open`` and ``before``
     id_form: str = "[a-zA-Z0-9]{9}"  # regular expression of that id
@@ -159,12 +162,12 @@ class ToolCallFormat:
     id_behind: bool = False  # an id may follow the arguments in the call's object
     id_key: str = ""  # key of an id that may come first in the call's object
     named_ids: bool = False  # ids are functions.NAME:N, and the template writes no other name
-    numbered: bool = False  # what stands behind ``id_mark`` is the call's number, and no id
-    content: str = ""  # name that is no tool: content follows it
+    numbered: bool = False  # ``id_mark`` is followed by the call's number, not an id
+    content: str = ""  # reserved name, not a tool's: content follows it
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: Channels | None = None
     tags: Tags | None = None
-    told_by: str = ""  # text of templates that describe calls but do not render them
+    told_by: str = ""  # text in templates that describe this format but render no calls
 
     @property
     def trigger(self) -> str:
@@ -178,13 +181,15 @@ class ToolCallFormat:
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """Marks where a call begins, also at its own mark if the trigger before it was left out."""
+        """Marks at which calls begin: all spellings of the trigger, and the keys of
+        ``shortened``.
+        """
         return tuple(dict.fromkeys((*self.triggers, *self.shortened)))
 
     @property
     def shortened(self) -> dict[str, str]:
-        """Marks of calls whose trigger was left out, each with the text that was left out after the
-        trigger's ``core``, the mark included.
+        """Marks at which a call begins if the model left out the trigger, each with the text to
+        insert for the grammar: the trigger after its core (see ``core_of``), and the mark.
         """
         result = {}
         if self.wrap[0] and self.open.lstrip().startswith("<"):
@@ -201,24 +206,26 @@ class ToolCallFormat:
 
     @property
     def sign(self) -> str:
-        """The trigger without the white space or bracket at its end."""
+        """The trigger without the white space and bracket at its end; "" where any answer may be a
+        call.
+        """
         return core_of(self.trigger)[0]
 
     @property
     def first(self) -> str:
-        """Beginning of a call within a wrap; "" if that is the name itself."""
+        """Text that begins each call inside ``wrap``; "" if a call begins with the tool's name."""
         return self.open or ("" if self.style == "python" else "{")
 
     @property
     def head_end(self) -> tuple[str, bool]:
-        """Text after a name, and whether it belongs to the arguments."""
+        """The text that ends a tool's name, and whether it is part of the arguments."""
         if self.style == "tags" and not self.after.strip():
             return "<", True
         return (self.after.strip() or self.after, False) if self.after else ("{", True)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks that the format writes, besides names and arguments."""
+        """All marks of the format, besides names and arguments."""
         own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)
         quote = (QUOTE,) if self.style == "own" else ()
         tags = self.tags
@@ -228,17 +235,19 @@ class ToolCallFormat:
 
     @property
     def close(self) -> str:
-        """The mark after a call, without what belongs to its JSON."""
+        """The mark after a call, without brackets that close the call's JSON object."""
         return self.behind.lstrip("}\n " if self.style == "object" else "").strip()
 
     def new_id(self) -> str:
-        """Return a new id for a call."""
+        """Return a new random id for a call, of ``id_size`` hexadecimal digits or like
+        ``call_...``.
+        """
         own = secrets.token_hex(5)[: self.id_size]
         return own or f"call_{secrets.token_hex(12)}"
 
     def split_head(self, head: str) -> tuple[str, str]:
-        """Split the text between ``open`` and ``after``: a leading id or "", and the text from the
-        name on.
+        """Split the text between ``open`` and ``after``; return the leading id or "", and the text
+        from the tool's name on.
         """
         if self.id_first:
             id, _, said = head.partition(self.before)
@@ -246,8 +255,8 @@ class ToolCallFormat:
         return "", head.strip().removeprefix(self.before.strip())
 
     def write(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
-        """Return calls as a model of the family writes them, for a prompt. For JSON and Python
-        styles.
+        """Return calls (name, arguments) as text in this format, for a prompt. Formats with tags or
+        Gemma 4's notation are not supported.
         """
         made = []
         for name, arguments in calls:
@@ -259,21 +268,25 @@ class ToolCallFormat:
 
 
 def core_of(mark: str) -> tuple[str, str]:
-    """Split a mark of calls into its core and the bracket at its end; models write white space or
-    none between them.
+    """Split a call's mark into its core and the bracket at its end, "[" or "". Models write any
+    white space between the two.
     """
     core = mark.rstrip("[ \n")
     return core, "[" if mark.endswith("[") else ""
 
 
 def find_mark(text: str, mark: str) -> tuple[int, str] | None:
-    """Return the offset of a mark of calls in a text, and its spelling there, or None."""
+    """Return the offset of a call's mark in a text, and the mark as it is written there; None if it
+    is absent.
+    """
     found = _spaced(mark).search(text)
     return None if found is None else (found.start(), found.group())
 
 
 def begun_mark(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of a text that may begin a mark of calls."""
+    """Return the length of the longest suffix of a text that may be the beginning of a
+    call's mark.
+    """
     core, bracket = core_of(mark)
     behind = text.rpartition(core)[2]
     if (
@@ -287,7 +300,9 @@ def begun_mark(text: str, mark: str) -> int:
 
 
 def mark_pattern(mark: str) -> re.Pattern[bytes]:
-    """Return the pattern of a mark of calls, for a text's bytes."""
+    """Return the pattern that finds a call's mark in bytes, with any white space before its
+    bracket.
+    """
     return re.compile(_spaced(mark).pattern.encode())
 
 
@@ -365,7 +380,7 @@ _HY = ":opensource>"  # ends every tag of Hy3
 
 
 def _dsml(name: str, wrap: str) -> ToolCallFormat:
-    """Return a DeepSeek format; its tags have a mark of their own and tell which values are
+    """Return a DeepSeek format, whose tags contain a special mark and tell which values are
     strings.
     """
     mark = "｜DSML｜"

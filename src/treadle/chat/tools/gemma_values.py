@@ -1,4 +1,4 @@
-"""Grammars of values in Gemma 4's notation."""
+"""Grammars of argument values in Gemma 4's notation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _KINDS = ("string", *_PLAIN, "object", "array")
 
 
 class GemmaValueGrammar:
-    """Grammar of values in Gemma 4's notation."""
+    """Adds rules to ``rules`` for the values that a schema allows, in Gemma 4's notation. ``parts``
+    resolves references.
+    """
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
         self._rules = rules
@@ -41,14 +43,16 @@ class GemmaValueGrammar:
         self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """Return the rule of a reference; its body may contain the reference."""
+        """Return the name of the rule of a reference, adding it at the first call; ``body`` may
+        refer to itself.
+        """
         if ref not in self._known:
             self._known[ref] = self._rules.place()
             self._rules.fill(self._known[ref], body())
         return self._known[ref]
 
     def value(self, schema: Any) -> str:
-        """Return the rule of a schema's values."""
+        """Add a rule of the values that a schema allows; return its name."""
         schema = self._merged(schema)
         ref = schema.get("$ref")
         if isinstance(ref, str):
@@ -71,7 +75,7 @@ class GemmaValueGrammar:
         return self._rules.add(self._kinds(schema, [kinds] if isinstance(kinds, str) else kinds))
 
     def _merged(self, schema: Any) -> Mapping[str, Any]:
-        """Return a schema merged with the parts of its ``allOf`` and what they refer to."""
+        """Return a schema merged with the parts of its ``allOf``, references resolved."""
         if not isinstance(schema, Mapping):
             return {}
         parts = schema.get("allOf")
@@ -101,7 +105,9 @@ class GemmaValueGrammar:
         return " | ".join(made)
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """Return the rule of a plain value, written as in JSON."""
+        """Return the rule body of a number, boolean or null, with the schema's bounds if they can
+        be enforced.
+        """
         bounds = {key: schema[key] for key in NUMBERS if key in schema}
         own = {"type": kind, **bounds}
         if not bounds or kind not in ("integer", "number") or not is_possible(own):
@@ -109,7 +115,9 @@ class GemmaValueGrammar:
         return self._rules.add(inline_schema(own, lenient=True))
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule of an array: ``prefixItems`` first, then other items."""
+        """Return the rule body of an array: items of ``prefixItems``, then of ``items``, within
+        ``minItems`` and ``maxItems``.
+        """
         own = schema.get("prefixItems")
         other = schema.get("items")
         first = [self.value(each) for each in own] if isinstance(own, list) else []
@@ -140,7 +148,7 @@ class GemmaValueGrammar:
         required = required_of(schema)
         first = '"}"'
         more = '"}"'
-        for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
+        for key in sorted(properties, key=str.lower, reverse=True):  # the order of Gemma's template
             if is_never(properties[key]) and key not in required:
                 continue
             pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"
@@ -155,7 +163,7 @@ class GemmaValueGrammar:
 
 
 def _own(value: Any) -> str:
-    """Return a value as Gemma 4 writes it."""
+    """Return a value as text in Gemma 4's notation."""
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, Mapping):

@@ -9,25 +9,29 @@ from treadle.chat.tools.unquoted_text import fits, without
 from treadle.tokenizer.tokenizer import Tokenizer
 
 ANY_TEXT = "/(?s:.*)/"
-MAX_PARTS = 64  # bits that a rule of llguidance may have
+MAX_PARTS = 64  # most bits of state that a rule of llguidance may have
 SOME_TEXT = r"/(?s:.*)[^ \n](?s:.*)/"
 
 
 class GrammarRules:
-    """Builder of a grammar's rules, for one vocabulary."""
+    """Collects the rules of one grammar, for the vocabulary of ``tokenizer``."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bodies: dict[str, str] = {}
 
     def add(self, body: str, attribute: str = "") -> str:
-        """Add a rule with this body and return its name."""
+        """Add a rule and return its name. ``attribute``: text after its name, such as
+        ``[suffix="]"]``.
+        """
         name = f"r{len(self._bodies)}"
         self._bodies[name] = f"{name}{attribute}: {body}"
         return name
 
     def place(self) -> str:
-        """Return the name of a rule whose body follows by ``fill`` and may contain the name."""
+        """Add a rule without a body and return its name; ``fill`` sets the body, which may refer to
+        the rule.
+        """
         return self.add("")
 
     def fill(self, name: str, body: str) -> None:
@@ -35,13 +39,13 @@ class GrammarRules:
         self._bodies[name] = f"{name}: {body}"
 
     def literal(self, text: str) -> str:
-        """Return an expression for this text; control tokens spelt in it are those tokens."""
+        """Return an expression for this text; control tokens that it spells become those tokens."""
         return self.around(text, "")
 
     def around(self, before: str, text: str, behind: str = "") -> str:
-        """Return an expression for a text between two marks; control tokens spelt in the marks are
-        those tokens. Adjacent text is one lexeme: the lexer takes the longest of those that begin
-        alike.
+        """Return an expression for ``before``, ``text`` and ``behind``. Control tokens spelt in
+        ``before`` and ``behind`` become those tokens; adjacent text becomes one lexeme, because the
+        lexer takes the longest of several lexemes that begin alike.
         """
         made: list[str | int] = []
         for part in (*self._tokenizer.cut(before), text, *self._tokenizer.cut(behind)):
@@ -53,15 +57,13 @@ class GrammarRules:
         return " ".join(each for each in said if each != '""') or '""'
 
     def plain(self, text: str) -> str:
-        """Return an expression for exactly this text, without control tokens: a name, or a word of
-        a schema.
-        """
+        """Return an expression for exactly this text, with control tokens as plain text."""
         return json.dumps(text, ensure_ascii=False)
 
     def in_any_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str = "") -> str:
-        """Return a rule of ``parts`` in any order, each at most once, then ``end``; ``between``
-        comes before all but the first. A part is its body and whether it is required. More than
-        ``MAX_PARTS`` keep their order.
+        """Return a rule of ``parts`` (body, whether required) in any order, each at most once, then
+        ``end``. ``between`` precedes all parts but the first. More than MAX_PARTS parts must keep
+        their order.
         """
         if len(parts) > MAX_PARTS:
             return self._in_order(parts, end, between)
@@ -81,7 +83,7 @@ class GrammarRules:
         return self.add(" | ".join([*first, *([] if n_needed else [end])]))
 
     def _in_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str) -> str:
-        # rules of what may follow, before and after the first part
+        # bodies of the rest: before any part, and after one or more parts
         first = end
         more = end
         for body, needed in reversed(parts):
@@ -92,15 +94,16 @@ class GrammarRules:
         return self.add(first)
 
     def text_until(self, mark: str) -> str:
-        """Return an expression for any text up to and including the first such mark."""
+        """Return an expression for any text up to and including the first ``mark``."""
         cut = self._tokenizer.cut(mark)
         if len(cut) == 1 and isinstance(cut[0], int):  # no other text is a control token
             return f"{self.add(ANY_TEXT)} <[{cut[0]}]>"
         return self.add(ANY_TEXT, f"[suffix={json.dumps(mark, ensure_ascii=False)}]")
 
     def text_within(self, limits: Sequence[str], gap: str, mark: str) -> str:
-        """Return an expression for text that matches all ``limits``, then ``gap`` and the first
-        such mark. Without limits, or where no grammar can follow them, for any text up to the mark.
+        """Return an expression for text that matches all regular expressions of ``limits``, then
+        ``gap`` and the first ``mark``. Without limits, or if llguidance cannot follow them, any
+        text may precede the mark.
         """
         *before, last = self._tokenizer.cut(gap + mark)
         own = [] if isinstance(last, int) else [without(gap + mark)]
@@ -115,11 +118,13 @@ class GrammarRules:
         return self.add(text, f"[suffix={json.dumps(gap + mark, ensure_ascii=False)}]")
 
     def terminal(self, body: str) -> str:
-        """Add a terminal with this body and return its name: only terminals can be intersected."""
+        """Add a terminal (a regular expression for the lexer) and return its name. Only terminals
+        can be intersected (``&``).
+        """
         name = f"T{len(self._bodies)}"
         self._bodies[name] = f"{name}: {body}"
         return name
 
     def source(self, start: str) -> str:
-        """Return the whole grammar."""
+        """Return the whole grammar; ``start``: body of its start rule."""
         return "\n".join([f"start: {start}", *self._bodies.values()])

@@ -1,5 +1,5 @@
-"""Earlier messages that only some templates take as they are: results without calls, empty
-assistant messages, text and reasoning beside calls.
+"""Converts earlier messages that only some templates render: results without calls, empty assistant
+messages, text and reasoning of messages with calls.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from treadle.chat.messages import (
 
 @dataclass(frozen=True)
 class CallContentStyle:
-    """Form in which a template takes the text and reasoning of a message with calls.
+    """Form in which a template renders the text and reasoning of a message with calls.
 
-    ``apart``: the text is a message before it, followed, with ``turn_between``, by an empty user
-    message. ``thought_with_call``: the reasoning then stays with the call. ``in_thought``: both
-    become the reasoning, joined by this string.
+    ``apart``: the text is a message of its own before the calls; with ``turn_between`` an empty
+    user message follows it. ``thought_with_call``: the reasoning then stays in the message with the
+    calls. ``in_thought``: the text is appended to the reasoning, after this string.
     """
 
     apart: bool = False
@@ -40,7 +40,9 @@ class CallContentStyle:
 
 
 def needs_form(messages: Messages) -> bool:
-    """Whether some templates leave out a part of a conversation, or raise on it."""
+    """Return whether a conversation has parts that some templates leave out or raise on: tool calls
+    or results, reasoning, a system message that is not first, or only system messages.
+    """
     roles = [message.get("role") for message in messages]
     others = any(role == "tool" or role in SYSTEM for role in roles[1:]) or roles[:1] == ["tool"]
     alone = bool(roles) and all(role in SYSTEM for role in roles)
@@ -48,8 +50,9 @@ def needs_form(messages: Messages) -> bool:
 
 
 def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
-    """Return the messages, with results that follow no call as user messages: some templates raise
-    on them, some leave them out. System messages between a call and its results move after these.
+    """Return the messages with tool results that follow no call as user messages: templates raise
+    on them or leave them out. System messages between a call and its results move after the
+    results.
     """
     made: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
@@ -72,14 +75,16 @@ def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    """Return the reasoning of a message, whichever key a client uses for it."""
+    """Return the reasoning of a message, under whichever key of REASONING it stands; "" if it has
+    none.
+    """
     found = (message.get(name) for name in REASONING)
     return next((said for said in found if isinstance(said, str) and said), "")
 
 
 def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]:
-    """Return the messages without assistant messages that have no text, no call and, with
-    ``thoughts``, no reasoning.
+    """Return the messages without assistant messages that have no text and no call. With
+    ``thoughts`` those that have reasoning are kept.
     """
 
     def is_empty(message: Mapping[str, Any]) -> bool:
@@ -94,8 +99,8 @@ def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]
 
 
 def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with the assistant's reasoning as a part of its content, as in Ministral's
-    template.
+    """Return an assistant message with its reasoning as the first part of its content, of type
+    thinking, as Ministral's template reads it.
     """
     reasoning = _reasoning(message)
     content = message.get("content")
@@ -106,15 +111,15 @@ def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def system_alone_as_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, the last one as a user message if all are system messages."""
+    """Return the messages; if all are system messages, the last one becomes a user message."""
     if not messages or any(message.get("role") not in SYSTEM for message in messages):
         return messages
     return [*messages[:-1], {**messages[-1], "role": "user"}]
 
 
 def text_before_calls(messages: Messages, style: CallContentStyle) -> list[dict[str, Any]]:
-    """Return the messages, with text and reasoning beside calls moved to where they render before
-    these.
+    """Return the messages with the text and reasoning of messages with calls moved as ``style``
+    says, so that they are rendered before the calls.
     """
     result: list[dict[str, Any]] = []
     last_words = _last_words(messages)
@@ -134,7 +139,7 @@ def text_before_calls(messages: Messages, style: CallContentStyle) -> list[dict[
 
 
 def _last_words(messages: Messages) -> int:
-    """Return the index of the last assistant message without a call, or -1. A template leaves out
+    """Return the index of the last assistant message without calls, or -1. Templates may leave out
     reasoning before it.
     """
     found = -1
@@ -145,7 +150,7 @@ def _last_words(messages: Messages) -> int:
 
 
 def _apart(message: Mapping[str, Any], style: CallContentStyle) -> list[dict[str, Any]]:
-    """Return a message with calls as two: its text first, then the calls."""
+    """Return a message with calls as two: one with its text, then one with the calls."""
     reasoning = {key: message[key] for key in REASONING if key in message}
     words = {key: value for key, value in message.items() if key not in ("tool_calls", *REASONING)}
     call = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}

@@ -1,5 +1,5 @@
-"""Conversations with tools, in the form that a template renders. For a template without tools, the
-prompt lists the tools and tells how to call them.
+"""Converts conversations with tools to the form that a template renders. For a template that does
+not list tools, the system message lists them and tells how to call them.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def messages_for_template(
     tools: Sequence[Mapping[str, Any]],
     dialect: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Return the messages of a ``ChatMessages``, and tools, in the form that a template renders;
-    both as OpenAI's API has them.
+    """Convert the messages of a ``ChatMessages`` and ``tools`` (as in OpenAI's API) to the form
+    that a template with this dialect renders; return both. The tools are None if the template is
+    not to be given any.
     """
     placed = results_behind_calls(messages)
     placed = placed if dialect.system_stays else system_in_place(placed)
@@ -100,8 +101,8 @@ def messages_for_template(
 def continued_dialect(
     messages: Sequence[Mapping[str, Any]], dialect: TemplateDialect, *, within: bool = False
 ) -> TemplateDialect:
-    """Return the dialect of an answer that may continue the last message of a ``ChatMessages``.
-    ``within``: it continues the reasoning.
+    """Return the dialect for the answer that follows ``messages``: if it continues the last
+    message, no reasoning or header may begin. ``within``: it continues that message's reasoning.
     """
     if within:
         return replace(dialect, within=True)
@@ -117,9 +118,9 @@ def continued_dialect(
 def prompt_with_last_message(
     template: ChatTemplate, prompt: str, last: Mapping[str, Any], *, within: bool = False
 ) -> str:
-    """Return ``prompt`` with the assistant's last message appended: its reasoning between marks,
-    also where the prompt opens it, and its content in the row's format. ``within``: only its
-    reasoning, left open.
+    """Return ``prompt`` with ``last``, the assistant message to be continued, appended: its
+    reasoning between marks, unless the prompt has opened them, and its content after the header
+    that the row's format needs. ``within``: only its reasoning, without a closing mark.
     """
     dialect = dialect_of(template)
     content = joined(last.get("content"))
@@ -148,8 +149,8 @@ def prompt_with_last_message(
 def in_another_form(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
 ) -> list[dict[str, Any]]:
-    """Return messages, without tools, in the form that ``template`` may accept after it raised
-    ``error`` on them; raise ``error`` if that form is the same.
+    """Return ``messages`` converted for ``template``, which raised ``error`` on them. Raises
+    ``error`` again if the conversion changes nothing or the error is a LimitError.
     """
     if isinstance(error, LimitError):
         raise error
@@ -160,9 +161,9 @@ def in_another_form(
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a message: its call arguments as objects, which most templates write as
-    JSON, and "" for a content of None. Without calls it has no ``tool_calls`` key: Llama 3's
-    template tests for it.
+    """Return a copy of a message with call arguments as objects, which most templates write as
+    JSON, and with "" for a content of None. Without calls it has no ``tool_calls`` key: Llama 3's
+    template tests for that key.
     """
     result = dict(message)
     if result.get("content") is None:
@@ -177,8 +178,8 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_text(message: dict[str, Any], dialect: TemplateDialect) -> dict[str, Any]:
-    """Return a tool result as text: as JSON, unless it is a string, parts, or an object or list
-    that the template itself writes as JSON.
+    """Return a tool result with its content as JSON text, unless it is a string, a list of parts,
+    or a value that the template itself writes as JSON. Other messages are unchanged.
     """
     content = message.get("content")
     text = content is None or isinstance(content, str) or (is_parts(content) and content)
@@ -189,8 +190,8 @@ def _with_text(message: dict[str, Any], dialect: TemplateDialect) -> dict[str, A
 
 
 def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, with adjacent ones of a role joined as in Anthropic's API; templates of
-    Gemma and Mistral raise on two. Content that cannot be joined as text stays as it is.
+    """Return the messages with adjacent ones of one role joined, as in Anthropic's API: templates
+    of Gemma and Mistral raise on two. Contents that cannot be joined stay apart.
     """
     result: list[dict[str, Any]] = []
     for message in messages:
@@ -208,8 +209,8 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, with system text at the beginning of the next user message, as in Gemma
-    3's template; Gemma 2's raises on a system message.
+    """Return the messages with system text moved to the beginning of the next user message, as
+    Gemma 3's template does; Gemma 2's raises on a system message.
     """
     result: list[dict[str, Any]] = []
     said: list[Any] = []
@@ -228,8 +229,8 @@ def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _begun_by_user(
     messages: list[dict[str, Any]], dialect: TemplateDialect
 ) -> list[dict[str, Any]]:
-    """Return the messages, with an empty user message before an assistant message that comes first
-    (a greeting): templates that raise on two of one role raise on that, too.
+    """Return the messages with an empty user message before an assistant message that comes first
+    (a greeting), on which templates that require alternating roles raise.
     """
     at = int(bool(messages) and messages[0].get("role") == "system")
     first = messages[at] if at < len(messages) else {}
@@ -239,8 +240,9 @@ def _begun_by_user(
 
 
 def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]]:
-    """Return the messages, with an assistant message where the user speaks again after only calls
-    and results: Mistral's templates do not count these, and raise.
+    """Return the messages with an assistant message of text ``said`` inserted before a user message
+    that follows only calls and results: Mistral's templates do not count those as an answer, and
+    raise.
     """
     result: list[dict[str, Any]] = []
     asked = False  # the last user message has no answer in words
@@ -255,7 +257,9 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
 
 
 def _whole(function: Mapping[str, Any], dialect: TemplateDialect) -> dict[str, Any]:
-    """Return a function with all that templates read: Hermes' raises without a description."""
+    """Return a function with the fields that templates read (Hermes' raises without a description),
+    and its schema in the form that the dialect needs.
+    """
     result = {key: value for key, value in function.items() if value is not None}
     result.setdefault("description", "")
     result.setdefault("parameters", {"type": "object", "properties": {}})
@@ -267,8 +271,8 @@ def _whole(function: Mapping[str, Any], dialect: TemplateDialect) -> dict[str, A
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function with an object of arguments: an empty one where clients send none, the
-    complete part where a call was cut.
+    """Return a call's function with its arguments parsed: {} if there are none, the complete part
+    if they were cut short.
     """
     found = arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -282,7 +286,7 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, each call in a message of its own and followed by its result."""
+    """Return the messages with each call in a message of its own, followed by its result."""
     result: list[dict[str, Any]] = []
     waiting = list(messages)
     while waiting:
@@ -305,9 +309,9 @@ def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _give_ids(messages: list[dict[str, Any]]) -> None:
-    """Give ids to calls and results without one (Ollama's clients send none): templates of Mistral
-    raise on them. A result gets the id of the first waiting call of its tool, or else of the first
-    waiting call.
+    """Give ids to calls and results without one (Ollama's clients send none), in place: Mistral's
+    templates raise on them. A result gets the id of the first call without a result that has its
+    tool's name, else of the first call without a result.
     """
     n = 0
     waiting = list[dict[str, Any]]()
@@ -325,8 +329,8 @@ def _give_ids(messages: list[dict[str, Any]]) -> None:
 
 
 def _name_ids(messages: list[dict[str, Any]]) -> None:
-    """Replace ids by ones that name the tool and number the calls; Kimi's template writes them as
-    names.
+    """Replace the ids of calls by ``functions.NAME:NUMBER``, in place: Kimi's template writes ids
+    as names.
     """
     n = 0
     named = dict[str, str]()
@@ -361,15 +365,17 @@ def _shaped_call(call: Mapping[str, Any], dialect: TemplateDialect) -> dict[str,
 
 
 def short_id(id: str, row: ToolCallFormat) -> str:
-    """Return an id in the row's format, always the same one for ``id``."""
+    """Return ``id`` if it matches the row's ``id_form``, else a hash of it of
+    ``id_size`` digits.
+    """
     if re.fullmatch(row.id_form, id):
         return id
     return hashlib.sha256(id.encode()).hexdigest()[: row.id_size]
 
 
 def _in_words(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
-    """Return the messages, with calls inside contents and results as user messages; adjacent user
-    messages are joined.
+    """Return the messages with calls written into contents and tool results as user messages, for
+    templates that render neither; adjacent user messages are joined.
     """
     result: list[dict[str, Any]] = []
     for message in messages:
@@ -394,7 +400,9 @@ def _in_words(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[
 def _with_prompt(
     messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], dialect: TemplateDialect
 ) -> list[dict[str, Any]]:
-    """Add the tools to the system message, or to the first user one if the template has none."""
+    """Return the messages with a text that lists the tools and tells how to call them, appended to
+    the system message, or to the first user message if the template has no system role.
+    """
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     call = dialect.row.write(("NAME", {"ARGUMENT": "VALUE"}))
     words = _PROMPT.format(tools=shown, call=call)

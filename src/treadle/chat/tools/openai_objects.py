@@ -1,4 +1,4 @@
-"""Answers, and parts of them, as objects of OpenAI's chat API."""
+"""Answers and their pieces as objects of OpenAI's chat API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.chat.tools.output import OutputPiece, ParsedOutput
 
 
 def delta_of(part: OutputPiece) -> dict[str, Any]:
-    """Return the delta of a part of an answer."""
+    """Return the ``delta`` object of a streamed chat completion for one piece of an answer."""
     if part.kind == "reasoning":  # clients read either name
         return {"reasoning_content": part.text, "reasoning": part.text}
     if part.kind == "content":
@@ -21,7 +21,7 @@ def delta_of(part: OutputPiece) -> dict[str, Any]:
 
 
 def message_of(told: ParsedOutput) -> dict[str, Any]:
-    """Return an answer as a message."""
+    """Return a parsed answer as the ``message`` object of a chat completion."""
     result: dict[str, Any] = {"role": "assistant", "content": told.content}
     if told.reasoning:
         result["reasoning_content"] = result["reasoning"] = told.reasoning

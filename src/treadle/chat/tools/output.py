@@ -11,7 +11,7 @@ KINDS = ("reasoning", "content")
 
 
 class ToolCall(NamedTuple):
-    """A tool call; ``arguments`` is a JSON object, as text."""
+    """A tool call. ``arguments``: a JSON object, as text."""
 
     id: str
     name: str
@@ -19,8 +19,8 @@ class ToolCall(NamedTuple):
 
 
 class OutputPiece(NamedTuple):
-    """A piece of an answer: text of "reasoning" or "content"; a "call" that begins, with its
-    number; "arguments" of the call with this number.
+    """A piece of a streamed answer, by ``kind``: "reasoning" or "content" with ``text``; "call",
+    the beginning of call ``number``; "arguments", a part of the JSON arguments of call ``number``.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class OutputPiece(NamedTuple):
 
 
 def merged(parts: Iterable[OutputPiece]) -> list[OutputPiece]:
-    """Return the pieces, adjacent ones of a kind joined, without empty ones."""
+    """Return the pieces with adjacent ones of one kind joined and empty ones left out."""
     out: list[OutputPiece] = []
     for part in parts:
         if part.call is None and not part.text:
@@ -45,7 +45,7 @@ def merged(parts: Iterable[OutputPiece]) -> list[OutputPiece]:
 
 @dataclass
 class ParsedOutput:
-    """A parsed answer, whole or cut short. ``first``: the number of the first of ``calls``."""
+    """A parsed answer, whole or cut short. ``first``: number of the first of ``calls``."""
 
     reasoning: str
     content: str
@@ -54,7 +54,7 @@ class ParsedOutput:
 
     @classmethod
     def of(cls, parts: Sequence[OutputPiece]) -> ParsedOutput:
-        """Join all pieces of an answer."""
+        """Join the pieces of an answer."""
         texts = {kind: "".join(p.text for p in parts if p.kind == kind) for kind in KINDS}
         calls: list[ToolCall] = []
         for part in parts:

@@ -1,4 +1,4 @@
-"""Python annotations as JSON schemas, and JSON values converted to annotated types."""
+"""Converts Python annotations to JSON schemas, and JSON values to the annotated types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _PYDANTIC = "__pydantic_validator__"  # attribute of pydantic's dataclasses
 
 
 class _TypedProperties(NamedTuple):
-    """Properties of a class whose values are objects. ``make`` builds one from a call's values."""
+    """Fields of a class that is an object in JSON: ``kinds``, their annotations by name. ``make``:
+    builds an instance from keyword arguments.
+    """
 
     kinds: Mapping[str, Any]
     required: Collection[str]
@@ -42,8 +44,8 @@ class _TypedProperties(NamedTuple):
 
 
 class Schemas:
-    """JSON schemas of one function's parameters. ``defs``: definitions that references point to,
-    from the root.
+    """Builder of the JSON schemas of one function's parameters. ``defs``: definitions by name, to
+    which ``$ref`` points.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,9 @@ class Schemas:
         self._recursive: set[Any] = set()
 
     def of(self, kind: Any, where: str) -> dict[str, Any]:
-        """Return the schema of an annotation. Raises TreadleError for types that JSON lacks."""
+        """Return the schema of the annotation ``kind``. Raises TreadleError, which names ``where``,
+        for types that JSON lacks.
+        """
         kind = _renamed(kind)
         if _is_alias(kind):
             return self._alias(kind, where)
@@ -94,7 +98,9 @@ class Schemas:
         raise TreadleError(f"{where}: type {kind} has no JSON equivalent")
 
     def _alias(self, kind: Any, where: str) -> dict[str, Any]:
-        """Return the schema of ``type X = ...``: in place, or a reference if it contains itself."""
+        """Return the schema of a ``type X = ...`` alias: inline, or a reference if the alias
+        contains itself.
+        """
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
@@ -102,7 +108,7 @@ class Schemas:
         self._within.append(kind)
         try:
             behind = kind.__value__
-        except Exception as error:  # anything may be raised: it is evaluated now
+        except Exception as error:  # evaluating the alias may raise anything
             raise TreadleError(f"{where}: {kind}: {error}") from error
         result = self.of(behind, where)
         self._within.pop()
@@ -114,7 +120,9 @@ class Schemas:
         return ref
 
     def _object(self, kind: Any, named: _TypedProperties, where: str) -> dict[str, Any]:
-        """Return the schema of a class: in place, or a reference if it contains itself."""
+        """Return the object schema of a class with fields: inline, or a reference if it contains
+        itself.
+        """
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
@@ -141,8 +149,8 @@ class Schemas:
 
 
 def value_of(kind: Any, value: Any) -> Any:
-    """Convert a JSON value to the type of an annotation. Raises TypeError or ValueError for a value
-    that the annotation's schema does not allow, and what the class of the result raises.
+    """Convert a JSON value to the annotated type ``kind``. Raises TypeError or ValueError if the
+    annotation's schema does not allow it, and any error that the type's constructor raises.
     """
     kind = _bare(kind)
     if isinstance(kind, type) and kind in _PLAIN:
@@ -180,7 +188,7 @@ def value_of(kind: Any, value: Any) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """Resolve type aliases and NewTypes."""
+    """Return the type that aliases and NewTypes stand for."""
     met: list[Any] = []
     while _is_alias(kind := _renamed(kind)):
         if kind in met:
@@ -191,24 +199,26 @@ def _bare(kind: Any) -> Any:
 
 
 def _renamed(kind: Any) -> Any:
-    """Resolve a NewType."""
+    """Return the type that a NewType stands for; other types unchanged."""
     while (behind := getattr(kind, "__supertype__", None)) is not None:
         kind = behind
     return kind
 
 
 def _is_alias(kind: Any) -> bool:
-    """Whether it is ``type X = ...``; Python 3.11 has that only in typing_extensions."""
+    """Whether ``kind`` is a ``type X = ...`` alias; before Python 3.12 these come from
+    typing_extensions.
+    """
     return type(kind).__name__ == "TypeAliasType"
 
 
 def _is_or_has(schema: Mapping[str, Any], ref: Mapping[str, Any]) -> bool:
-    """Whether a schema is a reference, or one of its alternatives is."""
+    """Whether a schema equals the reference ``ref``, or an alternative in its ``anyOf`` does."""
     return schema == ref or any(_is_or_has(part, ref) for part in schema.get("anyOf", ()))
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """Return pydantic's schema of a model or of a pydantic dataclass."""
+    """Return pydantic's JSON schema of a model or a pydantic dataclass."""
     if hasattr(kind, "model_json_schema"):
         return dict(kind.model_json_schema())
     # Pydantic is loaded: the class is made by it.
@@ -217,7 +227,7 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 
 def _name_of(origin: Any) -> str | None:
-    """Return the name of a special form, or None."""
+    """Return the name of a special form of typing, such as "Required"; None for other objects."""
     return getattr(origin, "_name", None)
 
 
@@ -232,7 +242,9 @@ def _plain_of(kind: type, value: Any) -> Any:
 
 
 def _of_one(kinds: Sequence[Any], value: Any) -> Any:
-    """Convert to the first type that accepts the value; the value's own type is tried first."""
+    """Convert ``value`` to the first of ``kinds`` that accepts it; the value's own type is tried
+    first. Raises ValueError if none does.
+    """
     why = [f"{value!r:.60} matches none of the allowed types"]
     for each in sorted(kinds, key=lambda each: _bare(each) is not type(value)):
         try:
@@ -268,8 +280,8 @@ def _list_of(base: Any, inner: Sequence[Any], value: Any) -> Any:
 
 
 def _choices(kind: Any) -> list[tuple[Any, Any]] | None:
-    """Return the JSON values of a Literal or an Enum, each with its Python value; None for other
-    types. An Enum's are its members' values, or their names if JSON lacks some of the values.
+    """Return pairs of JSON value and Python value of a Literal or an Enum; None for other types.
+    For an Enum with values that JSON lacks, the JSON values are its members' names.
     """
     if typing.get_origin(kind) is Literal:
         members = typing.get_args(kind)
@@ -286,7 +298,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_same(choice: Any, value: Any) -> bool:
-    """Equality as in JSON: 1 equals 1.0, but not true."""
+    """Whether two values are equal in JSON: 1 equals 1.0, but not true."""
     return bool(choice == value) and isinstance(choice, bool) == isinstance(value, bool)
 
 
@@ -294,7 +306,9 @@ def _is_same(choice: Any, value: Any) -> bool:
 
 
 def _named(kind: Any, where: str) -> _TypedProperties | None:
-    """Return the properties of a dataclass, a TypedDict or a NamedTuple; None for other types."""
+    """Return the fields of a dataclass, a TypedDict or a NamedTuple; None for other types. Raises
+    TreadleError if its annotations cannot be resolved.
+    """
     if not isinstance(kind, type):
         return None
     if dataclasses.is_dataclass(kind):
@@ -331,7 +345,9 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a function's result that JSON lacks, for ``json.dumps``."""
+    """Convert a function's result of a type that JSON lacks, as ``default`` of ``json.dumps``;
+    types that are not known become ``str(value)``.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if hasattr(value, "model_dump"):  # pydantic's

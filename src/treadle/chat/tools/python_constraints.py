@@ -1,5 +1,5 @@
-"""Constraints in ``Annotated`` besides the type: a description, pydantic's ``Field``, and those of
-annotated_types, of which ``Field`` is made. Metadata of other libraries is ignored.
+"""Constraints in the metadata of ``Annotated``: descriptions, pydantic's ``Field``, and the
+constraints of annotated_types. Metadata of other libraries is ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _HELD = ("strict", "allow_inf_nan")  # enforced by JSON and ``value_of`` in any 
 
 
 def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[str, Any]:
-    """Return a schema with these constraints. Raises TreadleError for what none can express."""
+    """Return a schema with the constraints and texts of ``notes``, the metadata of ``Annotated``.
+    Raises TreadleError for a constraint that a JSON schema cannot express.
+    """
     said: dict[str, Any] = {}
     for note in notes:
         if is_field(note) and not note.is_required():
@@ -58,7 +60,9 @@ def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[s
 
 
 def narrowed_by_default(schema: dict[str, Any], field: Any, where: str) -> dict[str, Any]:
-    """Return a schema with the constraints of a default such as ``x: int = Field(3, ge=1)``."""
+    """Return a schema with the constraints and texts of a parameter's default, such as ``x: int =
+    Field(3, ge=1)``.
+    """
     return _narrowed(schema, [field], _said_by(field, where), where)
 
 
@@ -70,14 +74,14 @@ def _narrowed(
 
 
 def check(notes: Sequence[Any], value: Any) -> None:
-    """Raise ValueError for a value that the notes do not allow."""
+    """Raise ValueError if ``value`` violates a constraint of ``notes``."""
     for word, limit in _words(notes, "").items():
         if not _holds(word, limit, value):
             raise ValueError(f"{value!r:.60}: expected {word}={limit!r:.60}")
 
 
 def is_field(given: Any) -> bool:
-    """Whether it is the result of pydantic's ``Field``."""
+    """Whether ``given`` is a result of pydantic's ``Field``."""
     return _is_ours(given) and hasattr(given, "is_required") and hasattr(given, "metadata")
 
 
@@ -86,7 +90,9 @@ def _is_ours(note: Any) -> bool:
 
 
 def _said_by(note: Any, where: str) -> dict[str, Any]:
-    """Return the descriptive texts of a note, for readers of the schema."""
+    """Return the schema keywords of a note that describe and do not constrain: title, description,
+    examples, and extra ones.
+    """
     if isinstance(note, str):
         return {"description": note}
     if isinstance(text := getattr(note, "documentation", None), str):  # typing's Doc
@@ -103,7 +109,9 @@ def _said_by(note: Any, where: str) -> dict[str, Any]:
 
 
 def _words(notes: Sequence[Any], where: str) -> dict[str, Any]:
-    """Return the limits of all notes, the tightest of each kind."""
+    """Return the constraints of all notes by name, such as ``ge``; of several minimums or maximums
+    the tightest.
+    """
     words: dict[str, Any] = {}
     for note in notes:
         for word, value in _words_of(note, where):
@@ -124,7 +132,7 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
         for part in note.metadata:
             yield from _words_of(part, where)
         return
-    if hasattr(note, "__iter__"):  # several in one
+    if hasattr(note, "__iter__"):  # a group of constraints
         for part in note:
             yield from _words_of(part, where)
         return
@@ -144,7 +152,9 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a schema with these limits; of alternatives, only those that they apply to change."""
+    """Return a schema with constraints added. If it has alternatives, only those that the
+    constraints apply to change. Raises TreadleError if they apply to none.
+    """
     if parts := schema.get("anyOf"):
         fit = [words.keys() <= _KEYS.get(part.get("type"), {}).keys() for part in parts]
         if any(fit):
@@ -171,7 +181,7 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
 def _holds(word: str, limit: Any, value: Any) -> bool:
     if word in _NUMBER:
         if not is_number(value):
-            return True  # it applies to another alternative
+            return True  # the constraint is for another alternative of the type
         return bool(_HOLDS[word](value, limit))
     if word == "pattern":
         try:

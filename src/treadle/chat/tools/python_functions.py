@@ -1,4 +1,6 @@
-"""Python functions as tools: a schema from the signature and the docstring, and calls of them."""
+"""Python functions as tools: a JSON schema from signature and docstring, and calls with JSON
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from treadle.errors import TreadleError
 
 Function = Callable[..., Any]
 _REST = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.*)", re.M)
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's, as long as Anthropic's
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's characters, Anthropic's length
 _GOOGLE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(\S.*)", re.M)
 
 
 def tool_of(function: Function) -> dict[str, Any]:
-    """Return a function as a tool of OpenAI's chat API. Raises TreadleError for parameters that
-    JSON lacks.
+    """Return a function as a tool object of OpenAI's chat API. Raises TreadleError for parameters
+    whose type JSON lacks.
     """
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
@@ -39,7 +41,7 @@ def tool_of(function: Function) -> dict[str, Any]:
     schemas = Schemas()
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError as error:  # a builtin's
+    except ValueError as error:  # a builtin without a signature
         raise TreadleError(f"tool {name}: {error}") from None
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -65,8 +67,8 @@ def tool_of(function: Function) -> dict[str, Any]:
 
 
 def check_tool(name: Any, parameters: Any) -> None:
-    """Raise TreadleError for a name that some format could not write unchanged in a call, and for
-    parameters that no object satisfies.
+    """Raise TreadleError for a tool's name that some call format could not write unchanged, and for
+    ``parameters`` (a schema) that no object satisfies.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TreadleError(
@@ -77,7 +79,7 @@ def check_tool(name: Any, parameters: Any) -> None:
 
 
 def _allows_object(schema: Any) -> bool:
-    """Whether an object may satisfy a schema, judged by keywords that restrict types."""
+    """Whether a schema may allow an object, judged by the keywords that restrict types."""
     if not isinstance(schema, Mapping):
         return schema is not False
     kinds = schema.get("type", "object")
@@ -96,7 +98,7 @@ def _allows_object(schema: Any) -> bool:
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
-    """Return a docstring's first paragraph, and its description of each parameter."""
+    """Return a docstring's first paragraph, and its descriptions of parameters by name."""
     said = " ".join(text.split("\n\n")[0].split())
     told = dict(_REST.findall(text))
     _, found, rest = text.partition("Args:\n")
@@ -106,8 +108,9 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 
 def result_of(function: Function, arguments: str) -> str:
-    """Call the function; return its result as text for the model, or its error, for the model to
-    correct.
+    """Call the function with ``arguments``, a JSON object. Return its result as text for the model
+    (JSON unless it is a string); if it raises, "error: " and the error, so that the model can
+    correct the call.
     """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -128,7 +131,9 @@ def result_of(function: Function, arguments: str) -> str:
 
 
 def _fields(function: Function) -> dict[str, Any]:
-    """Return parameters with pydantic's ``Field`` as their default: ``x: int = Field(3, ge=1)``."""
+    """Return the parameters whose default is pydantic's ``Field``, by name: ``x: int = Field(3,
+    ge=1)``.
+    """
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters if is_field(each.default)}
 
@@ -152,7 +157,9 @@ def _checked(name: str, make: Callable[[], Any]) -> Any:
 
 
 def _awaited(found: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine, run in another thread: this one may already run a loop."""
+    """Return the result of a coroutine. It runs in another thread, because this one may already run
+    an event loop.
+    """
 
     async def wait() -> Any:
         return await found

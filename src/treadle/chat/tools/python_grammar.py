@@ -1,4 +1,6 @@
-"""Grammars of values as Python literals, which templates print where a value is not JSON."""
+"""Grammars of values as Python literals: some templates print values that way instead
+of as JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _OF_KINDS: Mapping[str, set[str]] = {
 _CONSTANTS = {"boolean": '"True" | "False" | "true" | "false"', "null": '"None" | "null"'}
 _QUOTES = ("'", '"')
 _HEX = "[0-9a-fA-F]"
-_WHOLE = f"(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"  # not half of a surrogate pair
+_WHOLE = f"(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"  # no surrogates
 # Escapes that stand for one character, whatever follows them.
 _ESCAPE = (
     rf"\\(?:[\\'\"abfnrtv]|[0-3][0-7][0-7]|x{_HEX}{{2}}|u{_WHOLE}"
@@ -37,7 +39,9 @@ _ESCAPE = (
 
 
 class Pythonic:
-    """Grammar of values in Python's notation, for schemas whose keywords are all known here."""
+    """Adds rules to ``rules`` for the values that a schema allows, as Python literals. Only schemas
+    whose keywords are all known here are supported.
+    """
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
         self._rules = rules
@@ -45,8 +49,8 @@ class Pythonic:
         self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def value(self, schema: Any) -> str | None:
-        """Return the rule of an argument; None if its schema has keywords that cannot be enforced
-        here. A string that is the whole argument may have line breaks.
+        """Return the rule of an argument's value; None if its schema has keywords that cannot be
+        enforced here. A string may have line breaks if it is the whole value.
         """
         try:
             return self._value(schema, breaks=True) if self._is_known(schema, set()) else None
@@ -54,7 +58,9 @@ class Pythonic:
             return None
 
     def _is_known(self, schema: Any, met: set[str]) -> bool:
-        """Whether every keyword of a schema can be enforced here."""
+        """Whether every keyword of a schema can be enforced here. ``met``: references being
+        followed.
+        """
         if schema is True:
             return True
         if not isinstance(schema, Mapping):
@@ -90,7 +96,9 @@ class Pythonic:
         return self._is_known_within(schema, met)
 
     def _is_known_within(self, schema: Mapping[str, Any], met: set[str]) -> bool:
-        """Whether the parts of an array or an object can be enforced here."""
+        """Whether the schemas of an array's items or an object's properties can be
+        enforced here.
+        """
         properties = properties_of(schema)
         more = schema.get("additionalProperties", True)
         if not properties:
@@ -105,7 +113,9 @@ class Pythonic:
         return all(self._is_known(each, met) for each in (*others, schema.get("items", True)))
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """Return the rule of a reference; its body may contain the reference."""
+        """Return the name of the rule of a reference, adding it at the first call; ``body`` may
+        refer to itself.
+        """
         if ref not in self._known:
             self._known[ref] = self._rules.place()
             self._rules.fill(self._known[ref], body())
@@ -148,7 +158,9 @@ class Pythonic:
         return " | ".join(made)
 
     def _texts(self, schema: Mapping[str, Any], *, breaks: bool = False) -> list[str]:
-        """Return rules of strings in single quotes and in double quotes."""
+        """Return the expressions of a string in single quotes and in double quotes. ``breaks``:
+        line breaks are allowed.
+        """
         own = limits(schema)
         out = "" if breaks else r"\n"
         if not own:
@@ -203,13 +215,13 @@ class Pythonic:
 
 
 def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the types that a schema names."""
+    """Return the types that a schema's ``type`` names; () if it names none."""
     found = schema.get("type", ())
     return (found,) if isinstance(found, str) else tuple(found) if isinstance(found, list) else ()
 
 
 def _is_of(value: Any, kinds: Sequence[str]) -> bool:
-    """Whether a JSON value has one of these types."""
+    """Whether a JSON value is of one of these JSON types."""
     if isinstance(value, bool) or value is None:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):
@@ -219,7 +231,7 @@ def _is_of(value: Any, kinds: Sequence[str]) -> bool:
 
 
 def _is_said(schema: Mapping[str, Any]) -> bool:
-    """Whether ``limits`` covers all that a schema requires of strings."""
+    """Whether ``limits`` expresses every requirement of a schema on strings."""
     every = schema.get("allOf", [])
     parts = [{key: schema[key]} for key in ("pattern", "format") if key in schema]
     sizes = {key: schema[key] for key in ("minLength", "maxLength") if key in schema}

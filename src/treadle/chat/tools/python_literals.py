@@ -1,5 +1,5 @@
-"""Python literals, read as models write them: an escape that Python lacks, or that is cut short,
-keeps its backslash, and JSON's constants are accepted too.
+"""Reads Python literals as models write them: an escape that is invalid or cut short keeps its
+backslash, and JSON's constants are accepted too.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def dumped(value: Any) -> str:
-    """Return a value as JSON, half of a surrogate pair as an escape, since UTF-8 has none. Raises
-    ValueError for numbers that are not finite.
+    """Return a value as JSON. A lone half of a surrogate pair is written as an escape, since UTF-8
+    has none. Raises ValueError for numbers that are not finite.
     """
     made = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _HALF.sub(lambda m: f"\\u{ord(m[0]):04x}", made)
 
 
 class Escape:
-    """Reader of one escape in a string, fed one character at a time after the backslash."""
+    """Reader of one escape in a string; it is given the characters after the backslash one at a
+    time.
+    """
 
     def __init__(self) -> None:
         self._read = "\\"
 
     def take(self, char: str) -> tuple[str | None, bool]:
-        """Return the text that the escape stands for, None until it is complete; and whether
-        ``char`` is not part of it.
+        """Read ``char``. Return the text that the escape stands for, None until it is complete; and
+        whether ``char`` comes after the escape and must be read again.
         """
         kind = self._read[1:2]
         digits = self._read[2:]
@@ -92,7 +94,7 @@ class Escape:
 
 
 def literal(written: str) -> Any:
-    """Return the value of a literal, in JSON types. Raises ValueError for other text."""
+    """Return the value of a Python literal, in JSON types. Raises ValueError for other text."""
     reader = _Literal(written)
     value = reader.value()
     if reader.at < len(written):
@@ -101,7 +103,7 @@ def literal(written: str) -> Any:
 
 
 class _Literal:
-    """Reader of a literal from offset ``at`` on; white space after each part is skipped."""
+    """Parser of one literal. ``at``: offset of the next character."""
 
     def __init__(self, written: str) -> None:
         self._text = written
@@ -116,7 +118,7 @@ class _Literal:
         self.at = found.end() if found else self.at + n
 
     def _has(self, mark: str) -> bool:
-        """Whether a mark comes next; if so, skip it."""
+        """Return whether ``mark`` comes next; if so, skip it and white space."""
         if not self._text.startswith(mark, self.at):
             return False
         self._skip(len(mark))
@@ -142,7 +144,7 @@ class _Literal:
         return _WORDS[found[0]]
 
     def _items(self, close: str) -> tuple[list[Any], bool]:
-        """Return the values up to a closing bracket, and whether a comma precedes it."""
+        """Return the values up to the bracket ``close``, and whether a comma precedes that."""
         result: list[Any] = []
         comma = True
         while not self._has(close):
@@ -166,7 +168,7 @@ class _Literal:
         return result
 
     def _texts(self) -> str:
-        """Read adjacent strings as one."""
+        """Return adjacent strings as one."""
         result = ""
         while found := _OPEN.match(self._text, self.at):
             self.at = found.end()

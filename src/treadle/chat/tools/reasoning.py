@@ -1,4 +1,4 @@
-"""Reasoning before an answer, written in a chat template's style."""
+"""Writes the reasoning before an answer in a chat template's style."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ReasoningStyle(NamedTuple):
-    """Style of reasoning before an answer: ``lead``, the opening mark, ``begin``, the reasoning,
-    ``end``, the closing mark, ``behind``, the content.
+    """White space and marks around reasoning, in this order: ``lead``, the opening mark, ``begin``,
+    the reasoning, ``end``, the closing mark, ``behind``, the content.
     """
 
     lead: str = ""
@@ -24,8 +24,8 @@ class ReasoningStyle(NamedTuple):
     behind: str = ""
 
     def write(self, thought: Thought, asked: str, reasoning: str, *, within: bool = False) -> str:
-        """Return the prompt ``asked`` with this reasoning added. The prompt may have opened
-        reasoning, or closed an empty one. ``within``: leave it open.
+        """Return the prompt ``asked`` with ``reasoning`` added. The prompt may end with the opening
+        mark, or with an empty reasoning, which is replaced. ``within``: leave the reasoning open.
         """
         opened = f"{thought.begin}{self.begin}"
         ends = asked.rstrip()
@@ -51,8 +51,8 @@ _WORDS = "treadle says"
 
 
 def style_of(template: ChatTemplate, thought: Thought) -> ReasoningStyle:
-    """Return the style in which the template writes reasoning of its last message; if it leaves
-    that out, a style derived from the marks in its source.
+    """Return the style in which the template renders the reasoning of a last assistant message. If
+    the template leaves that out, the style is derived from the marks in its source.
     """
     if template not in _STYLES:
         _STYLES[template] = _found(template, thought)

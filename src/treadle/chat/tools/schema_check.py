@@ -22,8 +22,8 @@ _SIZES = (("Length", str), ("Items", list), ("Properties", dict))
 
 
 def fulfils(value: Any, schema: Any, parts: ReferencedSchemas) -> bool:
-    """Whether a value satisfies a schema. ``parts`` resolves references; unchecked keywords count
-    as satisfied.
+    """Whether a value satisfies a schema; keywords that are not checked here count as satisfied.
+    ``parts`` resolves references.
     """
     if not isinstance(schema, Mapping):
         return schema is not False
@@ -56,7 +56,7 @@ def _is_of(value: Any, kind: str) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Equality as in JSON: 1 equals 1.0, but not true."""
+    """Whether two values are equal in JSON: 1 equals 1.0, but not true."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 

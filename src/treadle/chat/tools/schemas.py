@@ -1,4 +1,4 @@
-"""Schemas of tool arguments, for notations other than JSON: property names, required ones, and the
+"""Schemas of tool arguments for call notations other than JSON: properties, required ones, and the
 values that each may have.
 """
 
@@ -25,8 +25,9 @@ _VALUE = ("const", "default")  # keywords whose value may be null
 def ways(
     schema: Mapping[str, Any], parts: ReferencedSchemas | None = None
 ) -> list[Mapping[str, Any]]:
-    """Return a schema for each alternative of an object, with what references and ``allOf`` add to
-    it. Raises GrammarError for too many.
+    """Return one object schema for each alternative of ``schema`` (``anyOf``, ``oneOf``), with
+    references and ``allOf`` merged in. Raises GrammarError for more than MAX_WAYS alternatives, or
+    endless recursion.
     """
     try:
         return _ways(schema, parts or ReferencedSchemas(schema))
@@ -47,8 +48,8 @@ def _ways(schema: Any, parts: ReferencedSchemas) -> list[Mapping[str, Any]]:
 
 
 def _with_texts(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
-    """Return a schema in which references of its properties to strings (pydantic's enums) are
-    resolved: a notation without JSON writes these like other strings.
+    """Return a schema with references resolved in those of its properties that allow strings (such
+    as pydantic's enums): notations without quotes must know that a value is a string.
     """
     told: dict[str, Mapping[str, Any]] = {}
     for name, value in properties_of(schema).items():
@@ -60,14 +61,16 @@ def _with_texts(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[
 
 
 def _followed(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
-    """Return a schema with what references add to it and to its alternatives."""
+    """Return a schema with references and ``allOf`` merged into it and into its alternatives."""
     made = _flat(schema, parts)
     several = {key: made[key] for key in _SEVERAL if isinstance(made.get(key), list)}
     return {**made, **{k: [_followed(each, parts) for each in v] for k, v in several.items()}}
 
 
 def _has_never(schema: Any, parts: ReferencedSchemas) -> bool:
-    """Whether a schema, an alternative of it, or a referenced one explicitly allows nothing."""
+    """Whether a schema, one of its alternatives, or a referenced schema explicitly
+    allows no value.
+    """
     if not isinstance(schema, Mapping) or is_never(schema):
         return is_never(schema)
     ref = schema.get("$ref")
@@ -89,7 +92,9 @@ def _flat(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
 
 
 def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema extended by another one."""
+    """Return schema ``one`` extended by ``other``, whose keywords win; properties and required
+    names are united.
+    """
     result = {**one, **other}
     if properties := {**properties_of(one), **properties_of(other)}:
         result["properties"] = properties
@@ -99,7 +104,9 @@ def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with properties added that are required but have no schema of their own."""
+    """Return a schema in which every required property has a schema: ``additionalProperties`` if it
+    had none.
+    """
     others = schema.get("additionalProperties", {})
     properties = properties_of(schema)
     lacking = {name: others for name in required_of(schema) if name not in properties}
@@ -107,13 +114,13 @@ def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the named properties of an object's schema."""
+    """Return ``properties`` of a schema; {} if there are none."""
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
 
 
 def without_nulls(schema: Any) -> Any:
-    """Return a schema without keywords that are null, as clients in Go write empty lists."""
+    """Return a schema without keywords whose value is null: clients in Go write empty lists so."""
     if isinstance(schema, Mapping):
         kept = {k: v for k, v in schema.items() if v is not None or k in _VALUE}
         return {k: v if k in VALUES else without_nulls(v) for k, v in kept.items()}
@@ -121,8 +128,8 @@ def without_nulls(schema: Any) -> Any:
 
 
 def plainly(schema: Any, *, is_map: bool = False) -> Any:
-    """Return the same schema in words that every template reads: null is a value, not a type; true
-    and false are objects. ``is_map``: its keys are property names.
+    """Return an equivalent schema in keywords that every template reads: null is a value, not a
+    type; true and false are objects. ``is_map``: the keys are property names.
     """
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
@@ -151,8 +158,8 @@ def _part_plainly(key: str, value: Any) -> Any:
 
 
 def fully(schema: Any) -> Any:
-    """Return the same schema with optional parts added: descriptions of properties, and schemas of
-    the contents of arrays and objects.
+    """Return an equivalent schema with the optional parts that some templates require: descriptions
+    of properties, and schemas of the contents of arrays and objects.
     """
     if not isinstance(schema, Mapping):
         return {}
@@ -165,7 +172,7 @@ def fully(schema: Any) -> Any:
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
-    """Return the names of required properties. Raises GrammarError for other values."""
+    """Return the names in ``required``. Raises GrammarError unless it is a list of names."""
     found = schema.get("required", ())
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")
@@ -173,13 +180,15 @@ def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
 
 
 def choices(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the values of ``enum`` or ``const``; empty if neither restricts the schema."""
+    """Return the values of ``enum`` or ``const``; [] if the schema has neither."""
     found = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return found if isinstance(found, list) else []
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema allows only strings, or is not an object."""
+    """Whether a schema allows only strings. A schema that is not an object, such as true, counts as
+    one.
+    """
     if not isinstance(schema, Mapping):
         return True
     if "enum" in schema or "const" in schema:
@@ -189,7 +198,9 @@ def is_text(schema: Any) -> bool:
 
 
 class StringAlternatives(NamedTuple):
-    """Strings that a value may be, a schema for each alternative; and whether it may be null."""
+    """Schemas of the strings that a value may be, one for each alternative; ``null``: it may also
+    be null.
+    """
 
     schemas: list[Any]
     null: bool = False
@@ -233,7 +244,9 @@ def _texts_or_null(schema: Any) -> StringAlternatives | None:
 
 
 def divided(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
-    """Return the strings that a schema allows, and a schema for each alternative of other types."""
+    """Split a schema by type: return the strings that it allows, and one schema for each
+    alternative of another type.
+    """
     schema = {} if schema is True else schema
     whole = texts_of(schema)
     if whole is not None:
@@ -245,7 +258,7 @@ def divided(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
 
 
 def _alternatives(schema: Any) -> list[Any]:
-    """Return a schema for each type or value that a schema names."""
+    """Return one schema for each alternative, type or kind of value that a schema lists."""
     if not isinstance(schema, Mapping):
         return [schema]
     kind = schema.get("type")
@@ -268,7 +281,9 @@ def _alternatives(schema: Any) -> list[Any]:
 
 
 def is_never(schema: Any) -> bool:
-    """Whether a schema explicitly allows nothing."""
+    """Whether a schema explicitly allows no value: false, an empty ``enum``, or only such
+    alternatives.
+    """
     if not isinstance(schema, Mapping):
         return schema is False
     several = [schema[key] for key in _SEVERAL if isinstance(schema.get(key), list) and schema[key]]
@@ -276,8 +291,8 @@ def is_never(schema: Any) -> bool:
 
 
 def is_plain(schema: Any) -> bool:
-    """Whether a schema names one type and no more, which saves a check by the grammar
-    (milliseconds).
+    """Whether a schema is just the type integer, number or boolean: it needs no check by
+    llguidance, which takes milliseconds.
     """
     return (
         isinstance(schema, Mapping)
@@ -287,11 +302,13 @@ def is_plain(schema: Any) -> bool:
 
 
 def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of each property; {} where alternatives differ."""
+    """Return the schema of each property of an object schema; {} for a property whose alternatives
+    differ.
+    """
     result: dict[str, Any] = {}
     try:
         several = ways(schema)
-    except GrammarError:  # reported where calls must follow the schema
+    except GrammarError:  # the call grammar reports it
         several = [schema]
     for way in several:
         for name, value in properties_of(way).items():
@@ -300,8 +317,8 @@ def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def odd_names(schema: Any) -> set[str]:
-    """Return names of properties, at any depth, that are empty or have a colon, comma, quote,
-    bracket or outer blank.
+    """Return the names of properties, at any depth, that are empty, have an outer blank, or contain
+    a colon, comma, double quote, ``<`` or a bracket.
     """
     found: set[str] = set()
     waiting = [schema]

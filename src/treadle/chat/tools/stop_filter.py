@@ -1,4 +1,4 @@
-"""Stop-string filter: stop strings apply to content only, not to reasoning or tool calls."""
+"""Restricts stop strings to content: they do not apply to reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from treadle.chat.tools.stream_parser import AnswerMarks
 
 
 class StopFilter:
-    """Output of one answer for the search of ``stop`` strings: a character that none of them
-    contains replaces everything but content.
+    """Streaming filter of one answer's text for the search for ``stop`` strings: every character of
+    reasoning and calls is replaced by a character that no stop string contains.
     """
 
     def __init__(self, marks: AnswerMarks, stop: Iterable[str]) -> None:
@@ -19,8 +19,8 @@ class StopFilter:
         self._open = ""  # text not yet known to be content or not
 
     def feed(self, text: str, *, last: bool = False) -> str:
-        """Return the text that became known since the last call; all the rest if this is the
-        ``last``.
+        """Read ``text``; return the filtered text that became certain since the last call, or with
+        ``last`` all the rest.
         """
         out = ""
         for char in text:

@@ -21,28 +21,28 @@ from treadle.chat.tools.formats import (
 from treadle.chat.tools.output import KINDS, OutputPiece, ToolCall, merged
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
-MAX_DRAFTS = 64  # possible calls in reasoning that are tried; a failed one is read again
+MAX_DRAFTS = 64  # most possible calls tried in reasoning; each failed one is read twice
 
 
 @dataclass(frozen=True)
 class AnswerMarks:
     """Marks to look for in an answer: reasoning between those of ``thought``, which the prompt may
-    have ``opened``; calls of ``tools`` (schemas by name) in the format of ``row``.
+    have ``opened``; calls of ``tools`` (schemas by name) in the format ``row``.
 
-    ``streams``: arguments are output as they come, else with the end of their call. ``sure``: a
-    grammar holds from a call's mark on, so a call cut short is output with the arguments written so
-    far, and one without a complete name is dropped. Otherwise text that turns out not to be a call
-    is content. ``forced``: only calls are output.
+    ``streams``: arguments are output as they arrive, else when their call is complete. ``sure``: a
+    grammar holds from a call's mark on; so a call cut short is output with the arguments written so
+    far, and one without a complete name is dropped. Without it such text is content. ``forced``:
+    only calls are output.
     """
 
     thought: Thought | None = None
     opened: bool = False
-    within: bool = False  # the prompt has text of that reasoning too
+    within: bool = False  # the prompt ends inside the reasoning's text
     channels: Channels | None = None  # the answer is messages with headers
     row: ToolCallFormat | None = None
     begun: bool = False  # the prompt ends with the row's ``open``
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    parallel: bool = True  # else output after the first call is dropped
+    parallel: bool = True  # several calls; if not, output after the first is dropped
     streams: bool = False
     sure: bool = False
     forced: bool = False
@@ -53,7 +53,7 @@ class AnswerMarks:
 
 
 class StreamParser:
-    """Parser of one answer: text in, pieces out. Text that may begin a mark is held back."""
+    """Streaming parser of one answer. Text that may be the beginning of a mark is held back."""
 
     def __init__(self, marks: AnswerMarks) -> None:
         self._marks = marks
@@ -73,21 +73,23 @@ class StreamParser:
             self._state = "start"
         self._buffer = ""
         self._breaks = ""  # line breaks that stood before the last mark
-        self._spoke = False  # content was output
-        self._draft: StreamParser | None = None  # reads a possible call inside reasoning
-        self._drafted: list[OutputPiece] = []  # its pieces
-        self._n_fed = 0  # characters of it that were read
-        self._n_drafts = 0  # number of drafts
-        self._raw = ""  # text read of a call, in case it turns out to be none
+        self._spoke = False  # content has been output
+        self._draft: StreamParser | None = None  # parser of a possible call inside reasoning
+        self._drafted: list[OutputPiece] = []  # pieces from ``_draft``
+        self._n_fed = 0  # characters of the buffer given to ``_draft``
+        self._n_drafts = 0  # number of failed drafts
+        self._raw = ""  # text of a possible call, output as content if it is none
         self._object, self._reader = CallObject(), ArgumentReader()
-        self._call: ToolCall | None = None  # the one being read
-        self._begun = False  # its beginning was output
-        self._written = ""  # its arguments
-        self._ids: set[str] = set()  # of all calls
-        self.n_calls = 0  # complete ones
+        self._call: ToolCall | None = None  # the call being read
+        self._begun = False  # its "call" piece has been output
+        self._written = ""  # JSON of its arguments so far
+        self._ids: set[str] = set()  # ids of all calls
+        self.n_calls = 0  # number of complete calls
 
     def feed(self, text: str, *, last: bool = False) -> list[OutputPiece]:
-        """Return the pieces that are certain now; all of them if this text is the ``last``."""
+        """Read ``text``; return the pieces that are certain now. ``last``: no more text follows, so
+        nothing is held back.
+        """
         self._buffer += text
         out: list[OutputPiece] = []
         while True:
@@ -102,18 +104,18 @@ class StreamParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text fed so far ends inside reasoning."""
+        """Whether the text read so far ends inside reasoning."""
         return "reasoning" in (self._state, self._next if self._state == "gap" else "")
 
     @property
     def undecided(self) -> bool:
-        """Whether the text fed so far ends with text that may be reasoning; later text decides."""
+        """Whether the end of the text read so far may be reasoning; text still to come decides."""
         return self._state in ("draft", "aside")
 
     @property
     def says(self) -> tuple[bool, int | None]:
-        """Whether the text fed so far is content, and how many characters at its end are still
-        undecided. None: everything since the mark of a call.
+        """Whether the parser is in content, and the number of characters at the end of the text
+        that are still undecided; None: all since the mark of a call.
         """
         if self._state in ("content", "rest", "start"):
             return True, len(self._buffer)
@@ -124,20 +126,20 @@ class StreamParser:
     # -- outside calls --------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
-        """Drop line breaks next to a mark; at other text enter the state ``_next``."""
+        """State next to a mark: drop line breaks; at other text enter the state ``_next``."""
         self._buffer = self._buffer.lstrip("\n")
         if self._buffer or last:
             self._state = self._next
         return []
 
     def _behind(self, rest: str, state: str) -> None:
-        """Continue after a mark in ``state``."""
+        """Drop line breaks after a mark, then go to ``state``. ``rest``: text after the mark."""
         self._buffer = rest
         self._state = "gap"
         self._next = state
 
     def _in_start(self, last: bool) -> list[OutputPiece]:
-        """Before any output: drop white space if a mark follows."""
+        """State before any output: drop white space if a mark follows it."""
         text = self._buffer.lstrip()
         row = self._row
         thought = self._marks.thought
@@ -178,7 +180,7 @@ class StreamParser:
         return [OutputPiece("reasoning", text)]
 
     def _call_marks(self) -> tuple[str, ...]:
-        """Return the marks that begin a call inside reasoning."""
+        """Return the marks at which a call may begin inside reasoning."""
         row = self._row
         channels = self._marks.channels
         if row is None or not row.trigger:
@@ -187,9 +189,8 @@ class StreamParser:
         return (channels.start, *marks) if channels else marks
 
     def _in_draft(self, last: bool) -> list[OutputPiece]:
-        """After the mark of a call inside reasoning: if only calls and the end of the answer
-        follow, they end the reasoning. If other text, or the closing mark, follows, all of it is
-        reasoning.
+        """State after the mark of a call inside reasoning. If only calls and the end of the answer
+        follow, they end the reasoning; if other text follows, all of it is reasoning.
         """
         draft = self._draft
         mark = self._raw
@@ -217,8 +218,8 @@ class StreamParser:
         return calls
 
     def _in_aside(self, last: bool) -> list[OutputPiece]:
-        """After an opening mark of reasoning inside content: still content if no closing mark
-        comes.
+        """State after an opening mark of reasoning inside content: it is reasoning up to the
+        closing mark, or content if that does not come.
         """
         thought = self._marks.thought
         assert thought is not None
@@ -257,7 +258,7 @@ class StreamParser:
                 return [OutputPiece("content", text + self._breaks)]
         cut = text.rstrip()
         if last and self._marks.sure and row is not None and row.sign and cut.endswith(row.sign):
-            text = cut.removesuffix(row.sign).rstrip("\n")  # its mark was cut
+            text = cut.removesuffix(row.sign).rstrip("\n")  # the call's mark was cut short
         if found:
             self._raw = found
             ended = channels is not None and found == channels.end
@@ -265,7 +266,7 @@ class StreamParser:
         return [OutputPiece("content", text)]
 
     def _in_header(self, last: bool) -> list[OutputPiece]:
-        """In the header of a message."""
+        """State in the header of a message."""
         channels = self._marks.channels
         assert channels is not None
         if not channels.message:
@@ -289,7 +290,7 @@ class StreamParser:
         return []
 
     def _may_be_header(self, channels: Channels, last: bool) -> bool:
-        """Whether the held text may begin a header; otherwise it is for the user."""
+        """Whether the held text may begin a header; if not, it is content."""
         text = self._buffer.lstrip()
         if any(text.startswith(head) for head in channels.heads):
             return len(text) < MAX_HEAD
@@ -297,11 +298,11 @@ class StreamParser:
         return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
 
     def _in_mark(self, channels: Channels, last: bool) -> list[OutputPiece]:
-        """Before a message whose header is one mark; a message without one is for the user."""
+        """State before a message whose header is one mark; a message without a mark is content."""
         text = self._buffer.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
-        states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
+        states |= dict.fromkeys(channels.calls, "reasoning")  # replaced below if there are tools
         states |= {mark: self._behind_mark(mark) for mark in starts}
         found = next((mark for mark in states if text.startswith(mark)), "")
         if found:
@@ -316,7 +317,9 @@ class StreamParser:
         return []
 
     def _behind_mark(self, mark: str) -> str:
-        """Return the state after a mark of calls: the mark of all calls, or of one."""
+        """Return the state after a mark of calls: "between" if it wraps several calls, "head" if it
+        begins one.
+        """
         row = self._row
         if row is None or not row.open or not row.wrap[0]:
             return "head"
@@ -334,7 +337,7 @@ class StreamParser:
     # -- calls ----------------------------------------------------------------------------------
 
     def _in_head(self, last: bool) -> list[OutputPiece]:
-        """Between the mark of a call and its arguments."""
+        """State between the mark of a call and its arguments: read the tool's name."""
         row = self._row
         text = self._buffer
         assert row is not None
@@ -367,8 +370,8 @@ class StreamParser:
         return []
 
     def _in_object(self, last: bool) -> list[OutputPiece]:
-        """Inside a call's JSON object: up to its arguments or, where it may not be a call, to its
-        end.
+        """State inside a call's JSON object. With a grammar (``sure``) it is read up to its
+        arguments, else to its end, because it may not be a call.
         """
         held = self._buffer.lstrip()
         object = self._object
@@ -407,8 +410,8 @@ class StreamParser:
         return []
 
     def _named(self, head: str) -> str:
-        """Return the tool whose name is followed by a cut-off mark in ``head``; "" if there is
-        none.
+        """Return the tool whose name is complete in ``head``, which ends within the mark after the
+        name; "" if there is none.
         """
         assert self._row is not None
         mark = self._row.id_mark or self._row.after
@@ -420,7 +423,7 @@ class StreamParser:
 
     def _begin(self, name: str, reader: ArgumentReader, id: str = "") -> None:
         assert self._row is not None
-        id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat theirs
+        id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat an id
         self._ids.add(id)
         self._call = ToolCall(id, name, "")
         self._reader = reader
@@ -456,14 +459,14 @@ class StreamParser:
         return out
 
     def _in_tail(self, last: bool) -> list[OutputPiece]:
-        """Skip the rest of a call's object, after its arguments."""
+        """State after the arguments in a call's object: skip the rest of the object."""
         _, self._buffer = self._reader.take(self._buffer, last)
         if self._reader.done or last:
             self._state = "close"
         return []
 
     def _in_close(self, last: bool) -> list[OutputPiece]:
-        """After the arguments of a call."""
+        """State after a call: output it and skip its closing mark."""
         row = self._row
         call = self._call
         assert row is not None
@@ -476,7 +479,7 @@ class StreamParser:
             self._buffer = behind[len(close) :]
         elif close and close.startswith(behind):
             if not last:
-                return []  # its end may still come
+                return []  # its closing mark may still come
             self._buffer = ""
         out = self._tell("" if self._begun else self._written)
         self.n_calls += 1
@@ -494,7 +497,7 @@ class StreamParser:
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
-        """Read text between the calls of a format that wraps them."""
+        """State between calls of a format that wraps them."""
         row = self._row
         assert row is not None
         text = self._buffer.lstrip().removeprefix(row.between.strip()).lstrip()
@@ -523,8 +526,8 @@ class StreamParser:
         return out
 
     def _no_call(self) -> list[OutputPiece]:
-        """Return what looked like a call as content; what follows is content too. Where answers are
-        messages it is reasoning, because the message is not for the user.
+        """Return text that looked like a call as content; text after it is content too. In formats
+        of messages with headers it is reasoning, because such a message is not for the user.
         """
         said = self._raw
         self._raw = ""
@@ -537,7 +540,9 @@ class StreamParser:
         return [OutputPiece("content", said)]
 
     def _cut(self) -> list[OutputPiece]:
-        """Handle the end of output inside the mark of a call, or before its name is complete."""
+        """Handle output that ends within the mark of a call or before its name is complete: drop it
+        with a grammar (``sure``), else it is content.
+        """
         assert self._row is not None
         if not (self._marks.sure and (self._row.trigger or self._raw)):
             return self._no_call()
@@ -546,8 +551,8 @@ class StreamParser:
         return []
 
     def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
-        """Take the held text up to the first of ``marks``, the mark, and line breaks before it.
-        Return the text and the mark as it is written, "" if there is none.
+        """Take the held text up to the first of ``marks``, with the mark and the line breaks before
+        it. Return the text, and the mark as written, "" if there is none.
         """
         starts = () if self._row is None else self._row.starts
         found = []

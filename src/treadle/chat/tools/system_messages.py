@@ -1,4 +1,6 @@
-"""System messages in the middle of a conversation, with which agents report changes."""
+"""Moves system messages that stand in the middle of a conversation, with which agents report
+changes.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ from typing import Any
 
 from treadle.chat.messages import SYSTEM, can_join, join_contents, plain
 
-BETWEEN = "\n\n"  # of system text and its neighbour
+BETWEEN = "\n\n"  # separator of system text and adjacent text
 
 
 def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with a single system message, the first: many templates raise on a later
-    one, or drop it.
+    """Return the messages with only one system message, the first: many templates raise on later
+    ones or drop them.
 
-    The text of a later one stays in its place, so that the prefix cache holds for what follows: at
-    the end of the user message or tool result before it, else at the beginning of the next user
-    message. After a result, a user message of its own would end the turn, and templates drop the
-    reasoning of turns that are over.
+    The text of a later one stays in its place, so that the prefix cache holds for the text after
+    it: at the end of the user message or tool result before it, else at the beginning of the next
+    user message. A user message of its own after a tool result would end the turn, and templates
+    drop the reasoning of earlier turns.
     """
     result: list[dict[str, Any]] = []
-    own = False  # the last message is only system text
+    own = False  # the last message in ``result`` has only system text
     for message in map(dict, messages):
         role = message.get("role")
         content = message.get("content")

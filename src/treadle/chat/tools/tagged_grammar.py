@@ -1,4 +1,6 @@
-"""Grammars of values between tags: plain strings, others as JSON or as templates print them."""
+"""Grammars of values between tags: strings without quotes, other values as JSON or
+Python literals.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from treadle.grammar.json_schema import is_possible
 
 
 class Tagged:
-    """Grammar of one format's values, each with its closing mark. ``others`` returns the rule of a
-    schema's values that are not strings.
+    """Adds rules for arguments in the format ``tags``. ``others`` returns the rule of a schema's
+    values that are not strings.
     """
 
     def __init__(self, rules: GrammarRules, tags: Tags, others: Callable[[Any], str]) -> None:
@@ -24,8 +26,8 @@ class Tagged:
         self._end = rules.literal(tags.gap + tags.close)
 
     def argument(self, key: str, schema: Any) -> str:
-        """Return the rule of an argument of this name and schema: its tag, its value, its closing
-        mark.
+        """Return the rule body of one argument: its opening tag with ``key``, a value of
+        ``schema``, its closing tag.
         """
         tags = self._tags
         rules = self._rules
@@ -55,9 +57,9 @@ class Tagged:
         return f"({' | '.join(made)})"
 
     def _texts(self, texts: StringAlternatives, others: Sequence[Any]) -> list[str]:
-        """Return rules of strings, perhaps null, and of quoted strings. Beside an object or an
-        array, a string with limits must not begin like one: the lexer would follow the string
-        alone.
+        """Return the expressions of strings, of null if allowed, and of quoted strings. If the
+        value may also be one of ``others``, a string with limits must not begin with a bracket: the
+        lexer would then follow only the string.
         """
         before, behind = self._tags.quotes
         words = [word for each in texts.schemas for word in choices(each)]
@@ -85,7 +87,7 @@ class Tagged:
 
 
 def _opening_brackets(schemas: Sequence[Any]) -> list[str]:
-    """Return the opening brackets of objects and arrays that these schemas allow."""
+    """Return the opening brackets of the objects and arrays that any of these schemas allows."""
     kinds: set[str] = set()
     for schema in schemas:
         named = schema.get("type", ["object", "array"]) if not choices(schema) else []

@@ -35,16 +35,16 @@ _SPELLED = {
 
 
 def limits(schema: Any) -> list[str]:
-    """Return regular expressions that a string of this schema matches, each as a whole. A pattern
-    with an anchor that is not at an end of an alternative is left out.
+    """Return regular expressions between slashes that a string of this schema must match as a
+    whole. A pattern is left out if it has an anchor elsewhere than at an end of an alternative.
     """
     found = _patterns(schema) if isinstance(schema, Mapping) else ()
     return [f"/{regex}/" for regex in map(_spelled, found) if fits(f"/{regex}/")]
 
 
 def without(mark: str) -> str:
-    """Return the regular expression of texts without ``mark``, or without the part of it before its
-    first character comes again, behind others.
+    """Return a regular expression of texts that do not contain ``mark``. If the mark's first
+    character occurs again inside it, the part before that is excluded too.
 
     The result is not a complement: whether an intersection with a complement is empty is found by
     search, which fails for long texts.
@@ -66,7 +66,7 @@ def without(mark: str) -> str:
 
 
 def not_beginning(mark: str) -> str:
-    """Return the regular expression of texts that do not begin with this mark."""
+    """Return the regular expression of texts that do not begin with ``mark``."""
     ends = [re.escape(mark[:i]) for i in range(1, len(mark))]
     ways = [f"{re.escape(mark[:i])}[^{re.escape(mark[i])}](?s:.*)" for i in range(len(mark))]
     return f"/(?:{_spelled('|'.join([*ends, *ways]))})?/"
@@ -90,8 +90,8 @@ def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _whole(pattern: str) -> str | None:
-    """Return a pattern that may match anywhere in a text as one of the whole text; None if an
-    anchor is not at an end of an alternative.
+    """Convert a pattern that may match anywhere in a text to one that matches the whole text; None
+    if it has an anchor elsewhere than at an end of an alternative.
     """
     made = []
     flags = _FLAGS.match(pattern)
@@ -107,7 +107,7 @@ def _whole(pattern: str) -> str | None:
 
 
 def _choices(pattern: str) -> list[str]:
-    """Return the alternatives of a pattern; those within brackets stay together."""
+    """Split a pattern at its top-level ``|``."""
     made = []
     depth = 0
     start = 0
@@ -121,14 +121,15 @@ def _choices(pattern: str) -> list[str]:
 
 
 def _spelled(regex: str) -> str:
-    """Return a regular expression as it is written between two slashes."""
+    """Return a regular expression escaped for use between two slashes."""
     return re.sub(r"\\.|[\n/]", lambda m: _SPELLED.get(m[0], m[0]), regex, flags=re.S)
 
 
 @lru_cache(1024)
 def fits(*regexes: str) -> bool:
-    """Whether llguidance can follow all of these together: it reads them, and soon finds a text
-    that matches. It cannot for a minimum of some thousand characters.
+    """Whether llguidance accepts the intersection of these regular expressions: it can parse them
+    and finds a matching text within its limits. A minimum length of some thousand characters
+    exceeds them.
     """
     from llguidance import LLMatcher
 

@@ -1,4 +1,24 @@
-"""Projector families by ``clip.projector_type``, one file each."""
+"""Projector families by ``clip.projector_type``, and tensor names of Hugging Face folders by
+``model_type``.
+
+::
+
+    qwen_vl.py         Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5: blocks of 2 x 2 patches
+    glm4v.py           GLM-4.1V to GLM-4.6V, GLM-OCR
+    gemma3.py          Gemma 3: squares, 256 rows each
+    gemma4.py          Gemma 4: pictures of any shape, means of 3 x 3 patches
+    gemma4_unified.py  Gemma 4 12B: pictures and sound without a tower
+    idefics3.py        SmolVLM, Idefics 3, Granite-Docling: tiles
+    internvl.py        InternVL 2.5 to 3.5: tiles
+    lfm2.py            LFM2-VL: pictures of any shape, or tiles
+    llama4.py          Llama 4: tiles
+    llava.py           LLaVA 1.5 and 1.6: a square, or tiles
+    pixtral.py         Pixtral, Mistral Small 3.x, Ministral 3: pictures of any shape
+    qwen2_audio.py     Qwen2-Audio: Whisper's encoder, sounds of at most 30 s
+    qwen3_asr.py       Qwen3-ASR: convolutions and windows of 8 s
+    ultravox.py        Ultravox: Whisper's encoder, eight states a row
+    voxtral.py         Voxtral: Whisper's encoder, four states a row
+"""
 
 from __future__ import annotations
 
@@ -65,7 +85,9 @@ HF_NAMES: LateConstants[HfNames] = LateConstants(
 
 
 def hf_names_of(model_type: str, where: str) -> HfNames:
-    """Return the table of names of folders of a ``model_type``. Raises UnsupportedError."""
+    """Return the table of tensor names for Hugging Face folders of a ``model_type``; ``where``: the
+    file, for messages. Raises UnsupportedError for a type without a table.
+    """
     if model_type not in HF_NAMES.names():
         have = ", ".join(sorted(HF_NAMES.names()))
         what = f"{where}: pictures and sound of model_type {model_type!r:.60} are not supported"

@@ -21,7 +21,7 @@ POOL = 4  # patches of a pool's side, where the file does not state it
 
 
 class Gemma3Vision(MediaFamily):
-    """Gemma 3's pictures: squeezed to a square; all tokens of a picture see each other."""
+    """Gemma 3's pictures: resized to one square; all tokens of a picture attend to each other."""
 
     decoders = frozenset({"gemma3"})
     placeholders = ("<start_of_image>",)
@@ -71,8 +71,8 @@ class Gemma3Vision(MediaFamily):
         )
 
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Every picture has the same number of rows; raises TreadleError if
-        ``max_rows`` is less.
+        """Resize a picture to the tower's square and cut it into patches. Every picture has
+        ``n_rows`` media rows; raises TreadleError if ``max_rows`` is less.
         """
         n = self.n_rows
         if max_rows is not None and max_rows < n:
@@ -94,16 +94,20 @@ class Gemma3Vision(MediaFamily):
         )
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions, which are the same for every picture."""
         return GridInputs(rows={POSITIONS: self._table})
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the means of squares of patches."""
+        """Return the mean of each square of ``pool`` x ``pool`` patches: f32
+        ``[n_rows, n_embd]``.
+        """
         return pooled(states, grid, self.pool)
 
 
 def pooled(states: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
-    """Return the mean of the states of each square of ``side`` times ``side`` patches, f32."""
+    """Return the mean of the states of each square of ``side`` x ``side`` patches: from ``[h * w,
+    n]``, ``grid`` (h, w), f32 ``[h * w / side**2, n]``.
+    """
     h, w = grid
     squares = states.astype(np.float64).reshape(h // side, side, w // side, side, -1)
     means = squares.mean((1, 3)).reshape(h * w // math.prod((side, side)), -1)
@@ -149,7 +153,9 @@ SIGLIP_LAYERS = {
 
 
 def siglip_names(*towers: str) -> dict[str, str]:
-    """Return the names of a SigLIP or CLIP tower that folders call by one of several names."""
+    """Return the projector file's tensor names of a SigLIP or CLIP tower by the folder's names;
+    ``towers``: prefixes that folders may use for the tower.
+    """
     return {
         theirs.format(tower): name.format()
         for tower in towers

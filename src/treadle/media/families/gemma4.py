@@ -1,5 +1,5 @@
-"""Gemma 4: a tower for pictures of any shape, whose states are averaged over 3 x 3 patches. Those
-of E2B and E4B clamp the inputs and the products of their layers' matrices.
+"""Gemma 4: a tower for pictures of any shape, whose states are averaged over 3 x 3 patches. In E2B
+and E4B the inputs and results of the layers' matrices are clamped.
 
 ::
 
@@ -39,8 +39,8 @@ MARKS = (BEGIN, END, ROW, "<|video|>", "<|audio>", "<audio|>", "<|audio|>")
 
 
 class GemmaSquares(MediaFamily):
-    """A family whose media row is a square of 3 x 3 patches, and whose pictures are resized to
-    fill the allowed number of rows.
+    """Base of Gemma 4's picture families: a media row stands for a square of ``pool`` x ``pool``
+    patches (3 by default), and pictures are resized to fill the allowed number of rows.
     """
 
     decoders = frozenset({"gemma4"})
@@ -58,8 +58,8 @@ class GemmaSquares(MediaFamily):
         self.step = self.pool * clip.patch_size  # pixels of a row's side
 
     def resized(self, pixels: px.Pixels, max_rows: int | None) -> px.Pixels:
-        """Return the picture in the largest size with the same ratio, rounded down to whole rows,
-        of at most ``max_rows``.
+        """Return the picture resized, in its own ratio, to the largest size of at most ``max_rows``
+        media rows, both sides rounded down to whole rows.
         """
         rows = self.clip.max_pixels // self.step**2 or DEFAULT_ROWS
         rows = rows if max_rows is None else max_rows
@@ -78,7 +78,10 @@ class GemmaSquares(MediaFamily):
     def prepared(
         self, pixels: px.Pixels, resized: px.Pixels, rows: np.ndarray, side: int
     ) -> PreparedMedia:
-        """Return the resized picture, cut to ``rows`` of patches of ``side`` pixels."""
+        """Return a prepared picture. ``pixels``: the original; ``resized``: its resized pixels;
+        ``rows``: the patches of these, f32 ``[n, 3 * side**2]``, of ``side`` pixels a side. Raises
+        TreadleError if the file has too few positions.
+        """
         h, w = resized.shape[0], resized.shape[1]
         n = h * w // self.step**2
         most = self._table.shape[1]
@@ -99,14 +102,16 @@ class GemmaSquares(MediaFamily):
         )
 
     def positions(self, grid: tuple[int, int]) -> px.Floats:
-        """Return the sum of a learned row for each patch's column, and one for its row."""
+        """Return the learned positions of a grid's patches, f32 ``[n_patches, n_embd]``: the sum of
+        a table row for the column and one for the row.
+        """
         row, column = _places(grid)
         made: px.Floats = self._table[0][column] + self._table[1][row]
         return made
 
 
 class Gemma4Vision(GemmaSquares):
-    """Gemma 4's pictures. Files have no flag for the activation, which is GELU's tanh form."""
+    """Gemma 4's pictures. Files have no flag for the activation, which is the tanh form of GELU."""
 
     def __init__(self, clip: ClipConfig) -> None:
         norm = clip.gguf.tensors.get("blk.0.attn_q_norm.weight")
@@ -155,20 +160,26 @@ class Gemma4Vision(GemmaSquares):
         )
 
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Values are from -1 to 1."""
+        """Resize a picture to at most ``max_rows`` media rows and cut it into patches of values
+        from -1 to 1.
+        """
         side = self.clip.patch_size
         resized = self.resized(pixels, max_rows)
         values = px.normalise(resized, self.clip.mean, self.clip.std)
         return self.prepared(pixels, resized, px.patches(values, side) * 2 - 1, side)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``: the first half of the pairs turns by the column."""
+        """Return the positions and the rotations of a grid; the first half of each head's pairs
+        turns by the column, the second half by the row.
+        """
         row, column = _places(grid)
         ropes = px.axial_rotations(column, row, self.tower.layers[0].head_dim, ROPE_BASE)
         return GridInputs(rows={POSITIONS: self.positions(grid)}, ropes=(ropes,))
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the scaled and standardised means of squares of patches."""
+        """Return the mean of each square of patches, times sqrt(n_embd) and, if the file has
+        ``std_scale``, standardised.
+        """
         means = pooled(states, grid, self.pool) * np.float32(math.sqrt(states.shape[1]))
         if self._std is None:
             return means
@@ -177,14 +188,14 @@ class Gemma4Vision(GemmaSquares):
 
 
 def _places(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of each patch."""
+    """Return the row number and the column number of each patch of a grid, row by row."""
     row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     return row, column
 
 
 def _halves(clip: ClipConfig, dims: int) -> ClipConfig:
-    """Return the file with the rows of queries and keys in another order. The file's heads rotate
-    each half by itself, in pairs a quarter of a head apart; reordered, pairs are half a head apart.
+    """Return the file with the rows of queries and keys reordered. The file's heads rotate each
+    half separately, in pairs a quarter of a head apart; the reordered pairs are half a head apart.
     """
     order = np.arange(dims).reshape(4, dims // 4)[[0, 2, 1, 3]].ravel()
     orders = {}
@@ -203,7 +214,7 @@ def _halves(clip: ClipConfig, dims: int) -> ClipConfig:
 def read_squares(
     config: MetadataReader, preprocessor: MetadataReader, vision: MetadataReader
 ) -> dict[str, Any]:
-    """Return the keys that all folders of Gemma 4 have."""
+    """Return the projector file's keys that all folders of Gemma 4 have in common."""
     text = config.within("text_config") or config
     pool = vision.integer("pooling_kernel_size", POOL)
     patch_size = vision.integer("patch_size", 16)

@@ -1,5 +1,5 @@
-"""Gemma 4 12B ("unified"): no towers. Squares of pixels, and 40 ms of samples, become rows by norms
-and products.
+"""Gemma 4 12B ("unified"): no towers. A square of pixels, or 40 ms of samples, becomes a media row
+by norms and matrix products.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ N_MELS = 128  # in files: llama.cpp requires the key, and nothing reads it
 
 
 class Gemma4UnifiedVision(GemmaSquares):
-    """Pictures: a product of each square's pixels, with norms, and learned positions."""
+    """Gemma 4 12B's pictures: each square's pixels go through a product, with norms, and learned
+    positions are added.
+    """
 
     def __init__(self, clip: ClipConfig) -> None:
         super().__init__(clip)
@@ -46,18 +48,20 @@ class Gemma4UnifiedVision(GemmaSquares):
         )
 
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Values are from 0 to 1."""
+        """Resize a picture to at most ``max_rows`` media rows and cut it into one patch for each
+        row, of values from 0 to 1.
+        """
         resized = self.resized(pixels, max_rows)
         values = px.normalise(resized, self.clip.mean, self.clip.std)
         return self.prepared(pixels, resized, px.patches(values, self.step), self.step)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions of a grid."""
         return GridInputs(rows={POSITIONS: self.positions(grid)})
 
 
 class Gemma4UnifiedAudio(SoundFamily):
-    """Sound: a norm and a product of 640 samples at 16 kHz."""
+    """Gemma 4 12B's sound: 640 samples at 16 kHz (40 ms) go through a norm and a product."""
 
     decoders = frozenset({"gemma4"})
     row_mark = "<|audio|>"
@@ -77,7 +81,7 @@ class Gemma4UnifiedAudio(SoundFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Samples are padded with zeros to whole rows."""
+        """Cut a sound into media rows of 640 samples, the last one padded with zeros."""
         width = self.clip.n_embd
         n = -(-len(pixels) // width)
         samples = self.samples_of(pixels, n, max_rows)
@@ -107,7 +111,7 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
 
 
 def no_layers(modality: str) -> dict[str, Any]:
-    """Return the keys that llama.cpp requires of a tower without layers."""
+    """Return the keys that llama.cpp requires for a tower without layers."""
     zero = ("feed_forward_length", "block_count", "attention.head_count")
     return {
         **{f"{modality}.{key}": 0 for key in zero},

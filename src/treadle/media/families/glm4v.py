@@ -34,7 +34,7 @@ BICUBIC = -0.75  # Keys's parameter of the interpolation of positions
 
 
 class Glm4v(BlockFamily):
-    """GLM-4.1V and its kin."""
+    """The pictures of GLM-4.1V to GLM-4.6V and GLM-OCR."""
 
     decoders = frozenset({"glm4", "glm4moe"})
     least_rows = 8
@@ -78,14 +78,18 @@ class Glm4v(BlockFamily):
         )
 
     def target_size(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
-        """See ``BlockFamily``; a side shorter than a block is enlarged to one, with the other."""
+        """Return height and width of the resized picture, as ``BlockFamily.target_size``. A picture
+        with a side shorter than a block is first enlarged, in its ratio, to one block.
+        """
         px.check_ratio(size)
         grow = max(1.0, *(self.step / side for side in size))
         h, w = (int(side * grow) for side in size)
         return super().target_size((h, w), max_rows)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``: the table is interpolated bicubically, pixel centres on centres."""
+        """Return the rotations of a grid and its learned positions, interpolated from the table by
+        bicubic resampling with aligned pixel centres.
+        """
         side = len(self._table)
         rows, columns = (_bicubic_weights(n, side) for n in grid)
         made = np.einsum("ha,wb,abd->hwd", rows, columns, self._table, optimize=True)
@@ -94,16 +98,16 @@ class Glm4v(BlockFamily):
         return GridInputs(rows={POSITIONS: positions}, ropes=(self.rotations(grid),))
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the states of each block as a convolution of 2 x 2 reads them: all patches of a
-        value side by side.
+        """Return one row for each block of 2 x 2 patches: the first value of all four patches, then
+        the second of all, as a convolution's weights have them.
         """
         blocks = states.reshape(-1, MERGE * MERGE, states.shape[1])
         return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(len(blocks), -1)
 
 
 def _bicubic_weights(n: int, side: int) -> npt.NDArray[np.float64]:
-    """Return the shares of ``side`` table rows in each of ``n`` positions, by cubic convolution
-    (Keys, 1981) with the edges repeated.
+    """Return the weights ``[n, side]`` of ``side`` table rows for each of ``n`` positions, by cubic
+    convolution (Keys, 1981) with the edges repeated.
     """
     at = (np.arange(n) + 0.5) * side / n - 0.5
     made = np.zeros((n, side))
@@ -115,7 +119,7 @@ def _bicubic_weights(n: int, side: int) -> npt.NDArray[np.float64]:
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Return the weight of a sample at distance ``x`` of at most 2."""
+    """Return the weight of Keys's cubic kernel at distance ``x``, at most 2."""
     a = BICUBIC
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a

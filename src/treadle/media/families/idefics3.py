@@ -1,5 +1,5 @@
 """SmolVLM, SmolVLM2, Idefics 3, Granite-Docling (``idefics3``): square tiles, then the whole
-picture as one more; each tile's place is named in the text.
+picture as one more tile; special tokens in the prompt name each tile's row and column.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ GLOBAL = "<global-img>"
 
 
 def scaled_size(size: Size, longest: int) -> Size:
-    """Return the size whose longer side is ``longest``; the shorter one is rounded to an even
-    number.
+    """Return the size, in the picture's ratio, whose longer side is ``longest`` (at most LARGEST);
+    the shorter one is rounded up to an even number.
     """
     height, width = size
     ratio = width / height
@@ -47,7 +47,7 @@ def scaled_size(size: Size, longest: int) -> Size:
 
 
 def _within(height: int, width: int) -> Size:
-    """Return the size with its longer side at most ``LARGEST``."""
+    """Return the size scaled down so that its longer side is at most LARGEST."""
     ratio = width / height
     if width >= height and width > LARGEST:
         width = LARGEST
@@ -59,7 +59,9 @@ def _within(height: int, width: int) -> Size:
 
 
 def canvas_size(size: Size, tile: int) -> Size:
-    """Return ``size`` with both sides rounded up to multiples of ``tile``."""
+    """Return a size of whole tiles: the longer side is rounded up to a multiple of ``tile``, the
+    shorter one is scaled with it and then rounded up too.
+    """
     height, width = size
     ratio = width / height
     if width >= height:
@@ -74,11 +76,11 @@ def canvas_size(size: Size, tile: int) -> Size:
 def cut(
     pixels: np.ndarray, tile: int, longest: int, per_tile: int, max_rows: int | None
 ) -> tuple[list[np.ndarray], Size]:
-    """Return a picture's tiles row by row and, behind them, the whole picture as a tile; and the
-    rows and columns of tiles. A picture that is one tile has no others: (0, 0).
+    """Return a picture's tiles, row by row, and after them the whole picture as a tile; and the
+    number of rows and columns of tiles. For a picture of one tile, only the whole and (0, 0).
 
     tile: pixels of a tile's side. longest: pixels of the scaled picture's longer side.
-    per_tile: media rows of a tile, of which all have at most ``max_rows``.
+    per_tile: media rows of a tile. max_rows: most media rows of all tiles together.
 
     The steps are those of transformers' ``Idefics3ImageProcessor``: the picture is resized twice.
     Raises TreadleError if one tile has more than ``max_rows``.
@@ -100,8 +102,8 @@ def cut(
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
-    """Return what stands in the prompt for a picture of ``grid`` tiles, with ``per_tile`` media
-    rows each, and for the whole picture behind them.
+    """Return the prompt's special tokens and media row ranges for a picture of ``grid`` tiles, then
+    the whole picture; each has ``per_tile`` rows.
     """
     rows, columns = grid
     parts: list[str | range] = []
@@ -119,7 +121,9 @@ def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
 
 
 class Idefics3(PictureFamily):
-    """A SigLIP tower of square tiles; blocks of patches are joined, then one product."""
+    """Pictures for a SigLIP tower of square tiles; blocks of patches are joined, and one product
+    makes media rows of them.
+    """
 
     placeholders = ("<image>",)
     row_mark = "<image>"
@@ -162,7 +166,9 @@ class Idefics3(PictureFamily):
         return (self.side // self.joined_side) ** 2
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Cut a picture into tiles of at most ``max_rows`` media rows together, by default
+        DEFAULT_ROWS.
+        """
         self.checked_size(pixels)
         bound = max(DEFAULT_ROWS, self.per_tile) if max_rows is None else max_rows
         tiles, grid = cut(pixels, self.clip.image_size, self.longest, self.per_tile, bound)
@@ -171,11 +177,11 @@ class Idefics3(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, self.per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions, which are the same for every tile."""
         return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Join each block of patches to one row."""
         return join_patches(states, grid, self.joined_side)
 
 

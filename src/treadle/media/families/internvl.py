@@ -1,4 +1,6 @@
-"""InternVL 2.5 to 3.5 (``internvl``): square tiles and the whole picture, nothing between them."""
+"""InternVL 2.5 to 3.5 (``internvl``): square tiles and the whole picture, without tokens between
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ SCALED = {"ls1": "attn_output", "ls2": "ffn_down"}
 
 
 def cut(pixels: np.ndarray, tile: int, n_min: int, n_max: int) -> tuple[list[np.ndarray], Size]:
-    """Return a picture as ``n_min`` to ``n_max`` square tiles of ``tile`` pixels a side, row by
-    row, and, where there are several, the whole picture as one more; and the size of the tiles
-    together.
+    """Return ``n_min`` to ``n_max`` square tiles of a picture, of ``tile`` pixels a side, row by
+    row, followed by the whole picture as a tile if there are several; and height and width of all
+    tiles together.
     """
     rows, columns = closest_grid((pixels.shape[0], pixels.shape[1]), tile, n_min, n_max)
     size = rows * tile, columns * tile
@@ -46,8 +48,8 @@ def cut(pixels: np.ndarray, tile: int, n_min: int, n_max: int) -> tuple[list[np.
 
 
 def with_layer_scales(clip: ClipConfig) -> ClipConfig:
-    """Return the file with each layer's scales (``ls1``, ``ls2``), by which the results of two
-    products are multiplied, multiplied into the matrices and biases of these. They become f32.
+    """Return the file with each layer's scales (``ls1``, ``ls2``) multiplied into the matrices and
+    biases whose results they scale. These become f32.
 
     Raises FileError for scales or matrices of a wrong shape.
     """
@@ -69,7 +71,9 @@ def with_layer_scales(clip: ClipConfig) -> ClipConfig:
 
 
 class InternVl(PictureFamily):
-    """An InternViT tower of square tiles with a class token; 2 x 2 patches are joined."""
+    """Pictures for an InternViT tower of square tiles, with a class token; blocks of 2 x 2 patches
+    are joined.
+    """
 
     placeholders = (f"{BEGIN}{ROW}{END}", ROW)
     row_mark = ROW
@@ -114,7 +118,9 @@ class InternVl(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Cut a picture into tiles of at most ``max_rows`` media rows together, by default at most
+        DEFAULT_TILES tiles and the whole picture.
+        """
         side = self.clip.image_size
         per_tile = (self.side // self.joined_side) ** 2
         n_max = min(DEFAULT_TILES, self.max_tiles)
@@ -126,16 +132,16 @@ class InternVl(PictureFamily):
         return self.image(pixels, tiles, layout=layout, resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions, which are the same for every tile."""
         return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Drop the class token's state, and join each block of patches to one row."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 
 
 def _side(vision: MetadataReader, key: str, default: int) -> int:
-    """Return a size that is one number, or two equal ones."""
+    """Return an integer key that may also be a list of two equal integers."""
     found = vision.get(key)
     if isinstance(found, list) and len(found) == 2 and found[0] == found[1]:
         return MetadataReader({key: found[0]}, vision.path, prefix=vision.prefix).integer(key)

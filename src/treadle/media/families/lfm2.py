@@ -1,5 +1,5 @@
-"""LFM2-VL (``lfm2``): a SigLIP 2 tower on pictures in their own shape; large ones are cut into
-square tiles, with a smaller whole picture behind them.
+"""LFM2-VL (``lfm2``): a SigLIP 2 tower for pictures of any shape; large ones are cut into square
+tiles, followed by the whole picture at a smaller size.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ PROJECTOR_EPS = 1e-5  # of its norm, torch's default
 
 @dataclass(frozen=True)
 class Lfm2Limits:
-    """Limits of a picture in media rows, and of its tiles. The files do not name them, so these are
-    the published models': LiquidAI/LFM2-VL-1.6B's preprocessor_config.json.
+    """Limits of a picture in media rows, and of its tiles. The defaults, for files that do not
+    state them, are those of the published models (LiquidAI/LFM2-VL-1.6B's
+    preprocessor_config.json).
     """
 
     min_rows: int = 64
@@ -48,8 +49,8 @@ class Lfm2Limits:
 
 
 def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
-    """Return the size in multiples of ``step`` pixels, a media row's side, within the limits of
-    rows.
+    """Return the size of the whole picture, in multiples of ``step`` pixels (a media row's side),
+    within ``min_rows`` and ``max_rows`` of ``limits``.
     """
     height, width = size
     rows = max(1, round(height / step))
@@ -70,7 +71,7 @@ def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
 
 
 def tile_grid(size: Size, step: int, limits: Lfm2Limits) -> Size:
-    """Return the rows and columns of tiles of a picture; (1, 1): it is not cut."""
+    """Return the number of rows and columns of tiles for a picture; (1, 1) if it is not cut."""
     rows = max(1, round(size[0] / step))
     columns = max(1, round(size[1] / step))
     if rows * columns <= limits.max_rows * limits.tolerance or limits.max_tiles < 2:
@@ -80,8 +81,9 @@ def tile_grid(size: Size, step: int, limits: Lfm2Limits) -> Size:
 
 
 def cut(pixels: np.ndarray, step: int, limits: Lfm2Limits) -> tuple[list[np.ndarray], Size]:
-    """Return a picture's tiles row by row, with the whole picture in its own shape behind them, and
-    the rows and columns of tiles; of a picture that is not cut, only the whole.
+    """Return a picture's tiles, row by row, and after them the whole picture in its own shape; and
+    the number of rows and columns of tiles. For a picture that is not cut, only the whole and (1,
+    1).
     """
     size = pixels.shape[0], pixels.shape[1]
     whole = resize(pixels, scaled_size(size, step, limits), "bilinear")
@@ -94,8 +96,8 @@ def cut(pixels: np.ndarray, step: int, limits: Lfm2Limits) -> tuple[list[np.ndar
 
 
 def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]:
-    """Return what stands in the prompt for a picture of ``grid`` tiles of ``per_tile`` media rows,
-    and a whole picture of ``per_whole``.
+    """Return the prompt's special tokens and media row ranges for ``grid`` tiles of ``per_tile``
+    rows, then the whole picture of ``per_whole`` rows.
     """
     if grid == (1, 1):
         return BEGIN, range(per_whole), END
@@ -112,9 +114,8 @@ def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]
 
 
 def resized_positions(table: np.ndarray, grid: Size) -> np.ndarray:
-    """Return a square table of positions ``[side, side, d]``, resized to ``grid`` by
-    triangles that widen where the table is reduced (bilinear with antialias): f32
-    ``[rows * columns, d]``.
+    """Return a square table of positions ``[side, side, d]`` resized to ``grid`` (bilinear with
+    antialiasing): f32 ``[rows * columns, d]``.
     """
     side = len(table)
     squares = table.astype(np.float64)
@@ -126,7 +127,9 @@ def resized_positions(table: np.ndarray, grid: Size) -> np.ndarray:
 
 
 def _triangles(n: int, side: int) -> np.ndarray:
-    """Return the weights ``[n, side]`` of ``side`` samples in each of ``n``."""
+    """Return the weights ``[n, side]`` by which ``side`` samples are resampled to ``n``: triangles
+    that widen when the number shrinks.
+    """
     scale = side / n
     centres = (np.arange(n) + 0.5) * scale - 0.5
     distances = np.abs(np.arange(side) - centres[:, None])
@@ -136,8 +139,8 @@ def _triangles(n: int, side: int) -> np.ndarray:
 
 
 class Lfm2(PictureFamily):
-    """A SigLIP 2 tower whose table of positions is resized to each picture; 2 x 2 patches are
-    joined.
+    """Pictures for a SigLIP 2 tower whose table of positions is resized to each picture; blocks of
+    2 x 2 patches are joined.
     """
 
     decoders = frozenset({"lfm2", "lfm2moe"})
@@ -186,7 +189,7 @@ class Lfm2(PictureFamily):
         )
 
     def _limits(self) -> Lfm2Limits:
-        """Return the published limits, or those of the file where it has keys of them."""
+        """Return the limits that the file's keys state, and the published ones for missing keys."""
         clip = self.clip
         usual = Lfm2Limits()
         area = self.step**2
@@ -207,7 +210,9 @@ class Lfm2(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Resize a picture, and cut it into tiles if it is large, within ``max_rows`` media rows
+        (by default DEFAULT_ROWS).
+        """
         size = self.checked_size(pixels)
         per_tile = (self.limits.tile // self.step) ** 2
         most = DEFAULT_ROWS if max_rows is None else max_rows
@@ -224,11 +229,11 @@ class Lfm2(PictureFamily):
         )
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions, resized to the grid."""
         return GridInputs({POSITIONS: resized_positions(self._table, grid)})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Join each block of patches to one row."""
         return join_patches(states, grid, self.joined_side)
 
 

@@ -1,4 +1,6 @@
-"""Llama 4 (``llama4``): square tiles of a canvas in the picture's shape, then the whole picture."""
+"""Llama 4 (``llama4``): square tiles of a canvas close to the picture's shape, then the whole
+picture.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ DEFAULT_TILES = 8  # on a CPU: a tile has 144 rows
 
 
 def canvases(n_max: int, tile: int) -> list[Size]:
-    """Return the sizes of all grids of at most ``n_max`` tiles, grids of one shape together, and
-    those with most tiles first.
+    """Return the sizes in pixels of all grids of at most ``n_max`` tiles: grids of one ratio
+    together, those with most tiles first.
     """
     shapes: dict[float, list[Size]] = {}
     for n in range(n_max, 0, -1):
@@ -44,8 +46,8 @@ def canvases(n_max: int, tile: int) -> list[Size]:
 
 
 def best_canvas(size: Size, sizes: list[Size]) -> Size:
-    """Return the canvas that needs the least enlargement of the picture, or else the least
-    reduction; of several, the smallest.
+    """Return the canvas that needs the least enlargement of the picture, or, if none is large
+    enough, the least reduction; of several, the smallest.
     """
     sides = np.asarray(sizes, np.float32) / np.asarray(size, np.float32)
     scales = sides.min(1)
@@ -56,8 +58,8 @@ def best_canvas(size: Size, sizes: list[Size]) -> Size:
 
 
 def fitted_size(size: Size, canvas: Size, tile: int) -> Size:
-    """Return the size of a picture in its shape on a canvas, rounded down; it is enlarged to one
-    tile at most.
+    """Return the size to which a picture is scaled, in its ratio, to fit a canvas; rounded down. A
+    picture is enlarged to at most one tile.
     """
     height, width = size
     room = min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1])
@@ -69,8 +71,9 @@ def fitted_size(size: Size, canvas: Size, tile: int) -> Size:
 
 
 def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Size]:
-    """Return a picture's tiles row by row, on a black canvas, and, where there are several, the
-    whole picture squeezed to one more; and the rows and columns of tiles.
+    """Return a picture's tiles, row by row, from a black canvas with the picture at its upper left,
+    followed by the whole picture squeezed to a tile if there are several; and the number of rows
+    and columns of tiles.
     """
     size = pixels.shape[0], pixels.shape[1]
     canvas = best_canvas(size, canvases(n_max, tile))
@@ -85,8 +88,8 @@ def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Si
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
-    """Return what stands in the prompt for a picture of ``grid`` tiles with ``per_tile`` media rows
-    each, and for the whole picture behind them.
+    """Return the prompt's special tokens and media row ranges for a picture of ``grid`` tiles, then
+    the whole picture; each has ``per_tile`` rows.
     """
     rows, columns = grid
     parts: list[str | range] = []
@@ -102,8 +105,8 @@ def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
 
 
 class Llama4Vision(PictureFamily):
-    """A tower with learned positions and rotations by column and row, both from 1; the class token
-    is last and does not turn. 2 x 2 patches are joined.
+    """Pictures for a tower with learned positions and rotations by column and row, both numbered
+    from 1. The class token is last and is not rotated. Blocks of 2 x 2 patches are joined.
     """
 
     decoders = frozenset({"llama4"})
@@ -153,7 +156,9 @@ class Llama4Vision(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Cut a picture into tiles of at most ``max_rows`` media rows together, by default at most
+        DEFAULT_TILES tiles and the whole picture.
+        """
         side = self.clip.image_size
         per_tile = (self.side // self.joined_side) ** 2
         n_max = min(DEFAULT_TILES, self.max_tiles)
@@ -165,7 +170,7 @@ class Llama4Vision(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return a tile's learned positions, and its rotations; the class token's angle is 0."""
         rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
         turns = axial_rotations(columns + 1, rows + 1, self.dims, BASE)
         still = np.zeros((1, *turns.shape[1:]), np.float32)
@@ -173,7 +178,7 @@ class Llama4Vision(PictureFamily):
         return GridInputs({POSITIONS: self._positions}, (np.concatenate([turns, still]),))
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Drop the class token's state, and join each block of patches to one row."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 
 

@@ -1,4 +1,6 @@
-"""LLaVA 1.5 and 1.6 (``mlp``): a CLIP tower with a class token, of a square or of tiles."""
+"""LLaVA 1.5 and 1.6 (``mlp``): a CLIP tower for a square picture, or for the whole picture and
+tiles.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ NORM = "post_ln.weight"
 
 
 def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Return the middle square of a picture whose shorter side was scaled to ``side``."""
+    """Return the middle square, ``side`` pixels a side, of a picture whose shorter side is scaled
+    to ``side``.
+    """
     height, width, _ = pixels.shape
     long = int(side * max(height, width) / min(height, width))
     size = (long, side) if height > width else (side, long)
@@ -45,8 +49,10 @@ def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
 
 def padded_square(pixels: np.ndarray, side: int, mean: Sequence[float]) -> np.ndarray:
     """Return the whole picture, its longer side scaled to ``side``, in the middle of a square of
-    the mean colour. LLaVA's own code pads before it scales, so that it needs memory for the square
-    of a large picture's longer side; the values differ at the picture's edges.
+    the colour ``mean`` (0 to 1).
+
+    LLaVA's own code pads before it scales, which needs memory for the square of a large picture's
+    longer side; the values differ at the picture's edges.
     """
     size = pixels.shape[0], pixels.shape[1]
     height, width = (max(1, round(each * side / max(size))) for each in size)
@@ -58,8 +64,8 @@ def padded_square(pixels: np.ndarray, side: int, mean: Sequence[float]) -> np.nd
 
 
 def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
-    """Return the canvas in which most of the picture's pixels are kept, and of several the one that
-    wastes least.
+    """Return the canvas on which most of the picture's pixels are kept; of several, the one with
+    the smallest unused area.
     """
     height, width = size
     kept_most = 0
@@ -77,7 +83,9 @@ def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
 
 
 def fitted_size(size: Size, canvas: Size) -> Size:
-    """Return the size of a picture scaled, in its shape, to just fit a canvas; rounded up."""
+    """Return the size to which a picture is scaled, in its ratio, to just fit a
+    canvas; rounded up.
+    """
     height, width = size
     across = canvas[1] / width
     down = canvas[0] / height
@@ -87,8 +95,8 @@ def fitted_size(size: Size, canvas: Size) -> Size:
 
 
 def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
-    """Return the whole picture squeezed to a square of ``side`` pixels, then the tiles of a canvas
-    that has it in its middle, on black.
+    """Return the whole picture squeezed to a square of ``side`` pixels, then the tiles of a black
+    canvas with the picture in its middle.
     """
     size = pixels.shape[0], pixels.shape[1]
     fitted = fitted_size(size, canvas)
@@ -101,8 +109,8 @@ def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
 
 
 def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
-    """Return the rows and columns of a grid of states that a picture of ``size`` covers; those
-    beside them are of the black canvas.
+    """Return the slices of rows and columns of a canvas's grid of patches that a picture of
+    ``size`` covers, without the black edges.
     """
     height, width = size
     rows, columns = grid
@@ -116,12 +124,13 @@ def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
 
 
 class Llava(PictureFamily):
-    """A CLIP tower; its layers end where the features are taken, and an MLP makes rows of them. A
-    norm behind the layers is applied if the file has one (moondream2's); folders' is not read.
+    """Pictures for a CLIP tower that ends at the layer whose states are the features; an MLP makes
+    media rows of them. A norm after the layers is applied if a projector file has one
+    (moondream2's); that of folders is not read.
 
-    Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too. Of others, the tower sees
-    its middle square, as in transformers; where the file says so, the whole picture in a square of
-    the mean colour, as llama.cpp always does.
+    Files with canvas sizes (LLaVA 1.6) give the whole picture and tiles. With others the tower
+    reads the middle square, as in transformers, or, if the file says "pad", the whole picture in a
+    square of the mean colour, as llama.cpp always does.
     """
 
     placeholders = ("<image>",)
@@ -160,7 +169,9 @@ class Llava(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Resize a picture to a square, or to the canvas that keeps most of it within ``max_rows``
+        media rows, cut into tiles.
+        """
         side = self.clip.image_size
         size = self.checked_size(pixels)
         if not self.canvases:
@@ -187,7 +198,7 @@ class Llava(PictureFamily):
         return self.image(pixels, tiles, layout=layout, resized=canvas)
 
     def _n_rows(self, size: Size, canvas: Size) -> int:
-        """Return the media rows of a picture on a canvas."""
+        """Return the number of media rows of a picture on a canvas, with the whole picture's."""
         per_tile = self.side**2
         grid = canvas[0] // self.clip.patch_size, canvas[1] // self.clip.patch_size
         if self.newline is None:
@@ -197,16 +208,17 @@ class Llava(PictureFamily):
         return per_tile + n_rows * (len(range(grid[1])[across]) + 1)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the learned positions, which are the same for every tile."""
         return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Return the states of the patches, without the class token's."""
         return self.patches_alone(states)
 
     def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the whole picture's rows, then those of all tiles as one grid, without what is
-        only black canvas, and with the newline's row at the end of each of its rows.
+        """Return the whole picture's rows, then those of all tiles as one grid: without the rows of
+        black edges, and with the newline row at the end of each line. Without a newline row, the
+        rows of the tiles one after the other.
         """
         if self.newline is None:
             return np.concatenate(rows)
@@ -226,8 +238,8 @@ class Llava(PictureFamily):
 
 
 def with_ffn_names(clip: ClipConfig) -> ClipConfig:
-    """Return the file with ``ffn_up`` and ``ffn_down`` in their places: files of before 2025 have
-    the names of the two swapped, which their shapes show.
+    """Return the file with ``ffn_up`` and ``ffn_down`` named by their function: in files from
+    before 2025 the names are swapped, which the matrices' shapes show.
     """
     down = clip.gguf.tensors.get("blk.0.ffn_down.weight")
     if down is None or down.shape != (clip.n_ff, clip.n_embd) or clip.n_ff == clip.n_embd:
@@ -236,9 +248,9 @@ def with_ffn_names(clip: ClipConfig) -> ClipConfig:
 
 
 def feature_layer(clip: ClipConfig) -> int:
-    """Return how many layers the features are behind. ``block_count`` of files without the key does
-    not count those behind them. Such files with a norm behind the layers have the last layer twice,
-    since llama.cpp leaves one out.
+    """Return the number of layers to run: the features are the states after that layer. Files
+    without the key ``feature_layer`` have no layers beyond it, unless they have a norm after the
+    layers: they then have the last layer twice, since llama.cpp skips one.
     """
     found = clip.keys.get("feature_layer")
     if found is None:
@@ -255,8 +267,8 @@ def feature_layer(clip: ClipConfig) -> int:
 
 
 def newline_of(clip: ClipConfig) -> np.ndarray | None:
-    """Return the media row that ends each line of a picture in tiles, f32 ``[n_embd]``; None: the
-    file has none, and tiles stand one behind the other. Raises FileError for a wrong shape.
+    """Return the media row that ends each line of a picture in tiles, f32 ``[n_embd]``; None if the
+    file has none or joins tiles without it. Raises FileError for a wrong shape.
     """
     name = next((name for name in NEWLINES if clip.has(name)), "")
     how = clip.keys.text("mm_patch_merge_type", UNPADDED)
@@ -274,8 +286,8 @@ def newline_of(clip: ClipConfig) -> np.ndarray | None:
 
 
 def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
-    """Return the sizes of the canvases for tiles, in pixels; empty: pictures are not cut. The file
-    has them as width and height, one behind the other.
+    """Return the sizes (height, width) of the canvases for tiles, in pixels; () if pictures are not
+    cut. The file has a flat list of width and height in turn.
     """
     found = clip.keys.get(PINPOINTS)
     if found is None:
@@ -290,7 +302,9 @@ def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
 
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the keys of a folder of LLaVA 1.5 or 1.6, or of Pixtral, which is a LLaVA too."""
+    """Return the projector file's keys for a folder of LLaVA 1.5 or 1.6, or of Pixtral, which is a
+    LLaVA too.
+    """
     vision = part_of(config, "vision_config")
     kind = vision.text("model_type", "clip_vision_model")
     if kind == "pixtral":

@@ -1,5 +1,5 @@
-"""Pixtral, Mistral Small 3.x, Ministral 3 (``pixtral``): a picture in its own shape; a mark of the
-text ends each row of it.
+"""Pixtral, Mistral Small 3.x, Ministral 3 (``pixtral``): pictures of any shape; in the prompt a
+special token ends each line of media rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DEFAULT_PATCHES = 1024  # of the others, whose every patch is a row
 
 
 def scaled_size(size: Size, longest: int, step: int, max_rows: int | None) -> Size:
-    """Return the size that the tower sees: at most ``longest`` pixels a side, in multiples of
-    ``step`` (rounded up), which is a media row's side, and at most ``max_rows`` of these.
+    """Return the size of the resized picture: at most ``longest`` pixels a side, rounded up to
+    multiples of ``step`` (a media row's side), and of at most ``max_rows`` rows.
 
     Raises TreadleError if ``max_rows`` is less than one row or one column of the picture.
     """
@@ -54,7 +54,9 @@ def scaled_size(size: Size, longest: int, step: int, max_rows: int | None) -> Si
 
 
 def layout(grid: Size) -> tuple[str | range, ...]:
-    """Return what stands in the prompt for ``grid`` rows and columns of media rows."""
+    """Return the prompt's media row ranges, one for each line of ``grid``, and the special token
+    after each.
+    """
     rows, columns = grid
     parts: list[str | range] = []
     for row in range(rows):
@@ -64,8 +66,9 @@ def layout(grid: Size) -> tuple[str | range, ...]:
 
 
 def axial_angles(grid: Size, dims: int) -> np.ndarray:
-    """Return the angles of each patch's pairs, f64 ``[rows * columns, dims / 2]``: even pairs turn
-    by the row, odd ones by the column.
+    """Return the rotation angles of a grid's patches, f64 ``[rows * columns, dims / 2]``: the first
+    half of the pairs turns by the row at the even frequencies, the second half by the column at the
+    odd ones.
     """
     rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     frequencies = BASE ** (-np.arange(0, dims, 2) / dims)
@@ -75,8 +78,8 @@ def axial_angles(grid: Size, dims: int) -> np.ndarray:
 
 
 class Pixtral(PictureFamily):
-    """A tower with rotations by row and column and without learned positions. Mistral Small 3.x
-    joins 2 x 2 patches, Pixtral 12B makes a row of each.
+    """Pictures for a tower with rotations by row and column and without learned positions. Mistral
+    Small 3.x joins 2 x 2 patches to a media row, Pixtral 12B makes one of each patch.
     """
 
     placeholders = (ROW,)
@@ -125,7 +128,9 @@ class Pixtral(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Resize a picture to at most ``max_rows`` media rows; by default DEFAULT_ROWS, or
+        DEFAULT_PATCHES if each patch is a row.
+        """
         clip = self.clip
         bound = DEFAULT_ROWS if self.joined_side > 1 else DEFAULT_PATCHES
         step = clip.patch_size * self.joined_side
@@ -136,13 +141,15 @@ class Pixtral(PictureFamily):
         return self.image(pixels, [scaled], layout=layout(grid), resized=size)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the rotations of a grid."""
         angles = axial_angles(grid, self.dims)
         turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         return GridInputs(ropes=(turns.astype(np.float32),))
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """See ``MediaFamily``."""
+        """Join each block of patches to one row, in the order of torch's unfold; unchanged if
+        blocks are single patches.
+        """
         if self.joined_side == 1:
             return states
         return join_patches(states, grid, self.joined_side, "values")
@@ -166,7 +173,7 @@ PIXTRAL_NAMES = {
 
 
 def read_pixtral(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the keys of a folder of Pixtral or Mistral Small 3.x."""
+    """Return the projector file's keys for a folder of Pixtral or Mistral Small 3.x."""
     vision = part_of(config, "vision_config")
     text = config.within("text_config") or config
     size = preprocessor.within("size")

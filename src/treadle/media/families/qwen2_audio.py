@@ -1,4 +1,6 @@
-"""Qwen2-Audio: Whisper's encoder on the sound alone, of at most 30 s; means of two states."""
+"""Qwen2-Audio: Whisper's encoder for sounds of at most 30 s, without padding to a window; a media
+row is the mean of two states.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ EDGE = 4  # frames behind the last one: neither it nor its neighbour reads refle
 
 
 class Qwen2Audio(WhisperTower):
-    """Sounds of up to one window: the silence behind a sound is not seen."""
+    """Sounds of up to one window of 30 s. The tower does not read silence after a sound."""
 
     decoders = frozenset({"qwen2"})
     row_mark = "<|AUDIO|>"
@@ -46,7 +48,7 @@ class Qwen2Audio(WhisperTower):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Raises TreadleError for a sound longer than one window."""
+        """Prepare a sound as one input. Raises TreadleError if it is longer than one window."""
         n_frames = max(-(-len(pixels) // HOP), FEWEST)
         if n_frames > self.n_frames:
             seconds = len(pixels) / RATE
@@ -63,7 +65,7 @@ class Qwen2Audio(WhisperTower):
         return self.sound(samples, [one], n_states // POOL, n_samples)
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the means of pairs of states; a last one without another is left out."""
+        """Return the means of pairs of states; a single last state is left out."""
         n = len(states) // POOL
         means = states[: n * POOL].astype(np.float64).reshape(n, POOL, -1).mean(1)
         return np.asarray(means, np.float32)

@@ -1,4 +1,4 @@
-"""Qwen3-ASR: convolutions over pieces of 1 s, layers over windows of 8 s."""
+"""Qwen3-ASR: convolutions over pieces of 1 s, then layers over windows of 8 s."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOWEST = 10000.0  # of the sinusoids
 
 
 def halved(n: int, times: int = 1) -> int:
-    """Return the results of convolutions in steps of 2 along an axis of ``n``."""
+    """Return the length of an axis of ``n`` after ``times`` convolutions in steps of 2."""
     for _ in range(times):
         n = -(-n // 2)
     return n
@@ -41,7 +41,7 @@ N_ROWS = halved(PIECE, N_CONV)  # of a piece: 13
 
 
 class Qwen3Asr(SoundFamily):
-    """Sounds of any length: 13 rows a second."""
+    """Sounds of any length: 13 media rows a second."""
 
     decoders = frozenset({"qwen3vl", "qwen3vlmoe"})
     row_mark = "<|audio_pad|>"
@@ -82,7 +82,9 @@ class Qwen3Asr(SoundFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Samples that fill no frame are left out."""
+        """Cut a sound into windows of 8 s, one input each. Sounds shorter than SHORTEST samples are
+        padded with silence; samples at the end that fill no frame are left out.
+        """
         n_samples = max(len(pixels), SHORTEST)
         n_frames = n_samples // HOP
         inputs = []
@@ -95,11 +97,13 @@ class Qwen3Asr(SoundFamily):
         return self.sound(samples, made, n_rows, n_samples)
 
     def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
-        """Return pieces of 1 s."""
+        """Return the frames ``[n, n_mels]`` in pieces of 1 s."""
         return np.split(patches, len(patches) // PIECE)
 
     def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """See ``MediaFamily``. A piece is a picture of one value a pixel: mel bins by frames."""
+        """Return the im2col rows for convolution number ``stage``; a piece is a picture of mel bins
+        by frames. After the last convolution: one row for each time step, for the tower.
+        """
         if stage == 0:
             return rows_of_2d(rows.T[:, :, None], 2)
         h, w = halved(self.n_mels, stage), halved(PIECE, stage)
@@ -109,12 +113,12 @@ class Qwen3Asr(SoundFamily):
         return np.ascontiguousarray(states.transpose(1, 2, 0).reshape(w, -1))
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``. Positions begin anew in each piece."""
+        """Return the positions, which begin at 0 in each piece."""
         return GridInputs(rows={POSITIONS: self._table[np.arange(grid[1]) % N_ROWS]})
 
 
 def _n_rows(n_frames: int) -> int:
-    """Return the rows of a window."""
+    """Return the number of media rows of a window of ``n_frames``."""
     whole, rest = divmod(n_frames, PIECE)
     return whole * N_ROWS + halved(rest, N_CONV)
 
@@ -134,7 +138,9 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
 
 
 def _positions(keys: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the table of sinusoids that files have and folders do not, computed in f32."""
+    """Return the table of sinusoidal positions, computed in f32: projector files have it, folders
+    do not.
+    """
     n = keys["audio.embedding_length"] // 2
     steps = np.float32(-math.log(SLOWEST) / (n - 1)) * np.arange(n, dtype=np.float32)
     angles = np.arange(N_POSITIONS, dtype=np.float32)[:, None] * np.exp(steps)

@@ -47,10 +47,13 @@ DEEPSTACK = "vision.deepstack"  # numbers of layers, in the order of the folder'
 
 
 class BlockFamily(MediaFamily):
-    """A family whose tower rows stand in blocks of 2 x 2 patches, which become one media row.
+    """Base of families whose tower rows are ordered by blocks of 2 x 2 patches; each block becomes
+    one media row.
 
-    least_rows: rows to which smaller pictures are enlarged, unless the file states pixels.
-    most_rows: rows at most; fewer if the file states pixels.
+    least_rows: media rows to which smaller pictures are enlarged, unless the file states
+        ``min_pixels``.
+    most_rows: most media rows; fewer if the file states ``max_pixels``.
+    begin, end: special tokens around a picture's rows.
     """
 
     least_rows: ClassVar[int] = 4
@@ -77,14 +80,18 @@ class BlockFamily(MediaFamily):
         self.step = MERGE * clip.patch_size
 
     def target_size(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
-        """Return height and width of the resized picture."""
+        """Return height and width of the resized picture, in whole blocks, for at most ``max_rows``
+        media rows (by default DEFAULT_ROWS).
+        """
         area = self.step**2
         rows = min(DEFAULT_ROWS if max_rows is None else max_rows, self.most_rows)
         most = min(self.clip.max_pixels or area * rows, area * rows)
         return px.area_size(size, self.step, self.clip.min_pixels or self.least_rows * area, most)
 
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. Resized by area, bicubic; positions are rows and columns."""
+        """Resize a picture (bicubic) to the target size; the decoder's positions are the rows and
+        columns of blocks.
+        """
         clip = self.clip
         size = pixels.shape[0], pixels.shape[1]
         h, w = resized = self.target_size(size, max_rows)
@@ -107,16 +114,18 @@ class BlockFamily(MediaFamily):
         )
 
     def rotations(self, grid: tuple[int, int]) -> px.Floats:
-        """Return the cosines and sines of a grid's patches, in blocks."""
+        """Return the cosines and sines of a grid's patches, in the order of blocks: f32
+        ``[n_patches, 2, head_dim / 2]``.
+        """
         row, column = np.divmod(px.block_order(grid, MERGE), grid[1])
         return px.axial_rotations(row, column, self.tower.layers[0].head_dim)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the rotations of a grid."""
         return GridInputs(ropes=(self.rotations(grid),))
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the states of each block side by side."""
+        """Return the four states of each block side by side: ``[n_blocks, 4 * n_embd]``."""
         return states.reshape(-1, MERGE * MERGE * states.shape[1])
 
     def blocks(
@@ -132,7 +141,10 @@ class BlockFamily(MediaFamily):
         windowed: Sequence[int] = (),
         n_ff: int = 0,
     ) -> TowerConfig:
-        """Return the tower's configuration; ``stem`` follows the product of the patches."""
+        """Return the tower's configuration. ``stem``: stages after the patches' product; ``tail``:
+        stages after the layers; ``deep``: layers whose states are results too; ``windowed``: layers
+        that attend within windows; ``n_ff``: 0 for the file's.
+        """
         clip = self.clip
         head_dim = clip.n_embd // clip.n_head
         layers = [
@@ -164,14 +176,16 @@ class BlockFamily(MediaFamily):
         )
 
     def merger(self, first: str, second: str, *before: TowerStage) -> TowerConfig:
-        """Return the projector of joined states: an MLP with the exact GELU."""
+        """Return the configuration of a projector for joined states: an MLP of matrices ``first``
+        and ``second`` with the exact GELU between them, after the stages ``before``.
+        """
         name = f"{self.clip.projector_type}.{first}"
         stem = (*before, LinearStage(first), ActivationStage("gelu_erf"), LinearStage(second))
         return tower_config(name, n_given=MERGE * MERGE * self.clip.n_embd, stem=stem, norm_eps=EPS)
 
 
 class Qwen2Vl(BlockFamily):
-    """Qwen2-VL: LayerNorm and quick GELU. Its files state no width of the FFN."""
+    """Qwen2-VL: LayerNorm and quick GELU. Its files do not state the FFN's width."""
 
     decoders = frozenset({"qwen2vl"})
 
@@ -185,7 +199,7 @@ class Qwen2Vl(BlockFamily):
 
 
 class Qwen25Vl(BlockFamily):
-    """Qwen2.5-VL: RMS norm, gated SiLU, and windows in all layers but some."""
+    """Qwen2.5-VL: RMS norm, gated SiLU, and attention within windows in most layers."""
 
     decoders = frozenset({"qwen2vl"})
 
@@ -205,7 +219,9 @@ class Qwen25Vl(BlockFamily):
         self.projectors = (self.merger("mm.0", "mm.2"),)
 
     def _whole_layers(self) -> set[int]:
-        """Return the layers without windows: those listed, or every ``n_wa_pattern``-th."""
+        """Return the layers that attend to the whole picture: those that the file lists, or every
+        ``n_wa_pattern``-th.
+        """
         keys = self.clip.keys
         listed = keys.get("wa_layer_indexes")
         if isinstance(listed, Sequence) and not isinstance(listed, str):
@@ -214,8 +230,8 @@ class Qwen25Vl(BlockFamily):
         return {i for i in range(self.clip.n_layer) if not every or not (i + 1) % every}
 
     def _order(self, grid: tuple[int, int]) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-        """Return the blocks of a grid in the order of its windows, and each window's first block.
-        Windows at the lower and right borders are smaller.
+        """Return the numbers of a grid's blocks in the order of windows, and the position of each
+        window's first block. Windows at the lower and right edges are smaller.
         """
         h, w = (n // MERGE for n in grid)
         blocks = np.arange(h * w).reshape(h, w)
@@ -229,7 +245,7 @@ class Qwen25Vl(BlockFamily):
         return np.concatenate(windows), tuple(firsts.tolist())
 
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
-        """See ``BlockFamily``; the patches stand in the order of the windows."""
+        """Prepare as ``BlockFamily.prepare``, with the patches in the order of windows."""
         made = super().prepare(pixels, max_rows)
         (only,) = made.inputs
         order, _ = self._order(only.grid)
@@ -237,13 +253,15 @@ class Qwen25Vl(BlockFamily):
         return replace(made, inputs=(TowerInput(rows, only.grid),))
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``."""
+        """Return the rotations in the order of windows, and the first patch of each window."""
         order, firsts = self._order(grid)
         ropes = _moved(self.rotations(grid), order)
         return GridInputs(ropes=(ropes,), windows=tuple(MERGE * MERGE * at for at in firsts))
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the states of each block side by side, the blocks in the picture's order."""
+        """Return the four states of each block side by side, with the blocks back in the picture's
+        order.
+        """
         order, _ = self._order(grid)
         rows = super().joined(states, grid)
         made = np.empty_like(rows)
@@ -252,13 +270,15 @@ class Qwen25Vl(BlockFamily):
 
 
 def _moved(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return rows of patches with their blocks in another order."""
+    """Return rows of patches ``[n_patches, ...]`` with their blocks of 2 x 2 in another order."""
     blocks = rows.reshape(len(order), MERGE * MERGE, *rows.shape[1:])
     return np.ascontiguousarray(blocks[order].reshape(rows.shape))
 
 
 class Qwen3Vl(BlockFamily):
-    """Qwen3-VL, Qwen3.5 and Qwen3.6: learned positions, interpolated, and deepstack in Qwen3-VL."""
+    """Qwen3-VL, Qwen3.5 and Qwen3.6: learned positions, interpolated to the grid, and deepstack in
+    Qwen3-VL.
+    """
 
     decoders = frozenset({"qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
     least_rows = 64
@@ -280,7 +300,9 @@ class Qwen3Vl(BlockFamily):
         return self.merger(f"{name}.fc1", f"{name}.fc2", NormStage(f"{name}.norm"))
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """See ``MediaFamily``: the table is interpolated with its corners on the grid's."""
+        """Return the rotations of a grid and its learned positions, interpolated linearly with the
+        table's corners on the grid's corners.
+        """
         side = len(self._table)
         rows, columns = (_corner_weights(n, side) for n in grid)
         made = np.einsum("ha,wb,abd->hwd", rows, columns, self._table, optimize=True)
@@ -290,15 +312,15 @@ class Qwen3Vl(BlockFamily):
 
 
 def _corner_weights(n: int, side: int) -> npt.NDArray[np.float64]:
-    """Return the shares of ``side`` table rows in each of ``n`` positions: linear, the first and
-    last positions on the first and last rows.
+    """Return the weights ``[n, side]`` of ``side`` table rows for each of ``n`` positions: linear,
+    with the first and last positions on the first and last rows.
     """
     at = np.linspace(0, side - 1, n)
     return np.maximum(0.0, 1.0 - np.abs(at[:, None] - np.arange(side)))
 
 
 def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the keys of a folder of Qwen2-VL to Qwen3.6."""
+    """Return the projector file's keys for a folder of Qwen2-VL to Qwen3.6."""
     vision = part_of(config, "vision_config")
     kind = vision.text("model_type", config.text("model_type"))
     old = kind.startswith("qwen2_vl")  # here hidden_size is the decoder's
@@ -348,8 +370,9 @@ def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str
 
 
 def _windows(vision: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of windows: the layers without them as a pattern, as llama.cpp reads it, or
-    one by one where there is none; the windows' size unless it is the usual one.
+    """Return the keys of windows: the layers without windows as a period (``n_wa_pattern``), as
+    llama.cpp reads them, or listed if they have no period; and the window's size unless it is
+    WINDOW.
     """
     found = vision.get("fullatt_block_indexes")
     whole = list(WHOLE_LAYERS) if found is None else found

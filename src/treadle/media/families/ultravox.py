@@ -1,4 +1,6 @@
-"""Ultravox: Whisper's encoder on the sound alone, in windows of 30 s; eight states are one row."""
+"""Ultravox: Whisper's encoder in windows of 30 s, without padding of the last one; eight states are
+one media row.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ GATE = "mm.a.mlp.1.gate"
 
 
 class Ultravox(WhisperTower):
-    """Sounds of any length. Its decoders are models of text that know nothing of sound."""
+    """Sounds of any length, for decoders that were trained on text alone."""
 
     row_mark = "<|audio|>"
     placeholders = (row_mark,)
@@ -62,7 +64,9 @@ class Ultravox(WhisperTower):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``. A window's last row is of fewer states, and zeros."""
+        """Cut a sound into windows of 30 s, one input each. A window's last media row may have
+        fewer states, filled with zeros.
+        """
         n_frames = max(-(-len(pixels) // HOP), FEWEST)
         firsts = range(0, n_frames, self.n_frames)
         windows = [range(at, min(at + self.n_frames, n_frames)) for at in firsts]
@@ -77,14 +81,16 @@ class Ultravox(WhisperTower):
         return self.sound(samples, inputs, n_rows, n_samples)
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return each group of neighbours as one row, the last one filled with zeros."""
+        """Join each group of ``stack`` states to one row; the last one is filled with zeros."""
         n = -(-len(states) // self.stack)
         padded = np.pad(states, ((0, n * self.stack - len(states)), (0, 0)))
         return padded.reshape(n, -1)
 
 
 def _halves(tensor: Tensor) -> dict[str, Tensor]:
-    """Return the two matrices that lie one behind the other in ``tensor``. Raises FileError."""
+    """Return the matrices ``up`` and ``gate``, which ``tensor`` has one after the other. Raises
+    FileError for an odd number of rows.
+    """
     n, *columns = tensor.shape
     if n % 2 or len(columns) != 1:
         raise tensor.error(f"shape {list(tensor.shape)}", "[n, width] of an even n")
@@ -103,7 +109,9 @@ def _halves(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the keys. The decoder may be another folder's, so its width may be unknown."""
+    """Return the projector file's keys for a folder. The decoder may be in another folder, so its
+    width may be unknown.
+    """
     if config.text("projector_act", "swiglu") != "swiglu":
         config.refuse("projector_act", f"{config.get('projector_act')!r:.60} (expected 'swiglu')")
     if not config.flag("projector_ln_mid", False):

@@ -1,5 +1,5 @@
-"""Voxtral: Whisper's encoder on windows of 30 s, the last one filled with silence; four states are
-one row.
+"""Voxtral: Whisper's encoder in windows of 30 s, the last one padded with silence; four states are
+one media row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from treadle.models.towers.whisper import GELU
 
 
 class Voxtral(WhisperTower):
-    """Sounds of any length, in whole windows."""
+    """Sounds of any length, padded to whole windows of 30 s."""
 
     decoders = frozenset({"llama"})
     row_mark = "[AUDIO]"
@@ -55,7 +55,7 @@ class Voxtral(WhisperTower):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """See ``MediaFamily``."""
+        """Cut a sound into windows of 30 s, one input each, the last one padded with silence."""
         n_windows = -(-len(pixels) // self.n_samples)
         n_rows = n_windows * self.n_positions // self.stack
         samples = self.samples_of(pixels, n_rows, max_rows)
@@ -68,7 +68,7 @@ class Voxtral(WhisperTower):
         return self.sound(samples, inputs, n_rows, n_samples)
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return each group of neighbours as one row."""
+        """Join each group of ``stack`` states to one row."""
         return states.reshape(len(states) // self.stack, -1)
 
 
