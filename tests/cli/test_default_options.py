@@ -159,6 +159,7 @@ def test_json_objects() -> None:
 def test_other_machines_are_sent_the_text(template: str) -> None:
     assert for_other_machines({"chat_template": template})["chat_template"] == TURNS
     assert for_other_machines({"chat_template": "chatml"})["chat_template"] == "chatml"
+    assert for_other_machines({"chat_template": "tool_use"})["chat_template"] == "tool_use"
     assert for_other_machines({"reasoning": "on"}) == {"reasoning": "on"}
 
 

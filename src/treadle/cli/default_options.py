@@ -129,7 +129,7 @@ def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
     from treadle.chat.template.override import choose_template
 
     chosen = choose_template(defaults["chat_template"])
-    return {**defaults, "chat_template": chosen.builtin or chosen.source}
+    return {**defaults, "chat_template": chosen.builtin or chosen.named or chosen.source}
 
 
 # Decorators that add the options and pass the settings of ``load`` as ``defaults``.

@@ -25,7 +25,7 @@
     family.py               MediaFamily: the base of all projector families
     picture_family.py       the base of families for pictures
     sound_family.py         the base of families for sounds
-    whisper_tower.py        the base of families with Whisper's encoder
+    whisper_family.py       the base of families with Whisper's encoder
     families/               one module for each projector family
     pixels.py               resizes, normalises, cuts into patches
     tiles.py                cuts a picture into tiles
