@@ -28,7 +28,7 @@ from treadle.models.graphs.decoder import DECODER
 from treadle.models.keys import ArchMetadata
 from treadle.models.structure import Sublayer, TensorRow
 from treadle.plan.lowering.deferred import Floats
-from treadle.plan.lowering.ops import WORDS, CpuOps
+from treadle.plan.lowering.ops import WORDS, PlanOps
 from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 # -- its word, and two kernels --------------------------------------------------------------------
 
 
-def experts(ops: CpuOps, label: str, h: Rows, scores: Rows, *, weight: str) -> Rows:
+def experts(ops: PlanOps, label: str, h: Rows, scores: Rows, *, weight: str) -> Rows:
     steps = ops.steps
     chosen = ops.floats(scores)
     rows = ops.floats(h)

@@ -30,7 +30,7 @@ from treadle.models.keys import ArchMetadata
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import Sublayer, TensorRow
 from treadle.plan.lowering.deferred import Floats
-from treadle.plan.lowering.ops import WORDS, CpuOps
+from treadle.plan.lowering.ops import WORDS, PlanOps
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -76,7 +76,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 # -- its word, and a kernel -----------------------------------------------------------------------
 
 
-def decay(ops: CpuOps, label: str, v: Rows, *, layer: int, weight: str) -> Rows:
+def decay(ops: PlanOps, label: str, v: Rows, *, layer: int, weight: str) -> Rows:
     steps = ops.steps
     x = ops.floats(v)
     states = steps.cache.states_of(layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,7 +29,7 @@ class Session:
     decoder's. Raises ContextFullError if they do not fit, NoRoomError if others need the room.
     """
 
-    def __init__(self, engine: Engine, lora: Lora | None = None, source: Ids[int] = ()) -> None:
+    def __init__(self, engine: Engine, lora: Lora | None = None, source: Seq[int] = ()) -> None:
         if not hasattr(engine, "cache"):
             found = type(engine).__name__
             raise TreadleError(f"engine is {found}: use model.session() to create a session")
@@ -72,7 +72,7 @@ class Session:
         """The tokens held."""
         return list(self.seq.ids)
 
-    def feed(self, ids: Ids[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
+    def feed(self, ids: Seq[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
         """Append ``ids`` and run them. Return the logits of the last one, float32 ``[n_vocab]``.
 
         ``between`` is called before each batch; if it raises, the session keeps the batches already
@@ -82,7 +82,7 @@ class Session:
             raise TreadleError(f"between is {type(between).__name__}: expected a function")
         return self._last(self._checked(ids), between)
 
-    def logits(self, ids: Ids[int]) -> np.ndarray:
+    def logits(self, ids: Seq[int]) -> np.ndarray:
         """Append and run ``ids``. Return the logits after each, float32 ``[len(ids), n_vocab]``.
 
         Raises ContextFullError before any run if they do not fit.
@@ -120,14 +120,14 @@ class Session:
                 rows.append(self.engine.run([BatchItem(self.seq, chunk, wanted)]))
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def match(self, ids: Ids[int]) -> int:
+    def match(self, ids: Seq[int]) -> int:
         """Keep the longest prefix of ``ids`` that is held or cached. Return its length.
 
         At least the last of ``ids`` is left for ``feed``.
         """
         return self.engine.match(self.seq, self._checked(ids))
 
-    def prefill(self, ids: Ids[int]) -> np.ndarray:
+    def prefill(self, ids: Seq[int]) -> np.ndarray:
         """Make the session hold exactly ``ids``, reusing the cached prefix. Return the logits of
         the last one.
 
@@ -178,7 +178,7 @@ class Session:
         if self._closed:
             raise TreadleError("the session is closed")
 
-    def _checked(self, ids: Ids[int]) -> list[int]:
+    def _checked(self, ids: Seq[int]) -> list[int]:
         self._check_open()
         result = token_ids(ids)
         if not result:

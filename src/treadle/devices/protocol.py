@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treadle.kernels.matmul.select import TunedTable
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.lowering.weights import Weights
 
@@ -42,7 +42,7 @@ class PlanRequest:
     deterministic: bool
     output: str
     int16: bool = False
-    lowering: Callable[[Steps], CpuOps] | None = None
+    lowering: Callable[[Steps], PlanOps] | None = None
 
     def build(
         self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
@@ -112,7 +112,7 @@ class Device(Storage):
         deterministic: bool = False,
         output: str = "logits",
         int16: bool = False,
-        lowering: Callable[[Steps], CpuOps] | None = None,
+        lowering: Callable[[Steps], PlanOps] | None = None,
     ) -> Plan:
         """Lower the model's graph for batches of up to ``n_tokens`` tokens that need ``output`` of
         up to ``n_outputs``.

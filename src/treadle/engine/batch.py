@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from math import prod
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,13 +62,13 @@ class BatchItem(NamedTuple):
     """
 
     seq: Sequence
-    ids: Ids[int]
+    ids: Seq[int]
     n_outputs: int = 1
     queries: tuple[LogitsQuery, ...] = ()
     second: int = NEVER
 
 
-def of_runs(pooled: Ids[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
+def of_runs(pooled: Seq[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
     """Return the pooled vector f32 ``[1, n_embd]`` of a text of ``n`` tokens. ``pooled``: the
     vector of each of its runs, of ``step`` tokens each but the last; ``pooling``: "mean", "first"
     or "last"; ``unit``: scale to length 1.
@@ -80,9 +80,9 @@ def of_runs(pooled: Ids[np.ndarray], n: int, step: int, pooling: str, unit: bool
     return np.asarray(vector / (length or 1.0), np.float32)
 
 
-def in_runs(texts: Iterable[Ids[int]], max_tokens: int, max_texts: int) -> Iterator[list[Ids[int]]]:
+def in_runs(texts: Iterable[Seq[int]], max_tokens: int, max_texts: int) -> Iterator[list[Seq[int]]]:
     """Group ``texts``, in order, into lists that fit one run; a longer text gets its own list."""
-    batch: list[Ids[int]] = []
+    batch: list[Seq[int]] = []
     for ids in texts:
         if batch and (sum(map(len, batch)) + len(ids) > max_tokens or len(batch) == max_texts):
             yield batch
@@ -219,7 +219,7 @@ class RunInputs(Inputs):
         self,
         plan: Plan,
         cache: KVCache,
-        ropes: Ids[RopeTable],
+        ropes: Seq[RopeTable],
         storage: Storage,
         traits: MediaTraits | None = None,
         control_tokens: ControlTokens | None = None,
@@ -291,7 +291,7 @@ class RunInputs(Inputs):
         for at, mask in self.late:
             self._write_mask(at, mask.wait())
 
-    def lay_out(self, parts: Ids[BatchItem], starts: Ids[int]) -> None:
+    def lay_out(self, parts: Seq[BatchItem], starts: Seq[int]) -> None:
         """Write a batch. ``starts``: the tokens that each part's sequence had before it. The
         sequences are extended already, pages included.
         """
@@ -353,13 +353,13 @@ class RunInputs(Inputs):
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
 
-    def _embedded(self, ids: Ids[int]) -> Ids[int]:
+    def _embedded(self, ids: Seq[int]) -> Seq[int]:
         """Return ``ids`` with each control token replaced by the token whose embedding the model
         reads.
         """
         return ids if self._control_tokens is None else self._control_tokens.substituted(ids)
 
-    def _lay_out_lists(self, parts: Ids[BatchItem], at: int) -> None:
+    def _lay_out_lists(self, parts: Seq[BatchItem], at: int) -> None:
         """Write, from byte ``at`` on, where each part's page list begins and how long it is."""
         at_pages = self._pages
         for seq, *_ in parts:
@@ -393,7 +393,7 @@ class RunInputs(Inputs):
         return at_pages
 
     def _write_queries(
-        self, queries: Ids[LogitsQuery], index: int, at_sampled: int, at_mask: int
+        self, queries: Seq[LogitsQuery], index: int, at_sampled: int, at_mask: int
     ) -> tuple[int, int]:
         """Write the logits queries of output ``index``. Return the byte offsets of the next record
         and of the next mask.
@@ -412,8 +412,8 @@ class RunInputs(Inputs):
         return at_sampled, at_mask
 
     def _lay_out_media(
-        self, ids: Ids[int], row: int, start: int
-    ) -> tuple[Ids[int], list[tuple[int, int]]]:
+        self, ids: Seq[int], row: int, start: int
+    ) -> tuple[Seq[int], list[tuple[int, int]]]:
         """Write the rows of pictures and sounds among ``ids``, from batch row ``row`` on. Return
         ``ids`` with 0 in their places, and the bidirectional spans as index ranges of the sequence.
         """
@@ -432,7 +432,7 @@ class RunInputs(Inputs):
             plain[begin:end] = [0] * (end - begin)
         return plain, registry.spans_in(ids, start)
 
-    def _write_rotations(self, seq: Sequence, ids: Ids[int], row: int, start: int) -> None:
+    def _write_rotations(self, seq: Sequence, ids: Seq[int], row: int, start: int) -> None:
         """Write the cosines and sines of a part whose positions differ from its indices: it has
         pictures, or comes after some.
         """
@@ -475,7 +475,7 @@ class _Loras:
         self._control_tokens = control_tokens
         self._n_within = control_tokens.n if control_tokens else 0
 
-    def lay_out(self, parts: Ids[BatchItem], starts: Ids[int]) -> None:
+    def lay_out(self, parts: Seq[BatchItem], starts: Seq[int]) -> None:
         """Write the records of a batch. ``starts``: the tokens that each part's sequence had before
         it.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from treadle.models.control_vector import ControlVector
     from treadle.models.lora import Adapter, LowRank
     from treadle.models.ops import TensorName
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
 
 CHUNK = N_BATCH  # tokens of short texts per run
@@ -124,7 +124,7 @@ class Engine:
         """Return a new cache of the engine's kind; the arguments are those of ``KVCache``."""
         return self.cache_type(*given, **named)
 
-    def attend(self, seq: Sequence, source: Ids[int]) -> None:
+    def attend(self, seq: Sequence, source: Seq[int]) -> None:
         """Make an empty sequence attend to the rows of the prompt ``source``. The model's encoder
         reads it now, unless the cache has its keys and values.
 
@@ -151,7 +151,7 @@ class Engine:
         adapted, steered = self._uses(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted, steered=steered).plan
 
-    def adapt(self, adapters: Ids[Adapter]) -> None:
+    def adapt(self, adapters: Seq[Adapter]) -> None:
         """Load adapters, which sequences then choose (``Sequence.lora``). Call before any run.
         Batches without adapters keep their plans, except on a ``deterministic`` engine.
 
@@ -165,13 +165,13 @@ class Engine:
         for adapter in adapters:
             adapter.check(self._adapted.met)
 
-    def _with_adapters(self, adapters: Ids[Adapter]) -> Weights:
+    def _with_adapters(self, adapters: Seq[Adapter]) -> Weights:
         """Return the weights with these adapters, after the adapters within the model."""
         loaded: list[dict[TensorName, LowRank]] = [dict(one.ranks.items()) for one in adapters]
         ranks = [*self._within, *loaded]
         return replace(self._weights, adapters=ranks, n_scales=len(ranks))
 
-    def steer(self, vectors: Ids[ControlVector]) -> None:
+    def steer(self, vectors: Seq[ControlVector]) -> None:
         """Load control vectors, which sequences then choose: in ``Sequence.lora`` their numbers
         follow those of the adapters. Call after ``adapt`` and before any run. Batches without
         control vectors keep their plans.
@@ -190,7 +190,7 @@ class Engine:
         """Whether sequences may have adapters: loaded ones, or some within the model."""
         return self._adapted is not None
 
-    def adapts(self, ids: Ids[int]) -> bool:
+    def adapts(self, ids: Seq[int]) -> bool:
         """Return whether a text of ``ids`` that chooses no loaded adapter still needs a plan with
         adapters: on a deterministic engine with adapters, or because of its control tokens.
         """
@@ -205,7 +205,7 @@ class Engine:
         """
         return len(self._within) + len(self.cache.tree.marks)
 
-    def tap(self, layers: Ids[int]) -> None:
+    def tap(self, layers: Seq[int]) -> None:
         """Make the output "tapped" have the states before these layers (``Config.taps``). Call it
         before any run with that output.
         """
@@ -267,7 +267,7 @@ class Engine:
             self._lowered[key] = self.lower(key)
         return self.device.compile_ahead(self._lowered[key], later=later)
 
-    def lower(self, key: PlanKey, lowering: Callable[[Steps], CpuOps] | None = None) -> Plan:
+    def lower(self, key: PlanKey, lowering: Callable[[Steps], PlanOps] | None = None) -> Plan:
         """Return a plan that is not compiled yet. ``lowering``: in place of the usual one, for
         hooks (``Device.plan``).
         """
@@ -310,7 +310,7 @@ class Engine:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def run(self, parts: Ids[BatchItem]) -> np.ndarray:
+    def run(self, parts: Seq[BatchItem]) -> np.ndarray:
         """Run one batch of at most ``max_tokens`` tokens. Return its logits and raise errors as the
         class says.
         """
@@ -318,7 +318,7 @@ class Engine:
 
     def sample(
         self,
-        parts: Ids[BatchItem],
+        parts: Seq[BatchItem],
         observer: EngineObserver = NO_OBSERVER,
         meanwhile: Callable[[], object] | None = None,
     ) -> LogitsBatch:
@@ -338,19 +338,19 @@ class Engine:
 
         return self._run(parts, read, None, observer.output, begin)
 
-    def observe(self, parts: Ids[BatchItem], observer: EngineObserver) -> None:
+    def observe(self, parts: Seq[BatchItem], observer: EngineObserver) -> None:
         """Run a batch of which only ``observer`` reads the result (``EngineObserver.output``)."""
         read = partial(observer.after_run, parts)
         self._run(parts, read, None, observer.output, observer.before_run)
 
-    def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
+    def run_timed(self, parts: Seq[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output. Return the label of each step, and its seconds."""
         times: list[float] = []
         plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
         return list(zip([step.label for step in plan], times, strict=True))
 
     def run_reference(
-        self, parts: Ids[BatchItem], until: str | None = None
+        self, parts: Seq[BatchItem], until: str | None = None
     ) -> tuple[Plan, np.ndarray]:
         """Run a batch by the kernels' numpy references, up to and including the step labelled
         ``until``.
@@ -365,14 +365,14 @@ class Engine:
             ready.plan.run_reference(arena, ready.run, until)
             return ready.plan, arena
 
-    def together(self, texts: Iterable[Ids[int]]) -> Iterator[list[Ids[int]]]:
+    def together(self, texts: Iterable[Seq[int]]) -> Iterator[list[Seq[int]]]:
         """Group ``texts``, in order, into lists that ``embed`` can take in one run."""
         return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
         self,
-        texts: Ids[Ids[int]],
-        seconds: Ids[int] | None = None,
+        texts: Seq[Seq[int]],
+        seconds: Seq[int] | None = None,
         *,
         unit: bool = True,
         lora: Lora | None = None,
@@ -395,8 +395,8 @@ class Engine:
 
     def embed_runs(
         self,
-        texts: Ids[Ids[int]],
-        seconds: Ids[int] | None = None,
+        texts: Seq[Seq[int]],
+        seconds: Seq[int] | None = None,
         *,
         unit: bool = True,
         lora: Lora | None = None,
@@ -413,13 +413,13 @@ class Engine:
             yield self._embed_together(texts, seconds or [NEVER] * len(texts), unit, lora)
 
     def _embed_together(
-        self, texts: Ids[Ids[int]], seconds: Ids[int], unit: bool, lora: Lora | None
+        self, texts: Seq[Seq[int]], seconds: Seq[int], unit: bool, lora: Lora | None
     ) -> np.ndarray:
         """Return the vectors of texts that fit one run. Texts for which there are too few pages are
         run one by one.
         """
 
-        def run(seqs: Ids[Sequence]) -> np.ndarray:
+        def run(seqs: Seq[Sequence]) -> np.ndarray:
             each = zip(seqs, texts, seconds, strict=True)
             parts = [BatchItem(seq, ids, 0, (), second) for seq, ids, second in each]
             read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
@@ -435,7 +435,7 @@ class Engine:
             rows = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
             return np.concatenate(rows)
 
-    def states(self, ids: Ids[int]) -> np.ndarray:
+    def states(self, ids: Seq[int]) -> np.ndarray:
         """Return the last layer's states after the output norm, float32 ``[n_tokens, n_embd]``.
         Raises ContextFullError if the text does not fit, TreadleError if it has no tokens.
         """
@@ -443,7 +443,7 @@ class Engine:
             return np.concatenate([*runs])
 
     def states_runs(
-        self, ids: Ids[int], lora: Lora | None = None
+        self, ids: Seq[int], lora: Lora | None = None
     ) -> Generator[np.ndarray, None, None]:
         """Yield what ``states`` returns, in parts of one run each. Other threads may use the engine
         between runs. Close the generator: it holds pages.
@@ -453,7 +453,7 @@ class Engine:
         yield from self._in_runs(ids, partial(self._read, "states", "n_tokens"), "states", lora)
 
     def _embed_long(
-        self, ids: Ids[int], unit: bool, lora: Lora | None
+        self, ids: Seq[int], unit: bool, lora: Lora | None
     ) -> Generator[np.ndarray | None, None, None]:
         """Yield None after each run of a text but the last, then its vector ``[1, n_embd]``."""
         read = partial(self._read, "pooled", "n_parts")
@@ -468,7 +468,7 @@ class Engine:
 
     def _in_runs(
         self,
-        ids: Ids[int],
+        ids: Seq[int],
         read: Callable[[PreparedPlan], np.ndarray],
         output: str,
         lora: Lora | None = None,
@@ -490,7 +490,7 @@ class Engine:
                 with self.lock:
                     seq.close()
 
-    def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:
+    def _of_new(self, n: int, lora: Lora | None, use: Callable[[Seq[Sequence]], T]) -> T:
         """Return ``use(sequences)`` of ``n`` new sequences, which are closed afterwards."""
         with interrupts_held() as held:  # around all: a signal after ``use`` would leave them open
             seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
@@ -501,7 +501,7 @@ class Engine:
                 for seq in seqs:
                     seq.close()
 
-    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+    def match(self, seq: Sequence, ids: Seq[int]) -> int:
         """Make ``seq`` hold the longest prefix of ``ids`` that the cache or page files have,
         without the last id. Return its length.
         """
@@ -534,7 +534,7 @@ class Engine:
 
     def _run(
         self,
-        parts: Ids[BatchItem],
+        parts: Seq[BatchItem],
         read: Callable[[PreparedPlan], T],
         times: list[float] | None = None,
         output: str = "logits",
@@ -582,7 +582,7 @@ class Engine:
         ready.run.write_late()
         return run(range(first, end))
 
-    def steps(self, parts: Ids[BatchItem]) -> tuple[Plan, RunInputs]:
+    def steps(self, parts: Seq[BatchItem]) -> tuple[Plan, RunInputs]:
         """Write a batch's inputs; return its plan and these inputs, for running the plan step by
         step. The plan computes logits if a part needs any, else the main output.
 
@@ -594,7 +594,7 @@ class Engine:
         ready.run.write_late()
         return ready.plan, ready.run
 
-    def lay_out(self, key: PlanKey, parts: Ids[BatchItem]) -> tuple[PreparedPlan, list[int]]:
+    def lay_out(self, key: PlanKey, parts: Seq[BatchItem]) -> tuple[PreparedPlan, list[int]]:
         """Write a batch's inputs for the plan ``key``, which must have room for it, to run it step
         by step. Return the plan, and the lengths that the sequences had before.
 
@@ -606,7 +606,7 @@ class Engine:
         ready.run.write_late()
         return ready, starts
 
-    def _plan_of(self, parts: Ids[BatchItem], output: str = "logits") -> PreparedPlan:
+    def _plan_of(self, parts: Seq[BatchItem], output: str = "logits") -> PreparedPlan:
         """Check a batch's sizes, ids and media; return its prepared plan. Raises TreadleError,
         UnsupportedError.
         """
@@ -673,7 +673,7 @@ class Engine:
         """The registry of pictures and sounds whose rows texts may have as tokens."""
         return self.cache.media
 
-    def check_ids(self, ids: Ids[int]) -> None:
+    def check_ids(self, ids: Seq[int]) -> None:
         """Raise TreadleError unless each id is a token of the vocabulary, or a row of a known
         picture or sound.
         """
@@ -683,7 +683,7 @@ class Engine:
             if not all(0 <= id < n_vocab or media.has(id) for id in ids):
                 raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
-    def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
+    def _prepare(self, ready: PreparedPlan, parts: Seq[BatchItem]) -> list[int]:
         """Append a batch to its sequences (all or none), with pages, and write the plan's inputs.
         Return the sequences' lengths before.
         """
@@ -706,7 +706,7 @@ class Engine:
         """Return a function that reads the last run's logits, float32 ``[n_outputs, n_vocab]``."""
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
-    def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
+    def _read_rows(self, parts: Seq[BatchItem], ready: PreparedPlan) -> LogitsBatch:
         at = ready.plan.offsets[ready.plan.outputs["top"]]
         n = ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -34,7 +34,7 @@ from treadle.plan.step_rows import HookPoint, StepRows, hook_points
 
 if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora, PageStoreLike
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.plan import Plan
 
@@ -60,9 +60,9 @@ class HookedRun:
         self,
         engine: HookedEngine,
         ready: PreparedPlan,
-        parts: Ids[BatchItem],
-        starts: Ids[int],
-        numbers: Ids[int],
+        parts: Seq[BatchItem],
+        starts: Seq[int],
+        numbers: Seq[int],
     ) -> None:
         self.engine = engine
         self.ready = ready
@@ -123,7 +123,7 @@ class Hook(ABC):
     stops_early: bool = False
 
     @abstractmethod
-    def calls(self, plan: Plan, points: Ids[HookPoint]) -> Iterable[tuple[int, Call]]:
+    def calls(self, plan: Plan, points: Seq[HookPoint]) -> Iterable[tuple[int, Call]]:
         """Return the hook's calls in runs of ``plan``, each as (number of steps after which it
         comes, function of the run). ``points``: the plan's hook points.
         """
@@ -171,7 +171,7 @@ class HookedCache(KVCache):
             seq.nodes.clear()
             self.private.add(seq)
 
-    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
+    def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
         made = super().sequence(() if self.hooks.active else ids, lora)
         if self.hooks.active:
             self.make_private(made)
@@ -183,7 +183,7 @@ class HookedCache(KVCache):
             return self.sequence((), lora)
         return super().revive(lora)
 
-    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+    def match(self, seq: Sequence, ids: Seq[int]) -> int:
         if self.hooks.changes:
             self.make_private(seq)
         return super().match(seq, ids)
@@ -232,7 +232,7 @@ class HookedEngine(Engine):
         marked = (OBSERVED if self.hooks.fused else UNFUSED) + output
         return super().plan_for(n_tokens, n_outputs, marked, adapted, media, steered)
 
-    def lower(self, key: PlanKey, lowering: Callable[[Steps], CpuOps] | None = None) -> Plan:
+    def lower(self, key: PlanKey, lowering: Callable[[Steps], PlanOps] | None = None) -> Plan:
         kinds = ((OBSERVED, ObservedOps), (UNFUSED, UnfusedOps))
         prefix, made = next(kind for kind in kinds if key.output.startswith(kind[0]))
         return super().lower(key._replace(output=key.output.removeprefix(prefix)), made)
@@ -257,7 +257,7 @@ class HookedEngine(Engine):
         return list(dict.fromkeys(point.label for point in points))
 
     def read_text(
-        self, ids: Ids[int], first: int | None = None, *, lora: Lora | None = None
+        self, ids: Seq[int], first: int | None = None, *, lora: Lora | None = None
     ) -> None:
         """Run a text in a new sequence, so that hooks see it. ``first``: the index from which on
         logits are computed, None for no logits. ``lora``: the adapters and control vectors to run
@@ -281,21 +281,21 @@ class HookedEngine(Engine):
             finally:
                 seq.close()
 
-    def read_together(self, texts: Ids[Ids[int]], *, lora: Lora | None = None) -> None:
+    def read_together(self, texts: Seq[Seq[int]], *, lora: Lora | None = None) -> None:
         """Run several texts in one run, each in a new sequence, so that hooks see them. ``lora``:
         as in ``read_text``.
 
         Raises ContextFullError if there are not enough pages for all.
         """
 
-        def read(seqs: Ids[Sequence]) -> None:
+        def read(seqs: Seq[Sequence]) -> None:
             parts = [BatchItem(seq, ids, 0) for seq, ids in zip(seqs, texts, strict=True)]
             self._run(parts, lambda ready: None, None, main_output(self.config))
 
         with self.lock:
             self._of_new(len(texts), lora, read)
 
-    def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
+    def _prepare(self, ready: PreparedPlan, parts: Seq[BatchItem]) -> list[int]:
         starts = super()._prepare(ready, parts)
         if self.hooks.changes:
             for part in parts:

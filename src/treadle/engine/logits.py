@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from struct import Struct
 
@@ -16,7 +16,7 @@ from treadle.kernels.elementwise.top_records import TOTAL_ERROR as TOTAL_ERROR
 from treadle.kernels.elementwise.top_records import LateMask as LateMask
 from treadle.kernels.elementwise.top_records import LogitsQuery as LogitsQuery
 
-Tokens = Ids[int] | npt.NDArray[np.intp]
+Tokens = Seq[int] | npt.NDArray[np.intp]
 _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")
 
 
@@ -92,7 +92,7 @@ class LogitsBatch:
         self,
         read: Callable[[], npt.NDArray[np.float32]],
         data: bytes,
-        queries: Ids[tuple[LogitsQuery, ...]],
+        queries: Seq[tuple[LogitsQuery, ...]],
         lock: AbstractContextManager[object],
     ) -> None:
         self._read = read  # the engine's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class EngineObserver:
         repeated.
         """
 
-    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Called after the run of ``parts``, while its outputs are in the plan's memory."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from treadle.engine.batch import BatchItem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan
 
 STATES = "states"
-Prompt = tuple[Ids[int], "EncodedKeys"]  # its ids, and where its keys and values go
+Prompt = tuple[Seq[int], "EncodedKeys"]  # its ids, and where its keys and values go
 
 
 class TextEncoder:
@@ -70,7 +70,7 @@ class TextEncoder:
         """
         return min(CHUNK, self._engine.max_tokens)
 
-    def encode(self, prompts: Ids[Prompt]) -> Generator[None, None, None]:
+    def encode(self, prompts: Seq[Prompt]) -> Generator[None, None, None]:
         """Store the keys and values of prompts, which one run reads; yield between slices of the
         work. If others were encoded in between, these begin again. Raises FileError if the file
         changed.
@@ -98,7 +98,7 @@ class TextEncoder:
             self._cross.store(states[row : row + len(ids)], to)
             row += len(ids)
 
-    def _lay_out(self, key: PlanKey, prompts: Ids[Prompt]) -> None:
+    def _lay_out(self, key: PlanKey, prompts: Seq[Prompt]) -> None:
         """Write the inputs of a run of these prompts, in place of the previous run's."""
         for seq in self._seqs:
             seq.close()
@@ -106,7 +106,7 @@ class TextEncoder:
         pairs = zip(self._seqs, prompts, strict=True)
         self._engine.lay_out(key, [BatchItem(seq, ids, 0) for seq, (ids, _) in pairs])
 
-    def finish(self, ids: Ids[int], to: EncodedKeys) -> None:
+    def finish(self, ids: Seq[int], to: EncodedKeys) -> None:
         """Store the keys and values of a prompt at once, unless they are stored already."""
         for _ in () if to.is_stored else self.encode([(ids, to)]):
             pass

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.cached_property import cached_property
@@ -59,7 +59,7 @@ def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
     return min(most, -(-(2 * window + n_batch) // PAGE) + 2) if window else most
 
 
-def sequence_bytes(specs: Ids[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
+def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
     """Return the bytes that the pools and the state slots take for one sequence of ``n_ctx``
     tokens. ``kv``: the type of keys and values.
     """
@@ -86,7 +86,7 @@ class KVCache:
 
     def __init__(
         self,
-        specs: Ids[PoolSpec | StateSpec],
+        specs: Seq[PoolSpec | StateSpec],
         device: Storage,
         n_ctx: int,
         kv: str = "f16",
@@ -215,7 +215,7 @@ class KVCache:
 
     # -- prefix reuse ------------------------------------------------------------------------------
 
-    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
+    def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
         """Return a new sequence with the longest cached prefix of ``ids``."""
         made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
@@ -255,7 +255,7 @@ class KVCache:
         self._retired = None
         return seq
 
-    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+    def match(self, seq: Sequence, ids: Seq[int]) -> int:
         """Make ``seq`` hold the longest prefix of ``ids`` that it or the prefix tree has, without
         the last id, whose logits are to be computed. Return the prefix's length.
         """
@@ -300,7 +300,7 @@ class KVCache:
                 return 0
         return n
 
-    def known(self, ids: Ids[int], lora: Lora = ()) -> int:
+    def known(self, ids: Seq[int], lora: Lora = ()) -> int:
         """Return the number of tokens that ``match`` would find in the prefix tree."""
         return n_ids(self.tree.find(ids, len(ids) - 1, lora))
 
@@ -421,7 +421,7 @@ class KVCache:
             if self.store is not None:
                 self.store.keep(node, p, seq.began_ns)
 
-    def cut(self, seq: Sequence, ids: Ids[int]) -> int:
+    def cut(self, seq: Sequence, ids: Seq[int]) -> int:
         """Return how many of the next ``ids`` to put in one run.
 
         If layers keep a state, the run ends where a later prompt may need a checkpoint: at the end
@@ -447,7 +447,7 @@ class KVCache:
         last = end // PAGE * PAGE
         return last - start if last - saved >= WORTH else len(ids)
 
-    def chunks(self, ids: Ids[int], n: int) -> Iterator[Ids[int]]:
+    def chunks(self, ids: Seq[int], n: int) -> Iterator[Seq[int]]:
         """Yield ``ids`` in slices of about ``n`` tokens, one for each run; none ends inside a
         bidirectional span, so a slice may be shorter or longer.
         """
@@ -540,7 +540,7 @@ class KVCache:
             pool.promised += new - old
         seq.promised = wanted
 
-    def _wanted(self, seq: Sequence, n: int, n_window: int, first: Ids[int] = ()) -> list[int]:
+    def _wanted(self, seq: Sequence, n: int, n_window: int, first: Seq[int] = ()) -> list[int]:
         """Return, per pool, the pages to take for ``n`` more tokens, or for ``n_window`` in a pool
         with a window, with a copy of a shared last page. ``first``: earlier pages of each pool are
         not taken.
@@ -609,7 +609,7 @@ class KVCache:
             f"{room}): close a session, or {cure}"
         )
 
-    def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:
+    def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
         """Append ``ids`` to ``seq``, and take pages for them. ``first``: in each pool, earlier
         pages are not taken, but marked GONE.
 

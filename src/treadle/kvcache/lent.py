@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.kvcache.page_pool import Pool
@@ -48,7 +48,7 @@ class LentCache(KVCache):
         self.media = cache.media
         self._pool_of = {first + i: pool for pool in self.pools for i in pool.layers}
 
-    def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:
+    def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
         """Do nothing: a drafter's tokens have no keys and values."""
 
     def truncate(self, seq: Sequence, n: int) -> None:

@@ -11,7 +11,7 @@ import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -147,11 +147,11 @@ class MediaRegistry:
         """
         return self._by_number[id >> ROW_BITS]
 
-    def any_in(self, ids: Ids[int]) -> bool:
+    def any_in(self, ids: Seq[int]) -> bool:
         """Return whether any of ``ids`` is a row of a picture or sound."""
         return bool(self._by_number) and len(ids) > 0 and max(ids) >= self.first_id
 
-    def runs_in(self, ids: Ids[int], start: int = 0) -> Iterable[tuple[int, int, MediaEntry, int]]:
+    def runs_in(self, ids: Seq[int], start: int = 0) -> Iterable[tuple[int, int, MediaEntry, int]]:
         """Yield the runs of consecutive rows of one picture or sound in ``ids[start:]``: the index
         of the first, the index after the last, the entry, and the entry's row at the first.
         """
@@ -170,7 +170,7 @@ class MediaRegistry:
                 at += 1
             yield begin, at, entry, row
 
-    def entries_in(self, ids: Ids[int]) -> list[MediaEntry]:
+    def entries_in(self, ids: Seq[int]) -> list[MediaEntry]:
         """Return the pictures and sounds in ``ids``, each once, in order."""
         if not self.any_in(ids):
             return []
@@ -205,7 +205,7 @@ class MediaRegistry:
 
     # -- positions ---------------------------------------------------------------------------------
 
-    def add_shifts(self, shifts: list[tuple[int, int]], ids: Ids[int], start: int) -> None:
+    def add_shifts(self, shifts: list[tuple[int, int]], ids: Seq[int], start: int) -> None:
         """Append a record to ``shifts`` for each entry that ends in ``ids[start:]`` and takes more
         or fewer positions than it has rows: (index after its last row, position minus index from
         there on).
@@ -215,7 +215,7 @@ class MediaRegistry:
                 before = shifts[-1][1] if shifts else 0
                 shifts.append((end, before + entry.advance - entry.n_rows))
 
-    def positions(self, shifts: list[tuple[int, int]], ids: Ids[int], start: int) -> np.ndarray:
+    def positions(self, shifts: list[tuple[int, int]], ids: Seq[int], start: int) -> np.ndarray:
         """Return the positions of ``ids``, int64 ``[3, n]`` (time, row, column). ``start``: tokens
         of the sequence before them; ``shifts``: the sequence's records, with those of ``ids``.
         """
@@ -235,7 +235,7 @@ class MediaRegistry:
 
     # -- spans -------------------------------------------------------------------------------------
 
-    def spans_in(self, ids: Ids[int], start: int) -> list[tuple[int, int]]:
+    def spans_in(self, ids: Seq[int], start: int) -> list[tuple[int, int]]:
         """Return the bidirectional spans that have tokens in ``ids``, as ranges of indices in the
         sequence; ``start``: its tokens before ``ids``.
         """
@@ -247,7 +247,7 @@ class MediaRegistry:
                     found.append((first + a, first + b))
         return found
 
-    def cut(self, ids: Ids[int]) -> int:
+    def cut(self, ids: Seq[int]) -> int:
         """Return how many of ``ids`` to put in one run, so that it does not end inside a
         bidirectional span.
 
@@ -261,7 +261,7 @@ class MediaRegistry:
                     return first if first > 0 else end
         return n
 
-    def whole(self, ids: Ids[int], n: int) -> int:
+    def whole(self, ids: Seq[int], n: int) -> int:
         """Return the largest length up to ``n`` to which ``ids`` can be truncated without cutting a
         picture.
         """
@@ -272,7 +272,7 @@ class MediaRegistry:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def portable(self, ids: Ids[int]) -> bytes:
+    def portable(self, ids: Seq[int]) -> bytes:
         """Return ``ids`` as bytes for digests that outlive the process: a text token's id as i32;
         for a row of media, the content's digest and the row.
         """
@@ -285,7 +285,7 @@ class MediaRegistry:
             for id in ids
         )
 
-    def describe(self, ids: Ids[int]) -> str:
+    def describe(self, ids: Seq[int]) -> str:
         """Return the pictures and sounds in ``ids`` as JSON, to be stored beside these ids; "" if
         there are none.
         """
@@ -302,7 +302,7 @@ class MediaRegistry:
         ]
         return json.dumps(found) if found else ""
 
-    def restore(self, text: str, ids: Ids[int], tree: PageTree | None = None) -> list[int]:
+    def restore(self, text: str, ids: Seq[int], tree: PageTree | None = None) -> list[int]:
         """Enter the pictures and sounds that ``text`` describes (JSON from ``describe``), and
         return ``ids`` with their numbers in this process. Raises ValueError if the text is damaged
         or does not fit ``ids``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
@@ -52,7 +52,7 @@ class PrefixHit:
     state: str | None = None
 
 
-def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
+def why_left(cache: KVCache, seq: Sequence, ids: Seq[int]) -> str:
     """Return the reason, a key of WHY, that ``seq`` holds no more of the prompt ``ids`` after
     ``KVCache.match`` and ``PageStore.fetch``.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -56,12 +56,12 @@ class PageStoreLike(Protocol):
     def use(self, seq: Any) -> None:
         """Mark the files of a sequence's pages as just used."""
 
-    def fetch(self, seq: Any, ids: Ids[int]) -> int:
+    def fetch(self, seq: Any, ids: Seq[int]) -> int:
         """Extend ``seq`` by the pages of ``ids`` that files have. Return the number of tokens
         added.
         """
 
-    def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
+    def is_foreign(self, parent: PageNode, ids: Seq[int]) -> bool:
         """Return whether there is a file of these tokens after ``parent`` that another model, KV
         type or version wrote.
         """
@@ -107,7 +107,7 @@ class PageTree:
             root = PageNode(None, (), [], key=hash(lora), chain=sha256(marks).digest())
         return root
 
-    def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[PageNode]:
+    def find(self, ids: Seq[int], limit: int, lora: Lora = ()) -> list[PageNode]:
         """Return the longest chain of nodes for ``ids[:limit]`` that a sequence can use: no page
         within a window is gone and, if layers keep a state, the last node has a checkpoint. The
         last node may be a tail.
@@ -134,7 +134,7 @@ class PageTree:
         return chain[:usable]
 
     def _find_tail(
-        self, chain: list[PageNode], ids: Ids[int], limit: int, lora: Lora
+        self, chain: list[PageNode], ids: Seq[int], limit: int, lora: Lora
     ) -> PageNode | None:
         """Return the longest usable tail after the nodes ``chain`` whose tokens ``ids[:limit]``
         continues with, or None.
@@ -165,7 +165,7 @@ class PageTree:
         tails = self._tails.get(parent or self.root_of(lora), ())
         return next((tail for tail in tails if tail.pages[0] == page), None)
 
-    def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
+    def n_behind(self, nodes: list[PageNode], ids: Seq[int], lora: Lora) -> int:
         """Return how many pages of ``ids`` in a row the tree has after the last of ``nodes``, those
         with freed window pages included.
         """
@@ -215,7 +215,7 @@ class PageTree:
         if pool.window and page != GONE:
             self.kept[pool][node] = None
 
-    def share(self, node: PageNode, pages: Ids[array[int]], p: int) -> None:
+    def share(self, node: PageNode, pages: Seq[array[int]], p: int) -> None:
         """Share page ``p`` between a node and a sequence with ``pages`` per pool: both use the
         node's page, or the sequence's if the node has none.
         """
@@ -252,7 +252,7 @@ class PageTree:
         del self.leaves[leaf]
         self._remove(leaf)
 
-    def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
+    def erase(self, ids: Seq[int], lora: Lora = ()) -> None:
         """Remove the nodes of a sequence's tokens, from the last back to the first that has other
         children or pages in use.
         """

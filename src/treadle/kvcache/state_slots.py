@@ -14,7 +14,7 @@ prompts begin with.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from itertools import chain as joined
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ def n_saved(state_bytes: int) -> int:
     return min(max(SAVED_BYTES // max(state_bytes, 1), SAVED.start), SAVED.stop - 1)
 
 
-def last_saved(chain: Ids[PageNode]) -> int:
+def last_saved(chain: Seq[PageNode]) -> int:
     """Return the number of tokens up to the last checkpoint of a chain of full pages; 0 without
     one.
     """
@@ -126,7 +126,7 @@ class StateSlots:
         else:
             self._fresh.move_to_end(node)
 
-    def thin(self, chain: Ids[PageNode], prompt_end: int = 0) -> None:
+    def thin(self, chain: Seq[PageNode], prompt_end: int = 0) -> None:
         """Drop checkpoints of a chain of pages that lie close to the one before and the one after,
         if they are at ends of runs, no prompt has used them, and they are not at ``prompt_end``
         tokens.

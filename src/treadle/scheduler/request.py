@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class MediaEncoder:
     n_patches: rows of the tower's inputs.
     """
 
-    begin: Callable[[Ids[Any]], Encoding]
+    begin: Callable[[Seq[Any]], Encoding]
     prepared: Any
     shape: Hashable
     n_patches: int
@@ -69,7 +69,7 @@ class MediaPrompt(list[int]):
         self,
         ids: Iterable[int],
         encoders: Mapping[MediaEntry, MediaEncoder],
-        usage: Ids[MediaUsage],
+        usage: Seq[MediaUsage],
         n_bytes: int = 0,
     ) -> None:
         super().__init__(ids)
@@ -92,7 +92,7 @@ class Request:
 
     def __init__(
         self,
-        ids: Ids[int],
+        ids: Seq[int],
         sampler: Sampler,
         answer: RequestOutput,
         *,
@@ -106,7 +106,7 @@ class Request:
         reuse: bool = True,
         media: Mapping[MediaEntry, MediaEncoder] | None = None,
         system_end: int = 0,
-        source: Ids[int] = (),
+        source: Seq[int] = (),
     ) -> None:
         self.ids = list(ids)  # prompt and output
         self.source = tuple(source)
@@ -223,7 +223,7 @@ class Request:
         """Return the acceptance tracker of a draft source for this request."""
         return self.tracks.setdefault(source, AcceptanceTracker())
 
-    def take(self, rows: Ids[LogitsRow], draft: Ids[int]) -> None:
+    def take(self, rows: Seq[LogitsRow], draft: Seq[int]) -> None:
         """Sample a token from each row up to the first that differs from the draft."""
         assert len(rows) == 1 + len(draft)
         n = len(self.ids)

@@ -7,7 +7,7 @@ from the state of the last token but one and the pages of the request's sequence
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class GivenStates(EngineObserver):
         rows[:, : self.given.shape[1]] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
-    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Copy the next states."""
         n = ready.run.n_outputs
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_target).copy()
@@ -100,7 +100,7 @@ class AssistantDrafter(Drafter):
         """See ``Drafter``."""
         self.observer.keep(owners)
 
-    def knows(self, owner: Any, ids: Ids[int]) -> bool:
+    def knows(self, owner: Any, ids: Seq[int]) -> bool:
         """Whether the model ran all ids but the last, the one before it with this drafter."""
         states = self.observer.states.get(owner.seq)
         if states is None or len(owner.seq) != len(ids) - 1:
@@ -109,10 +109,10 @@ class AssistantDrafter(Drafter):
         states.drop(len(ids) - 2)
         return states.start == len(ids) - 2 and len(states.ids) == 1
 
-    def read(self, owner: Hashable, ids: Ids[int], within_s: float) -> None:
+    def read(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
         """Nothing is read before a draft."""
 
-    def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
+    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
         """See ``Drafter``."""
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         rows = {owner: self.observer.states[seq_of(owner)].rows[0] for owner in wanted}
@@ -142,7 +142,7 @@ class AssistantDrafter(Drafter):
         cluster = int(self.own_observer.clusters[at, place])
         return int(self._order[cluster * self._n_rows + within])
 
-    def _ask(self, asked: Ids[tuple[Sequence, int]]) -> LogitsBatch:
+    def _ask(self, asked: Seq[tuple[Sequence, int]]) -> LogitsBatch:
         """Run a token of each sequence, at the position behind its end; they stay as they are."""
         cache = self.engine.cache
         parts = []

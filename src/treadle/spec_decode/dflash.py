@@ -8,7 +8,7 @@ MTP layer. With a Markov head (DSpark) each token of the block is chosen by the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class BlockDrafter(StatesDrafter):
             return self._before * step_s
         return self._steps.predicted(n_texts * n_ids)
 
-    def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
+    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
         """See ``Drafter``."""
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         lengths: dict[K, int] = {}
@@ -81,7 +81,7 @@ class BlockDrafter(StatesDrafter):
             result[owner] = [token for token in tokens if 0 <= token < self._n_vocab]
         return result
 
-    def _catch_up(self, texts: Mapping[K, Ids[int]]) -> None:
+    def _catch_up(self, texts: Mapping[K, Seq[int]]) -> None:
         """Read the states of all ids but the last of each text, in as many runs as it takes."""
         left = []
         for owner, ids in texts.items():
@@ -145,7 +145,7 @@ class BlockDrafter(StatesDrafter):
         if len(text.seq) > text.n:
             self.engine.cache.truncate(text.seq, text.n)
 
-    def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
+    def _read(self, owner: Any, text: DraftSequence, ids: Seq[int]) -> None:
         self._keys.given = self._between(owner, text.start + text.n, len(ids))
         self.engine.observe([BatchItem(text.seq, ids, 0)], self._keys)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, TypeVar
 
 from treadle.engine.batch import BatchItem
@@ -48,7 +48,7 @@ class DraftSequence:
         self.start = start
         self.n = 0
 
-    def settle(self, ids: Ids[int]) -> int:
+    def settle(self, ids: Seq[int]) -> int:
         """Drop drafted ids that are not the request's. Return how many of its ids are still to be
         processed, the last one included.
         """
@@ -103,7 +103,7 @@ class Drafter:
             return n_ids * self._before * step_s
         return n_ids * self._steps.predicted(n_texts)
 
-    def knows(self, owner: Hashable, ids: Ids[int]) -> bool:
+    def knows(self, owner: Hashable, ids: Seq[int]) -> bool:
         """Whether it has processed a request's ids, except for at most the last LEAST."""
         text = self._texts.get(owner)
         return (
@@ -113,7 +113,7 @@ class Drafter:
             and len(ids) - text.start + LEAST <= self.engine.n_ctx
         )
 
-    def read(self, owner: Hashable, ids: Ids[int], within_s: float) -> None:
+    def read(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
         """Prefill a chunk of the missing ids. If all would take longer than ``within_s``, start
         closer to the end.
         """
@@ -144,7 +144,7 @@ class Drafter:
             text.n += len(part)
             self._token_s = (self._now() - began) / len(part)
 
-    def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
+    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
         """Draft for owners it ``knows``. ``wanted``: each owner's ids and number of draft
         tokens.
         """
@@ -160,7 +160,7 @@ class Drafter:
         return result
 
     def _write_next(
-        self, wanted: Mapping[K, tuple[Ids[int], int]], result: dict[K, list[int]], i: int
+        self, wanted: Mapping[K, tuple[Seq[int], int]], result: dict[K, list[int]], i: int
     ) -> bool:
         """Draft the ``i``-th id of each text. Return whether there can be another."""
         going = [owner for owner, (_, n) in wanted.items() if n > i and len(result[owner]) == i]
@@ -191,15 +191,15 @@ class Drafter:
         """Return the first index at which it may start."""
         return 0
 
-    def _read(self, owner: Hashable, text: DraftSequence, ids: Ids[int]) -> None:
+    def _read(self, owner: Hashable, text: DraftSequence, ids: Seq[int]) -> None:
         """Prefill the next ids of a request."""
         self.engine.run([BatchItem(text.seq, ids, 0)])
 
-    def _sample(self, owners: Ids[Hashable], parts: list[BatchItem]) -> LogitsBatch:
+    def _sample(self, owners: Seq[Hashable], parts: list[BatchItem]) -> LogitsBatch:
         """Run the parts and return their logits."""
         return self.engine.sample(parts, self.own_observer)
 
-    def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> BatchItem:
+    def _part(self, owner: Hashable, ids: Seq[int], behind: list[int]) -> BatchItem:
         text = self._texts[owner]
         if behind and self.engine.cache.states:
             if owner not in self._forks:
@@ -221,7 +221,7 @@ class Drafter:
 
 
 def check_vocabularies(model: GGUF, draft: GGUF) -> None:
-    """Raise UnsupportedError, with the first difference, if token ids differ. Ids that only one
+    """Raise UnsupportedError, with the first difference, if token ids differ. Seq that only one
     file has must be unused: files are padded differently. If neither file has a vocabulary, nothing
     is compared.
     """

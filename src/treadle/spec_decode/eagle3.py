@@ -8,7 +8,7 @@ was loaded; a cached prefix is context that it lacks. Drafts are checked, so the
 from __future__ import annotations
 
 from collections.abc import Hashable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class DrafterStates(GivenRows):
         self.label = STATES if own else FEATURES
         self.given = given
 
-    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Copy the drafter's states."""
         n = ready.run["n_tokens"]
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_embd).copy()
@@ -67,7 +67,7 @@ class Eagle3Drafter(NextnDrafter):
         """See ``Drafter``."""
         return "logits", AHEAD
 
-    def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
+    def give(self, owners: Seq[Hashable], given: np.ndarray) -> None:
         """See ``NextnDrafter``."""
         self.own_observer.give(given, own=bool(owners) and owners[0] in self._last)
 

@@ -9,7 +9,7 @@ makes drafts worse, never the output: drafts are checked.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -59,7 +59,7 @@ class HiddenStates:
     def end(self) -> int:
         return self.start + len(self.ids)
 
-    def put(self, at: int, ids: Ids[int], rows: np.ndarray) -> None:
+    def put(self, at: int, ids: Seq[int], rows: np.ndarray) -> None:
         """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
         more = max(len(ids) - KEPT, 0)
         keep = 0 if more else min(max(at - self.start, 0), len(self.ids))
@@ -95,7 +95,7 @@ class HiddenStates:
         self._first += min(n, len(self.ids))
         self.ids = self.ids[n:]
 
-    def settle(self, ids: Ids[int]) -> None:
+    def settle(self, ids: Seq[int]) -> None:
         """Drop states from the first token that differs from the request's."""
         mine = self.ids
         its = ids[self.start : self.end]
@@ -127,7 +127,7 @@ class ModelStates(EngineObserver):
         """Return the states of a run's tokens, f32 ``[n, width]``; maybe in the plan's memory."""
         return _states_of(ready, self._n_embd)
 
-    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Keep the states of the run's tokens."""
         rows = self.rows_of(ready)
         row = 0
@@ -162,7 +162,7 @@ class LayerStates(EngineObserver):
         rows[:, self._column : self._column + self._width] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
-    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Copy the layer's own states."""
         self.rows = _states_of(ready, self._width).copy()
 
@@ -195,11 +195,11 @@ class StatesDrafter(Drafter):
         super().keep(owners)
         self.observer.keep(owners)
 
-    def knows(self, owner: Any, ids: Ids[int]) -> bool:
+    def knows(self, owner: Any, ids: Seq[int]) -> bool:
         """See ``Drafter``."""
         return self._settle(owner, ids) and super().knows(owner, ids[self.shift :])
 
-    def read(self, owner: Any, ids: Ids[int], within_s: float) -> None:
+    def read(self, owner: Any, ids: Seq[int], within_s: float) -> None:
         """See ``Drafter``."""
         if self._settle(owner, ids):
             super().read(owner, ids[self.shift :], within_s)
@@ -208,7 +208,7 @@ class StatesDrafter(Drafter):
         """See ``Drafter``."""
         return row if self._tokens is None or row < 0 else int(self._tokens[row])
 
-    def _settle(self, owner: Any, ids: Ids[int]) -> bool:
+    def _settle(self, owner: Any, ids: Seq[int]) -> bool:
         """Whether the states reach the last token but one. Drop the drafter's sequence if its next
         token precedes them.
         """
@@ -264,17 +264,17 @@ class NextnDrafter(StatesDrafter):
             self.engine.cache.truncate(text.seq, text.n)
         return result
 
-    def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
+    def give(self, owners: Seq[Hashable], given: np.ndarray) -> None:
         """Set the states of the next run's tokens. ``owners``: of a run that drafts; none, or all
         of them, have drafted tokens already.
         """
         self.own_observer.given = given
 
-    def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
+    def _read(self, owner: Any, text: DraftSequence, ids: Seq[int]) -> None:
         self.give((), self._between(owner, text.start + text.n, len(ids)))
         self.engine.sample([BatchItem(text.seq, ids, 0)], self.own_observer)
 
-    def _sample(self, owners: Ids[Any], parts: list[BatchItem]) -> LogitsBatch:
+    def _sample(self, owners: Seq[Any], parts: list[BatchItem]) -> LogitsBatch:
         given = []
         for owner, part in zip(owners, parts, strict=True):
             if owner in self._last:

@@ -11,7 +11,7 @@ time than the checks cost.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 WIDTH = 3  # length of the n-grams that are looked up
@@ -40,7 +40,7 @@ class AcceptanceTracker:
             self._at = at
             self._ids = ids
 
-    def settle(self, ids: Ids[int]) -> float | None:
+    def settle(self, ids: Seq[int]) -> float | None:
         """Compare the open guess with the request's ids. Return the share that was right, or None
         if that is not known yet.
         """
@@ -68,7 +68,7 @@ def mixed(old: float | None, new: float) -> float:
 
 
 class Draft(NamedTuple):
-    """Ids that may come next, and their ``source``."""
+    """Seq that may come next, and their ``source``."""
 
     ids: list[int]
     source: str
@@ -83,7 +83,7 @@ class Lookup:
         self._next: dict[tuple[int, ...], int] = {}
         self._n = WIDTH
 
-    def guess(self, ids: Ids[int], most: int) -> list[int]:
+    def guess(self, ids: Seq[int], most: int) -> list[int]:
         """Return up to ``most`` ids that followed the last occurrence of the final n-gram."""
         for end in range(self._n, len(ids)):
             self._next[tuple(ids[end - WIDTH : end])] = end
@@ -154,7 +154,7 @@ class DraftController:
 
     # -- costs -------------------------------------------------------------------------------------
 
-    def choose(self, n: int, guesses: Ids[Draft], most: int) -> int:
+    def choose(self, n: int, guesses: Seq[Draft], most: int) -> int:
         """Return how many of ``guesses``, best first, to check in a step of ``n`` requests and at
         most ``most`` tokens.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,7 @@ class TappedStates(ModelStates):
 
     output = TAPPED
 
-    def __init__(self, layers: Ids[int], n_embd: int, media: MediaRegistry) -> None:
+    def __init__(self, layers: Seq[int], n_embd: int, media: MediaRegistry) -> None:
         super().__init__(n_embd, media)
         self._names = [tap_name(i) for i in layers]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from treadle.base.interrupts import interrupts_held
@@ -30,7 +30,7 @@ class LiveCache(KVCache):
         self.live: weakref.WeakSet[Sequence] = weakref.WeakSet()
         super().__init__(*args, **settings)
 
-    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
+    def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
         """See ``KVCache``."""
         result = super().sequence(ids, lora)
         self.live.add(result)
@@ -67,17 +67,17 @@ class FrontEngine(Engine):
         self._owed: list[tuple[Sequence, list[int], int]] = []  # to be recomputed
         super().__init__(*args, **settings)
 
-    def adapt(self, adapters: Ids[Adapter]) -> None:
+    def adapt(self, adapters: Seq[Adapter]) -> None:
         """Raise UnsupportedError: stages have no adapters."""
         raise UnsupportedError("adapters are not supported with pipeline stages")
 
-    def steer(self, vectors: Ids[ControlVector]) -> None:
+    def steer(self, vectors: Seq[ControlVector]) -> None:
         """Raise UnsupportedError: stages have no control vectors."""
         raise UnsupportedError("control vectors are not supported with pipeline stages")
 
     def _run(
         self,
-        parts: Ids[BatchItem],
+        parts: Seq[BatchItem],
         read: Callable[[Any], T],
         times: list[float] | None = None,
         output: str = "logits",

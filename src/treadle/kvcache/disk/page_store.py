@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class PageStore:
             chain = node.chain = self._link(chain, node.ids)
         return chain
 
-    def _link(self, chain: bytes, ids: Ids[int]) -> bytes:
+    def _link(self, chain: bytes, ids: Seq[int]) -> bytes:
         """Return the digest of all tokens up to a page's end: of ``chain``, the digest up to its
         start, and of its tokens ``ids``.
         """
@@ -181,7 +181,7 @@ class PageStore:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def fetch(self, seq: Sequence, ids: Ids[int]) -> int:
+    def fetch(self, seq: Sequence, ids: Seq[int]) -> int:
         """Extend ``seq`` by the pages of ``ids`` that files have, at most AT_ONCE; at least the
         last id is left to compute. Return the number of tokens added; if 0, ``left_for`` may have
         the reason.
@@ -216,7 +216,7 @@ class PageStore:
         return end * PAGE - held
 
     def _find(
-        self, start: int, chains: Ids[bytes]
+        self, start: int, chains: Seq[bytes]
     ) -> tuple[int, dict[tuple[int, Pool], np.ndarray]]:
         """Return the end of the longest usable run of pages from page ``start`` on, and the data of
         its pages by (page, pool). ``chains``: the digests of the pages. Pages before a window may
@@ -247,7 +247,7 @@ class PageStore:
             end = p
         return end, {(p, pool): data for (p, pool), data in found.items() if p < end}
 
-    def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
+    def is_foreign(self, parent: PageNode, ids: Seq[int]) -> bool:
         """Return whether the folder had, at its last scan, a page of these tokens after ``parent``
         that another model, KV type or version of treadle wrote.
         """

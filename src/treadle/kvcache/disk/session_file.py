@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -118,12 +118,12 @@ def _tensors_of(seq: Sequence) -> dict[str, SessionTensor]:
     return tensors
 
 
-def _paged(seq: Sequence) -> list[tuple[Pool, Ids[int]]]:
+def _paged(seq: Sequence) -> list[tuple[Pool, Seq[int]]]:
     """Return the pools that have layers, each with the sequence's pages."""
     return [both for both in zip(seq.cache.pools, seq.pages, strict=True) if both[0].layers]
 
 
-def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
+def _pieces(pool: Pool, pages: Seq[int], n_last: int) -> Iterator[Octets]:
     """Yield the bytes of ``pages``, page by page. In the last one all but the first ``n_last``
     tokens are zeroed; 0: it is full.
     """

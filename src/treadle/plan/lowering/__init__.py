@@ -2,7 +2,7 @@
 
 ::
 
-    ops.py          build_plan; CpuOps: the ops, and the table of ops in other modules
+    ops.py          build_plan; PlanOps: the ops, and the table of ops in other modules
     deferred.py     Value and its kinds: an op's result before its steps exist
     materialize.py  Materializer: emits the steps of a deferred value on first use
     steps.py        Steps: the plan under construction, its buffers and constants

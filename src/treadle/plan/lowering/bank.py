@@ -13,10 +13,10 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def banked(ops: CpuOps, label: str, x: Rows, bank: Rows | None = None, *, at: int, n: int) -> Rows:
+def banked(ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, at: int, n: int) -> Rows:
     """Copy ``x`` into place ``at`` of the bank, and return the bank; without one, return a new bank
     with ``n`` places.
     """
@@ -37,7 +37,7 @@ def banked(ops: CpuOps, label: str, x: Rows, bank: Rows | None = None, *, at: in
 
 
 def mixed_bank(
-    ops: CpuOps, label: str, x: Rows, bank: Rows | None = None, *, n: int, weight: str
+    ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, n: int, weight: str
 ) -> Rows:
     """Return the weighted sum of the first ``n`` places of the bank and of ``x``, f32
     ``[N, n_embd]``. A token's weights are the softmax of scores; a score is the dot product of the

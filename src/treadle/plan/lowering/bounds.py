@@ -14,7 +14,7 @@ from treadle.plan.lowering.weights import bound_of, whole
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows, TensorName
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.plan import Buffer
 
@@ -29,7 +29,7 @@ class Bounds(NamedTuple):
 FREE = Bounds(-math.inf, math.inf)
 
 
-def bounded_products(ops: CpuOps, label: str, x: Rows, stems: Sequence[TensorName]) -> list[Rows]:
+def bounded_products(ops: PlanOps, label: str, x: Rows, stems: Sequence[TensorName]) -> list[Rows]:
     """Return ``clamp(clamp(x) W^T)`` for each of several matrices, with the matrix' bounds of its
     input and of its output.
 
@@ -62,7 +62,7 @@ def bounded_products(ops: CpuOps, label: str, x: Rows, stems: Sequence[TensorNam
 
 
 def _clamped(
-    ops: CpuOps, label: str, x: Rows, bounds: Bounds, out: Buffer, out_column: int
+    ops: PlanOps, label: str, x: Rows, bounds: Bounds, out: Buffer, out_column: int
 ) -> Rows:
     """Emit a step that writes ``x``, clamped to ``bounds``, into ``out`` from ``out_column`` on."""
     steps = ops.steps

@@ -14,13 +14,13 @@ from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 CHOSEN = "clusters"  # output of the plan: each token's clusters, i32 [N, n_used], best first
 
 
 def clustered(
-    ops: CpuOps, label: str, h: Rows, scores: Rows, *, weight: str, n: int, n_used: int
+    ops: PlanOps, label: str, h: Rows, scores: Rows, *, weight: str, n: int, n_used: int
 ) -> Rows:
     """Return the products of ``h`` with parts of a matrix, f32 ``[N, n_used * m]``, and emit the
     output CHOSEN.

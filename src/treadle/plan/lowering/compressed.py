@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from treadle.kvcache.page_pool import Pool
     from treadle.models.config import Compressed, Indexer
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
 def units_stored(
-    ops: CpuOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
+    ops: PlanOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
 ) -> Rows:
     """Emit the rows of units (compressed keys), and store them: attention's, or with ``index``
     those of the layer's indexer. Return them, f32 ``[N, width]``.
@@ -70,7 +70,7 @@ def units_stored(
     return Floats(label, width, out)
 
 
-def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
+def rows_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
     """Return the units that an indexer chooses for queries ``q [N, heads * head_dim]``, whose heads
     have ``weights [N, heads]``: a list of unit numbers for each token, i32. If the context has no
     more units than the indexer chooses, all are chosen and nothing is emitted.
@@ -94,7 +94,7 @@ def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) 
     return Chosen(label, 0, chosen)
 
 
-def units_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
+def units_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
     """Return, as bits, the keys that each token sees: those of the units that an indexer chooses,
     and those after the last whole unit. ``q``, ``weights`` and the case of a short context: as in
     ``rows_chosen``.
@@ -118,7 +118,7 @@ def units_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int)
     return Chosen(label, 0, bits)
 
 
-def _scores(ops: CpuOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
+def _scores(ops: PlanOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
     """Emit the scores of units by an indexer. Return them, f32 ``[N, most units]``, or None if the
     context has no more units than are chosen.
     """
@@ -169,7 +169,7 @@ def _scores(ops: CpuOps, label: str, q: Rows, weights: Rows, layer: int) -> Buff
 
 
 def rows_attended(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     q: Rows,
     kv: Rows,
@@ -243,27 +243,27 @@ def rows_attended(
     return Floats(label, at.n_head * at.head_dim, out)
 
 
-def rows_stored(ops: CpuOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
+def rows_stored(ops: PlanOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
     """Store the rows ``kv`` of tokens, to which no token of the same run attends; return ``kv``."""
     rows, column = ops.place(kv)
     _store(ops, label, rows, column, ops.steps.cache.pool_of(layer), layer, norm)
     return kv
 
 
-def _sizes_of(ops: CpuOps, layer: int) -> Compressed:
+def _sizes_of(ops: PlanOps, layer: int) -> Compressed:
     sizes = ops.config.layers[layer].compressed
     assert sizes is not None
     return sizes
 
 
-def _indexer_of(ops: CpuOps, layer: int) -> Indexer:
+def _indexer_of(ops: PlanOps, layer: int) -> Indexer:
     index = ops.config.layers[layer].indexer
     assert index is not None
     return index
 
 
 def _turn(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Buffer,
     layer: int,
@@ -291,7 +291,7 @@ def _turn(
 
 
 def _store(
-    ops: CpuOps, label: str, rows: Buffer, column: int, pool: Pool, layer: int, norm: str
+    ops: PlanOps, label: str, rows: Buffer, column: int, pool: Pool, layer: int, norm: str
 ) -> None:
     """Emit a step that norms, rotates and stores rows in the layer's pages. ``rows``, ``column``:
     where they are; ``norm``: stem of a norm that the file may lack.

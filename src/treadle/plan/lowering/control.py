@@ -12,11 +12,11 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.plan import Const
 
 
-def emit_control(ops: CpuOps, label: str, x: Rows, layer: int) -> Rows:
+def emit_control(ops: PlanOps, label: str, x: Rows, layer: int) -> Rows:
     """Add to ``x``, the states after ``layer``, the control vectors of each row's sequence, in
     place. Without a direction for this layer, return ``x``.
     """
@@ -42,7 +42,7 @@ def emit_control(ops: CpuOps, label: str, x: Rows, layer: int) -> Rows:
     return Floats(label, x.width, rows)
 
 
-def _packed(ops: CpuOps, label: str, layer: int) -> Const:
+def _packed(ops: PlanOps, label: str, layer: int) -> Const:
     """Return the directions of all control vectors for a layer, f32 ``[n_vectors, n_embd]``, zeros
     for those without one; divided by ``residual_scale``, as the residual stream is.
     """

@@ -13,10 +13,10 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def cross_store(ops: CpuOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
+def cross_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
     """Store the keys ``k`` and values ``v`` of an encoder's rows in the layer's cross pool; return
     ``k``.
     """
@@ -42,7 +42,7 @@ def cross_store(ops: CpuOps, label: str, k: Rows, v: Rows, *, layer: int) -> Row
     return k
 
 
-def cross_attend(ops: CpuOps, label: str, q: Rows, *, layer: int) -> Rows:
+def cross_attend(ops: PlanOps, label: str, q: Rows, *, layer: int) -> Rows:
     """Return the attention of each token over its sequence's encoder rows, f32
     ``[N, n_head * head_dim_v]``.
     """

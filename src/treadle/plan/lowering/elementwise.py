@@ -20,13 +20,13 @@ from treadle.plan.lowering.deferred import Floats, StepOutput
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.plan import Buffer
 
 # -- clamps ---------------------------------------------------------------------------------------
 
 
-def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
+def clamped(ops: PlanOps, label: str, x: Rows, *, limit: float) -> Rows:
     """Clamp ``x`` to between ``-limit`` and ``limit``, in place."""
     from treadle.kernels.elementwise.clamp import Clamp
 
@@ -37,7 +37,7 @@ def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
     return Floats(label, x.width, rows, column)
 
 
-def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
+def capped(ops: PlanOps, label: str, x: Rows, *, cap: float) -> Rows:
     """Replace ``x`` by ``cap * tanh(x / cap)``, in place."""
     from treadle.kernels.elementwise.softcap import Softcap
 
@@ -51,7 +51,7 @@ def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
 # -- factors per token or head --------------------------------------------------------------------
 
 
-def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
+def tempered(ops: PlanOps, label: str, x: Rows, *, table: int) -> Rows:
     """Multiply each token's row of ``x``, in place, by its cosine in a rope table that only scales
     queries.
     """
@@ -64,7 +64,7 @@ def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
     return x
 
 
-def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
+def multiplied(ops: PlanOps, label: str, x: Rows, *, gain: float) -> Rows:
     """Multiply ``x`` by ``gain`` in place."""
     from treadle.kernels.elementwise.scale import ScaleColumns
 
@@ -75,7 +75,7 @@ def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
     return Floats(label, x.width, rows, column)
 
 
-def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
+def normed_heads(ops: PlanOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
     """Return the RMS norm, without weights, of each of ``heads`` equal parts of ``x``, in place.
     ``gains``: a tensor with a factor for each part, or "".
     """
@@ -97,7 +97,7 @@ def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int, gains: str = "
     return x
 
 
-def normed_times(ops: CpuOps, label: str, x: Rows, *, factor: str) -> Rows:
+def normed_times(ops: PlanOps, label: str, x: Rows, *, factor: str) -> Rows:
     """Return the RMS norm of ``x``, without weights, times the only value of the tensor
     ``factor``.
     """
@@ -106,7 +106,7 @@ def normed_times(ops: CpuOps, label: str, x: Rows, *, factor: str) -> Rows:
     return ops.norm(label, x, "", scale=value)
 
 
-def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
+def weighed(ops: PlanOps, label: str, x: Rows, scores: Rows) -> Rows:
     """Return ``x`` times the sigmoid of each token's largest score."""
     from treadle.kernels.elementwise.scale import ScaleByExpert
 
@@ -134,7 +134,7 @@ _PARTS = 16
 _VECTOR = 16
 
 
-def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
+def xielu(ops: PlanOps, label: str, x: Rows, *, layer: int) -> Rows:
     """Apply xIELU to each value in place, with the layer's parameters."""
     from treadle.kernels.elementwise.xielu import Xielu
 
@@ -156,7 +156,7 @@ def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
 
 
 def embedded_beside(
-    ops: CpuOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
+    ops: PlanOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
 ) -> Rows:
     """Write the tokens' embeddings, times ``scale``, into the first half of the rows of ``x``, and
     norm each half by ``norms``, in place.
@@ -167,7 +167,7 @@ def embedded_beside(
 
 
 def embedded_before(
-    ops: CpuOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
+    ops: PlanOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
 ) -> Rows:
     """Return the tokens' embeddings and ``x`` side by side, f32 ``[N, 2 * width]``, each normed by
     one of ``norms``.
@@ -191,7 +191,7 @@ def embedded_before(
     return Floats(label, 2 * x.width, out)
 
 
-def side_by_side(ops: CpuOps, label: str, *parts: Rows) -> Rows:
+def side_by_side(ops: PlanOps, label: str, *parts: Rows) -> Rows:
     """Return the parts, of equal width, side by side in one row."""
     from treadle.kernels.elementwise.altup import CopyColumns
 
@@ -214,7 +214,7 @@ def side_by_side(ops: CpuOps, label: str, *parts: Rows) -> Rows:
 
 
 def _embed_half(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     rows: Buffer,
     weight: str,
@@ -259,7 +259,7 @@ FEW = 8  # tokens: up to so many, rows are split to give several threads work
 SLICES = 4
 
 
-def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
+def spread(ops: PlanOps, label: str, x: Rows, y: Rows) -> Rows:
     """Return ``x`` and the parts of ``y`` side by side; each part is as wide as ``x`` and is
     rescaled to its magnitude.
     """
@@ -284,7 +284,7 @@ def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
     return Floats(label, x.width + y.width, out)
 
 
-def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
+def take(ops: PlanOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
     """Return a copy of ``n`` columns of ``x``, from ``first`` on, in a buffer of its own."""
     from treadle.kernels.elementwise.altup import CopyColumns
 
@@ -305,7 +305,7 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
     return Floats(label, n, out)
 
 
-def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
+def join(ops: PlanOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
     """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
     to ``x / n``.
     """
@@ -328,7 +328,7 @@ def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *
     return Floats(label, y.width, out)
 
 
-def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
+def predict(ops: PlanOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
     """Return AltUp's predictions of ``n`` streams, each a combination of all streams
     ``x [N, n * n_embd]``. ``router``, ``coef``: stems of its tensors.
     """
@@ -354,7 +354,7 @@ def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str)
 
 
 def correct(
-    ops: CpuOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
+    ops: PlanOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
 ) -> Rows:
     """Correct the ``n`` streams ``x`` in place: the layer's result ``y`` for the first stream
     differs from its prediction, and each stream gets a share of the difference. Return the first
@@ -384,7 +384,7 @@ def correct(
     return Floats(label, y.width, out)
 
 
-def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
+def add_beside(ops: PlanOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
     """Add the RMS norm of ``y``, with weights ``weight``, to all streams of ``x`` but the first, in
     place.
     """
@@ -408,7 +408,14 @@ def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Row
 
 
 def laurel(
-    ops: CpuOps, label: str, x: Rows, a: Rows, b: Rows, *, norms: tuple[str, str, str], scale: float
+    ops: PlanOps,
+    label: str,
+    x: Rows,
+    a: Rows,
+    b: Rows,
+    *,
+    norms: tuple[str, str, str],
+    scale: float,
 ) -> Rows:
     """Return ``scale * (x + norm(x) + norm(a) + norm(b))``; ``norms``: the weights of the three
     norms.
@@ -437,7 +444,7 @@ def laurel(
     return Floats(label, x.width, out)
 
 
-def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
+def sparse_gate(ops: PlanOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
     """Return ``fn(max(0, gate - c)) * up``; c is the row's mean plus ``cut`` standard deviations.
 
     It is written in the layout of the next product. ``gate`` and ``up`` must be products of one
@@ -463,7 +470,7 @@ def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: 
     return StepOutput(label, gate.width, make)
 
 
-def _slices(ops: CpuOps, width: int) -> int:
+def _slices(ops: PlanOps, width: int) -> int:
     """Return the number of slices that a token's row is split into, so that several threads have
     work.
     """

@@ -20,12 +20,12 @@ from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.plan import Const
 
 
-def moving_mean(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int) -> Rows:
+def moving_mean(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int) -> Rows:
     """Replace each token's ``x`` by the mean of its own and the ``n - 1`` tokens' before it, in
     place.
     """
@@ -48,7 +48,7 @@ def moving_mean(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int) -> Rows
 
 
 def chosen(
-    ops: CpuOps, label: str, q: Rows, k: Rows, weights: Rows | None = None, *, layer: int
+    ops: PlanOps, label: str, q: Rows, k: Rows, weights: Rows | None = None, *, layer: int
 ) -> Rows:
     """Store the indexer's keys ``k``, and return the keys that it chooses for queries ``q``, as
     bits.
@@ -145,7 +145,7 @@ def chosen(
     return Chosen(label, 0, bits)
 
 
-def rotation_back(ops: CpuOps, table: int, n: int) -> Const:
+def rotation_back(ops: PlanOps, table: int, n: int) -> Const:
     """Return the cosines and sines, f32 ``[dims]``, that rotate a key back by ``n`` positions."""
     inverse = ops.config.ropes[table].frequencies(ops.config.n_ctx_train)[0]
     angles = np.asarray(inverse) * -n

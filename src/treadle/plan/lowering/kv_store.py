@@ -14,10 +14,10 @@ from treadle.plan.lowering.deferred import NormOf, unwrap
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def kv_store(ops: CpuOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
+def kv_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
     """Store the keys ``k`` and values ``v`` in the layer's pages, after the norms and the rope that
     ``attend`` would apply; return ``k``.
     """

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Bytes, Tensor
     from treadle.formats import Format
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
 
 
-def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Rows:
+def by_head(ops: PlanOps, label: str, x: Rows, *, weight: str, heads: int) -> Rows:
     """Return the product of each of ``heads`` equal parts of ``x`` with a matrix of its own, side
     by side. ``weight``: the stem of all these matrices.
     """
@@ -45,7 +45,7 @@ def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Row
 
 
 def latent(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     q: Rows,
     kv: Rows,
@@ -133,7 +133,7 @@ def _cut(steps: Steps, layer: int, name: str) -> None:
 
 
 def _multiply(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: tuple[Buffer, int, int],
     weight: str,

@@ -10,10 +10,10 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def media_rows(ops: CpuOps, label: str, x: Rows, *, level: int = 0) -> Rows:
+def media_rows(ops: PlanOps, label: str, x: Rows, *, level: int = 0) -> Rows:
     """Write the media rows (pictures, sound) of a batch into ``x``, for the tokens that stand for
     them: level 0 replaces the embeddings, level i adds the rows for layer i (deepstack).
     """

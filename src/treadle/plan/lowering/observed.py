@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.plan.lowering.deferred import Floats, NormOf
-from treadle.plan.lowering.ops import CpuOps
+from treadle.plan.lowering.ops import PlanOps
 
 if TYPE_CHECKING:
     from treadle.kernels.activation_layout import ActivationLayout
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Buffer
 
 
-class ObservedOps(CpuOps):
+class ObservedOps(PlanOps):
     """The ops of a plan with hooks; ``Plan.states`` gets the states before each layer, and after
     the last.
     """

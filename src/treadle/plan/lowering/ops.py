@@ -67,7 +67,7 @@ def build_plan(
     output: str = "logits",
     scarce: bool = False,
     int16: bool = False,
-    lowering: Callable[[Steps], CpuOps] | None = None,
+    lowering: Callable[[Steps], PlanOps] | None = None,
 ) -> Plan:
     """Return the plan for batches of up to ``n_tokens`` tokens, with up to ``n_outputs`` rows of
     ``output``.
@@ -75,7 +75,7 @@ def build_plan(
     table: this machine's tuned tiles.
     scarce: memory does not hold the model, so experts are paged in during a run.
     int16: as in ``Device.plan``.
-    lowering: in place of ``CpuOps``, for plans with hooks.
+    lowering: in place of ``PlanOps``, for plans with hooks.
 
     Raises UnsupportedError for an output or an op that the graph or the device lacks.
     """
@@ -84,7 +84,7 @@ def build_plan(
     steps = Steps(config, weights, cache, isa, *sizes, deterministic, table, int16=int16)
     steps.scarce = scarce
     steps.taps = config.taps if output == TAPPED else ()
-    ops = (lowering or CpuOps)(steps)
+    ops = (lowering or PlanOps)(steps)
     if output not in graph.outputs:
         name = config.arch.name
         has = ", ".join(graph.outputs)
@@ -157,7 +157,7 @@ ELSEWHERE = {
 }
 
 
-class CpuOps(Materializer, Ops):
+class PlanOps(Materializer, Ops):
     """The ops of one plan, implemented as steps for CPU and CUDA devices."""
 
     def __init__(self, steps: Steps) -> None:

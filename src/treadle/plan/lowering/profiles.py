@@ -13,10 +13,10 @@ from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def profiles(ops: CpuOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
+def profiles(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
     """Return each query's biases of scores by distance, for all heads, f32
     ``[N, n_head * profile_values]``: ``mixes [N, n_head * rank]`` times the layer's profiles
     ``weight [rank, reach]``.

@@ -27,14 +27,14 @@ from treadle.plan.plan import Buffer
 if TYPE_CHECKING:
     from treadle.models.config import Recurrence
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 # -- Mamba-2 and the gated delta rule -------------------------------------------------------------
 
 UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 
 
-def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Return the silu of a short causal convolution of each column of ``x``, with the file's bias
     if any, in place.
     """
@@ -44,7 +44,7 @@ def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) ->
     return convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
 
 
-def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+def gated_convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Split ``x`` into b, c and v; return c times the short causal convolution of b times v, in
     place.
     """
@@ -54,7 +54,7 @@ def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: s
 
 
 def convolved(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     spec: Convolution,
     x: Rows,
@@ -88,7 +88,7 @@ def convolved(
 
 
 def rates(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     beta: Rows | None = None,
@@ -124,7 +124,7 @@ def rates(
     return Floats(label, 2 * x.width, out)
 
 
-def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
+def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
     """Return the result of Mamba-2's recurrence, f32 ``[N, n_inner]``. ``x``: values, B and C side
     by side; ``weight``: the name of D.
     """
@@ -138,7 +138,7 @@ def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight:
     return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
 
 
-def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
+def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
     """Return the result of the gated delta rule, f32 ``[N, n_inner]``. ``x``: queries, keys and
     values side by side. Queries and keys are first scaled to unit length; ``grouped``: neighbouring
     value heads share a key head.
@@ -151,7 +151,7 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
 
 
 def delta_apart(
-    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
+    ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
 ) -> Rows:
     """Return the result of the gated delta rule, as ``delta``, of queries, keys and values at any
     columns of one buffer.
@@ -170,7 +170,7 @@ def delta_apart(
     return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:
+def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> None:
     """Emit a step that scales each head of ``x`` to length ``scale``, in place."""
     rows, column = ops.place(x)
     ops.steps.emit(
@@ -184,7 +184,7 @@ def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> No
 
 
 def scanned(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     spec: Scan,
     rows: Buffer,
@@ -239,7 +239,7 @@ def scanned(
     return Floats(label, state.n_inner, out)
 
 
-def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
+def scanned_from(ops: PlanOps, layer: int) -> tuple[int, bool]:
     """Return the byte offset of a recurrence's state, and whether to write it with non-temporal
     stores.
 
@@ -255,7 +255,7 @@ def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
 
 
 def silu_gate(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     gate: Rows,
@@ -273,27 +273,27 @@ def silu_gate(
     return gated(ops, label, spec, x, gate, norm)
 
 
-def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     """Return ``x`` times the sigmoid of ``gate``, in place; ``gate`` has one value per value of
     ``x``, or one per head.
     """
     return _by_head(ops, label, "sigmoid", x, gate)
 
 
-def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     """Return ``x`` times the softplus of ``gate``, in place; ``gate`` is shaped as in
     ``sigmoid_gate``.
     """
     return _by_head(ops, label, "softplus", x, gate)
 
 
-def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
     own = gate.width == x.width
     spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
     return gated(ops, label, spec, x, gate, "")
 
 
-def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
+def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
     """Emit the gate ``spec`` of ``x``, in place; ``norm``: the name of a norm's weights, or ""."""
     steps = ops.steps
     rows = ops.floats(x)
@@ -312,7 +312,7 @@ def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: 
     return Floats(label, x.width, rows)
 
 
-def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
     """Emit ``Ops.halves`` as a step."""
     rows, column = ops.place(x)
     n = x.width // 2
@@ -327,7 +327,7 @@ def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
     return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
 
 
-def block_of(ops: CpuOps) -> int:
+def block_of(ops: PlanOps) -> int:
     """Return the number of tokens that a recurrence processes at a time: SOME for plans of many
     tokens.
 
@@ -339,7 +339,7 @@ def block_of(ops: CpuOps) -> int:
     return 1 if alone or steps.plan.n_tokens < SOME else SOME
 
 
-def _chunked(ops: CpuOps, layer: int) -> bool:
+def _chunked(ops: PlanOps, layer: int) -> bool:
     """Return whether a recurrence runs by chunks on matrix registers. It does so only where the
     layer's products of many tokens are rounded to bf16 as well.
     """
@@ -353,7 +353,7 @@ def _chunked(ops: CpuOps, layer: int) -> bool:
     return narrow and not (state.head_dim % CHUNK or state.n_state % BLOCK)
 
 
-def state_of(ops: CpuOps, layer: int) -> Recurrence:
+def state_of(ops: PlanOps, layer: int) -> Recurrence:
     """Return the state sizes of a recurrent layer."""
     state = ops.config.layers[layer].state
     assert state is not None, layer
@@ -364,7 +364,7 @@ def state_of(ops: CpuOps, layer: int) -> Recurrence:
 
 
 def part_convolution(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int
+    ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
     """Return the silu of a short convolution of ``x``, in place; a layer has several of these.
 
@@ -377,7 +377,7 @@ def part_convolution(
 
 
 def residual_convolution(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
+    ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
 ) -> Rows:
     """Return ``x`` plus its short convolution, without silu, in place. ``gain``: the tensor whose
     value multiplies ``x`` first, or "". ``before``: as in ``part_convolution``.
@@ -390,7 +390,7 @@ def residual_convolution(
 
 
 def channel_rates(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     beta: Rows,
@@ -432,7 +432,7 @@ def channel_rates(
 
 
 def channel_delta(
-    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
+    ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
 ) -> Rows:
     """Return the result of the delta rule with a decay for each channel, f32 ``[N, n_inner]``.
     Queries and keys are first scaled to unit length; they and the values must be columns of one
@@ -452,7 +452,7 @@ def channel_delta(
     return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
+def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
     """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, in place."""
     state = state_of(ops, layer)
     spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
@@ -462,7 +462,7 @@ def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, nor
 # -- Mamba-1 --------------------------------------------------------------------------------------
 
 
-def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
+def columns_norm(ops: PlanOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
     """Return the RMS norm of ``x``, which may be some columns of a buffer, in place; ``weight``: ""
     for none.
     """
@@ -482,7 +482,7 @@ def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -
 
 
 def selective(
-    ops: CpuOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
+    ops: PlanOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
 ) -> Rows:
     """Return the result of Mamba-1's recurrence, gated by ``silu(z)``, f32 ``[N, n_inner]``;
     ``stem``: the prefix of the tensors A and D.

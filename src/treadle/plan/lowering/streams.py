@@ -27,11 +27,11 @@ from treadle.plan.plan import ALIGN, Buffer
 if TYPE_CHECKING:
     from treadle.models.config import Ngrams
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.plan import Const
 
 
-def repeated(ops: CpuOps, label: str, x: Rows, *, n: int) -> Rows:
+def repeated(ops: PlanOps, label: str, x: Rows, *, n: int) -> Rows:
     """Return ``n`` streams that each equal ``x``."""
     rows = ops.floats(x)
     out = ops.steps.floats(label, n * x.width)
@@ -47,7 +47,7 @@ def repeated(ops: CpuOps, label: str, x: Rows, *, n: int) -> Rows:
     return Floats(label, n * x.width, out)
 
 
-def normed_streams(ops: CpuOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
+def normed_streams(ops: PlanOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
     """Return the RMS norm of each of ``n`` streams, each with its own part of ``weight``."""
     rows, column = ops.place(x)
     out = ops.steps.floats(label, x.width)
@@ -65,7 +65,7 @@ def normed_streams(ops: CpuOps, label: str, x: Rows, *, n: int, weight: str) -> 
     return Floats(label, x.width, out)
 
 
-def mixed_streams(ops: CpuOps, label: str, x: Rows, gate: Rows, *, n: int) -> Rows:
+def mixed_streams(ops: PlanOps, label: str, x: Rows, gate: Rows, *, n: int) -> Rows:
     """Return the mean over ``n`` streams of ``x * sigmoid(gate)``, f32 ``[N, n_embd]``."""
     rows, gates = ops.floats(x), ops.floats(gate)
     width = x.width // n
@@ -85,7 +85,7 @@ def mixed_streams(ops: CpuOps, label: str, x: Rows, gate: Rows, *, n: int) -> Ro
 
 
 def add_to_streams(
-    ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
+    ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
 ) -> Rows:
     """Add ``y`` to each of ``n`` streams, in place, times ``2 * sigmoid(scale * weight)``;
     ``weights``: one per stream, ``[N, n]``.
@@ -108,7 +108,7 @@ def add_to_streams(
 
 
 def stream_weights(
-    ops: CpuOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
+    ops: PlanOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
 ) -> Rows:
     """Return each token's weights ``[N, n * (2 + n)]``: n for the mix that a half reads, n for
     adding its result, n * n between streams. ``x``: their products, before scale and base.
@@ -134,7 +134,7 @@ def stream_weights(
 
 
 def weighed_streams(
-    ops: CpuOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
+    ops: PlanOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
 ) -> Rows:
     """Return the sum over ``n`` streams, each times its weight, f32 ``[N, n_embd]``; without
     weights their mean.
@@ -159,7 +159,7 @@ def weighed_streams(
     return Floats(label, width, out)
 
 
-def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
+def blended_streams(ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
     """Replace each of ``n`` streams by a weighted sum of all streams and ``y``, in place;
     ``weights``: as ``stream_weights`` returns them.
     """
@@ -182,7 +182,7 @@ def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *,
 
 
 def sum_of_streams(
-    ops: CpuOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
+    ops: PlanOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
 ) -> Rows:
     """Return the weighted sum of ``n`` streams, f32 ``[N, n_embd]``. The weights are made of the
     first ``n`` columns of ``mix``; ``weights``: prefix of the tensors ``_scale`` and ``_base``.
@@ -209,7 +209,7 @@ def sum_of_streams(
 
 
 def spread_to_streams(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     y: Rows,
@@ -242,7 +242,7 @@ def spread_to_streams(
     return Floats(label, x.width, rows)
 
 
-def output_rows(ops: CpuOps, label: str, x: Rows) -> Rows:
+def output_rows(ops: PlanOps, label: str, x: Rows) -> Rows:
     """Return a copy of the rows of ``x`` for which outputs are requested."""
     rows = ops.floats(x)
     out = ops.steps.floats(label, x.width)  # a product packs as many rows as the batch has
@@ -258,7 +258,7 @@ def output_rows(ops: CpuOps, label: str, x: Rows) -> Rows:
     return Floats(label, x.width, out, outputs=True)
 
 
-def ngrams(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
+def ngrams(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
     """Return ``n`` streams with the embeddings of each token's n-grams added. ``weights``: prefix
     of the matrices, norms and taps.
 
@@ -310,7 +310,7 @@ def ngrams(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int, weights: str
     return ops.add(sum_, Floats(f"{label}.conv", x.width, normed))
 
 
-def _embeddings(ops: CpuOps, label: str, layer: int, grams: Ngrams) -> Rows:
+def _embeddings(ops: PlanOps, label: str, layer: int, grams: Ngrams) -> Rows:
     """Emit the hashes of each token's n-grams, and the read of these rows of the table. Return the
     rows side by side, f32 ``[N, n_heads * n_row]``.
     """
@@ -348,14 +348,14 @@ def _embeddings(ops: CpuOps, label: str, layer: int, grams: Ngrams) -> Rows:
     return Floats(f"{label}.embd", grams.n_embd, out)
 
 
-def _width(ops: CpuOps, layer: int) -> int:
+def _width(ops: PlanOps, layer: int) -> int:
     """Return the number of values in a token's streams."""
     hyper = ops.config.layers[layer].hyper
     assert hyper is not None
     return hyper.n * ops.config.n_embd
 
 
-def _hash_of(ops: CpuOps, label: str, grams: Ngrams) -> Const:
+def _hash_of(ops: PlanOps, label: str, grams: Ngrams) -> Const:
     """Return the numbers of the hash: multipliers, then sizes and offsets of the heads, i64. All
     plans share one copy.
     """

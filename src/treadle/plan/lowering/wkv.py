@@ -11,13 +11,13 @@ from treadle.plan.lowering.recurrent import scanned_from, state_of
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 NORM_EPS = 64e-5  # of the norm of each head
 
 
 def token_shift(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
+    ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
 ) -> Rows:
     """Return ``n`` mixtures of each row of ``x`` with the previous token's row, side by side, f32
     ``[N, n * width]``.
@@ -46,7 +46,7 @@ def token_shift(
 
 
 def wkv_keys(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     decay: Rows,
     rate: Rows,
@@ -87,7 +87,7 @@ def wkv_keys(
     return Floats(label, len(ROW) * state.n_inner, out)
 
 
-def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
+def wkv(ops: PlanOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
     """Return the states, updated by ``rows`` (of ``wkv_keys``) token by token, applied to ``r``,
     f32 ``[N, n_inner]``.
     """
@@ -117,7 +117,7 @@ def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
 
 
 def wkv_out(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     r: Rows,
