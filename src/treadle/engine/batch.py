@@ -54,10 +54,11 @@ PART_RECORD, PAGES_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECOR
 
 
 class BatchItem(NamedTuple):
-    """One sequence's share of a batch: ``ids`` are appended to ``seq``, and logits of the last
-    ``n_outputs`` of them are computed. ``queries``: the queries for the largest logits of each
-    output. Tokens at position ``second`` and after have the second token type, in a model
-    with token types.
+    """One sequence's share of a batch. ``ids`` are appended to ``seq``; logits of the last
+    ``n_outputs`` of them are computed, and their largest found by ``queries`` (the same for each
+    output).
+
+    second: in a model with token types, the position from which on tokens have the second type.
     """
 
     seq: Sequence
@@ -68,8 +69,9 @@ class BatchItem(NamedTuple):
 
 
 def of_runs(pooled: Seq[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
-    """Combine the pooled vectors of runs of ``step`` tokens to the vector ``[1, n_embd]`` of a text
-    of ``n`` tokens; ``unit``: normalised to length 1.
+    """Return the pooled vector f32 ``[1, n_embd]`` of a text of ``n`` tokens. ``pooled``: the
+    vector of each of its runs, of ``step`` tokens each but the last; ``pooling``: "mean", "first"
+    or "last"; ``unit``: scale to length 1.
     """
     rows = [row.astype(np.float64) for row in pooled]
     mean = np.average(rows, 0, [min(step, n - at) for at in range(0, n, step)])
@@ -91,8 +93,8 @@ def in_runs(texts: Iterable[Seq[int]], max_tokens: int, max_texts: int) -> Itera
 
 
 class RopeTable:
-    """Table of rotary cosines and sines by position, filled on demand. They are multiplied by
-    ``factor`` and by ``gains(positions)``.
+    """Rotary cosines and sines by position, computed when first needed. They are multiplied by
+    ``factor``, and by ``gains(positions)``, a factor for each position.
     """
 
     def __init__(
@@ -110,8 +112,8 @@ class RopeTable:
         self._filled = 0
 
     def upto(self, n: int) -> np.ndarray:
-        """Return the table, filled for at least ``n`` positions: f32 ``[n_ctx, 2, rope_dims / 2]``,
-        exact to f32.
+        """Return the table f32 ``[n_ctx, 2, rope_dims / 2]`` (cosines, sines), of which at least
+        the first ``n`` positions are filled. Angles are computed in f64.
         """
         if n > self._filled:
             start = self._filled
@@ -125,7 +127,9 @@ class RopeTable:
 
 
 class Inputs:
-    """A run's input block (uint8) as numpy arrays, for the kernels' numpy references."""
+    """The input block of a run (uint8), as numpy arrays by field of RUN_STATE: for the kernels'
+    numpy references. ``inputs[field]`` is an integer: a count, or the byte offset of an array.
+    """
 
     def __init__(self, block: np.ndarray) -> None:
         self.block = block
@@ -144,7 +148,7 @@ class Inputs:
         return self._array("parts", "n_parts", PART)
 
     def pages_of(self, pool: int) -> list[np.ndarray]:
-        """Return each sequence's pages in a pool."""
+        """Return the page numbers of a pool for each sequence of the batch, i64."""
         lists = self._array("part_pages", "n_parts", PART_PAGES).tolist()
         return [self._array_at(at + 8 * n * pool, n, "i8") for at, n in lists]
 
@@ -157,8 +161,8 @@ class Inputs:
         return self._array("output_rows", "n_outputs", "i4")
 
     def sampled(self, n_vocab: int) -> Iterator[tuple[int, np.ndarray | bool, bool, bool]]:
-        """Yield, per query: the logits row; the allowed tokens, bool ``[n_vocab]`` or True for all;
-        ``LogitsQuery.first`` and ``LogitsQuery.total``.
+        """Yield for each query of samplers: its row of the logits; the allowed tokens, bool
+        ``[n_vocab]``, or True for all; ``LogitsQuery.first``; ``LogitsQuery.total``.
         """
         for record in self._array("sampled", "n_sampled", SAMPLED):
             row, mask, first, total = map(int, record.tolist())
@@ -169,7 +173,9 @@ class Inputs:
             yield row, allowed, bool(first), bool(total)
 
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
-        """f32 ``[n_tokens, 2, rope_dims / 2]``."""
+        """Return the cosines and sines of the batch's tokens, f32
+        ``[n_tokens, 2, rope_dims / 2]``.
+        """
         rows = self._array(numbered("rope", table), "n_tokens", "f4", rope_dims)
         return rows.reshape(-1, 2, rope_dims // 2)
 
@@ -177,7 +183,9 @@ class Inputs:
         return self._array(numbered("kv_indices", pool), "n_tokens", "i8")
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
-        """Return a pool's attention items, for parts with few tokens or the others, with pages."""
+        """Return a pool's attention items, each with the page numbers of its keys, i64. ``few``:
+        the items of sequences with few tokens in the batch; else those of the others.
+        """
         field = "attn_few" if few else "attn_items"
         name = numbered(field, pool)
         count = numbered(f"n_{field}", pool)
@@ -189,8 +197,8 @@ class Inputs:
 
     @property
     def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield LoRA row groups: first row, number of rows, and the f32 scales, a view from the
-        first adapter's to the end of the block.
+        """Yield the groups of rows with adapters: first row, number of rows, and their scales, f32.
+        The scales' array begins at the first adapter and ends with the block.
         """
         for i, record in enumerate(self._array("loras", "n_loras", LORA)):
             token, n, scales = record.tolist()
@@ -203,8 +211,8 @@ class Inputs:
 
 
 class RunInputs(Inputs):
-    """The inputs of a plan's runs, rewritten by each ``lay_out``. The previous run is over by then;
-    a late worker discards what it read.
+    """The inputs of a plan's runs; ``lay_out`` rewrites them for each batch. The previous run is
+    over by then; a late worker discards what it reads.
     """
 
     def __init__(
@@ -268,7 +276,8 @@ class RunInputs(Inputs):
             np.array(traits.component_of(rope.shape[2])) if traits.sections else np.empty(0, int)
             for _, rope in self._ropes
         ]
-        # Rows of media for the plan's buffer, in a plan that takes them (``media_rows.py``).
+        # Rows of media for the plan's buffer, if the plan reads some
+        # (``kernels/elementwise/media_rows.py``).
         self.media: np.ndarray | None = None
         if media is not None:
             self.media = np.zeros((plan.n_tokens, media.row_bytes // 4), np.float32)
@@ -278,13 +287,13 @@ class RunInputs(Inputs):
         self._bytes[at : at + n] = mask[:n].ljust(n, b"\0")
 
     def write_late(self) -> None:
-        """Wait for the late masks and write them."""
+        """Wait for the masks that are still being computed, and write them."""
         for at, mask in self.late:
             self._write_mask(at, mask.wait())
 
     def lay_out(self, parts: Seq[BatchItem], starts: Seq[int]) -> None:
-        """Write a batch. Each part's tokens follow the ``starts`` tokens of its sequence; their
-        pages are reserved already.
+        """Write a batch. ``starts``: the tokens that each part's sequence had before it. The
+        sequences are extended already, pages included.
         """
         row = 0
         first = self._tokens
@@ -345,11 +354,13 @@ class RunInputs(Inputs):
             words[at + 2] = pool.n_merges
 
     def _embedded(self, ids: Seq[int]) -> Seq[int]:
-        """Return the tokens whose embeddings are read."""
+        """Return ``ids`` with each control token replaced by the token whose embedding the model
+        reads.
+        """
         return ids if self._control_tokens is None else self._control_tokens.substituted(ids)
 
     def _lay_out_lists(self, parts: Seq[BatchItem], at: int) -> None:
-        """Write where each part's pages are, from ``at`` on."""
+        """Write, from byte ``at`` on, where each part's page list begins and how long it is."""
         at_pages = self._pages
         for seq, *_ in parts:
             PAGES_RECORD.pack_into(self._bytes, at, 8 * at_pages, len(seq.pages[0]))
@@ -357,7 +368,9 @@ class RunInputs(Inputs):
             at_pages += sum(map(len, seq.pages))
 
     def lay_out_encoder(self, encoded: EncodedKeys) -> None:
-        """Write a run with one row for each key of an encoder, which stores them."""
+        """Write the inputs of a run that stores an encoder's keys and values; it has one row per
+        key.
+        """
         n = encoded.n_keys
         COUNTS.pack_into(self._bytes, 0, n, 0, 0, 0)
         for pool in self._all_pools:
@@ -367,8 +380,8 @@ class RunInputs(Inputs):
             self._words[pool.slots : pool.slots + n] = cells[:n]
 
     def _lay_out_cross(self, seq: Sequence, at_pages: int, row: int, n: int) -> int:
-        """Write the items of ``n`` tokens that attend to an encoder's rows. Return where the next
-        page list goes.
+        """Write the attention items of ``n`` tokens, from batch row ``row`` on, over their
+        encoder's rows. Return the index (in words) of the next page list.
         """
         encoded = seq.encoded
         assert encoded is not None
@@ -382,8 +395,8 @@ class RunInputs(Inputs):
     def _write_queries(
         self, queries: Seq[LogitsQuery], index: int, at_sampled: int, at_mask: int
     ) -> tuple[int, int]:
-        """Write the queries for the largest logits of output ``index``. Return where the next
-        record and the next mask go.
+        """Write the logits queries of output ``index``. Return the byte offsets of the next record
+        and of the next mask.
         """
         for mask, only, total in queries:
             where = 0
@@ -401,8 +414,8 @@ class RunInputs(Inputs):
     def _lay_out_media(
         self, ids: Seq[int], row: int, start: int
     ) -> tuple[Seq[int], list[tuple[int, int]]]:
-        """Write the rows of a part's media. Return its ids with 0 in place of those of media, and
-        its bidirectional spans, by index in the sequence.
+        """Write the rows of pictures and sounds among ``ids``, from batch row ``row`` on. Return
+        ``ids`` with 0 in their places, and the bidirectional spans as index ranges of the sequence.
         """
         assert self.media is not None
         self.media[row : row + len(ids), 0] = 0.0
@@ -420,7 +433,9 @@ class RunInputs(Inputs):
         return plain, registry.spans_in(ids, start)
 
     def _write_rotations(self, seq: Sequence, ids: Seq[int], row: int, start: int) -> None:
-        """Write the rotations of a part whose positions are not its indices."""
+        """Write the cosines and sines of a part whose positions differ from its indices: it has
+        pictures, or comes after some.
+        """
         end = row + len(ids)
         if not self._registry.any_in(ids):
             first = start + (seq.shifts[-1][1] if seq.shifts else 0)
@@ -439,8 +454,9 @@ class RunInputs(Inputs):
 
 
 class _Loras:
-    """Writes the LoRA scales of a batch's rows; rows without adapters get no record. A row's scales
-    begin with those of the adapters within the model, of which it has at most one.
+    """Writes the adapter records of a batch: groups of rows, and their scales. Rows without
+    adapters get no record. A row's scales begin with those of the adapters within the model
+    (Granite Switch), of which at most one is not 0.
     """
 
     def __init__(
@@ -460,7 +476,9 @@ class _Loras:
         self._n_within = control_tokens.n if control_tokens else 0
 
     def lay_out(self, parts: Seq[BatchItem], starts: Seq[int]) -> None:
-        """Write the records of a batch, of which each part's tokens follow ``starts`` tokens."""
+        """Write the records of a batch. ``starts``: the tokens that each part's sequence had before
+        it.
+        """
         row = 0
         at = self._records
         scales = self._scales
@@ -485,7 +503,9 @@ class _Loras:
         COUNT.pack_into(self._block, run_offset("n_loras"), count)
 
     def _write_scales(self, first: int, lora: Lora, adapter: int) -> None:
-        """Write the scales of ``lora``, and of an adapter within the model, 0 for none."""
+        """Write a row's scales from f32 index ``first`` on: 1 for ``adapter``, the number of an
+        adapter within the model (0: none), then the scales of ``lora``.
+        """
         for i in range(self._n_scales):
             self._floats[first + i] = 0.0
         if adapter:
@@ -495,10 +515,11 @@ class _Loras:
 
 
 class _Pool:
-    """Writes one KV pool's inputs: the KV indices to write to, and the attention items.
+    """Writes the inputs of one KV pool: the place of each token's key and value, and the attention
+    items.
 
-    Parts of few tokens have items of one query token and at most SPLIT keys; other parts have items
-    of ``tile`` query tokens and all their keys.
+    A sequence with few tokens in the batch has items of one query token and at most SPLIT keys; one
+    with more has items of ``tile`` query tokens and all their keys.
     """
 
     def __init__(
@@ -539,9 +560,9 @@ class _Pool:
         n: int,
         spans: list[tuple[int, int]],
     ) -> None:
-        """Add ``n`` tokens of one sequence at position ``start``, rows ``token`` and up of the
-        batch. The sequence's pages are at byte offset ``table``. ``spans``: ranges of positions
-        whose tokens attend to each other in both directions.
+        """Add ``n`` tokens of one sequence, from position ``start`` on; they are the batch's rows
+        from ``token`` on. ``pages``: the sequence's pages, which the block has at byte ``table``;
+        ``spans``: ranges of positions whose tokens attend to each other in both directions.
         """
         if not self._has_spans:
             spans = []
@@ -584,7 +605,9 @@ class _Pool:
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
     def add_encoded(self, table: int, token: int, n: int, n_keys: int) -> None:
-        """Add ``n`` tokens, rows ``token`` and up of the batch, that all see an encoder's rows."""
+        """Add ``n`` tokens, the batch's rows from ``token`` on, that all attend to the ``n_keys``
+        rows of an encoder.
+        """
         if n <= self._few:  # as the last of these rows, which see all
             self._add_few(table, token, n_keys - n, n, [])
             return
@@ -599,7 +622,9 @@ class _Pool:
     def _add_few(
         self, table: int, token: int, start: int, n: int, spans: list[tuple[int, int]]
     ) -> None:
-        """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
+        """Add items of one query token each, whose keys are split at multiples of SPLIT; for a
+        token with several splits, add a merge of their results.
+        """
         end = start + n
         window = self._window
         causal = self._causal

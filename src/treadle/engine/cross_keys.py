@@ -21,7 +21,9 @@ SMALLEST = 64  # rows of the smallest plan
 
 
 class CrossKeysPlan:
-    """A plan of one size that stores keys and values in a cache's cross pools, ready to run."""
+    """A compiled plan, with its inputs and memory, that stores an encoder's keys and values in a
+    cache's cross pools.
+    """
 
     def __init__(self, plan: Plan, cache: KVCache, device: Device) -> None:
         self.plan = plan
@@ -32,9 +34,10 @@ class CrossKeysPlan:
 
 class CrossKeys:
     """Stores the keys and values of an encoder's rows in a decoder's cache. Plans are made on first
-    use, each for up to a power of two of rows, at most ``n_rows``.
+    use, for a power of two of rows from SMALLEST on, at most ``n_rows``.
 
-    ``config``: the decoder's, of a graph that stores keys and values; ``weights``: of the decoder.
+    ``config``, ``weights``: the decoder's; the config names a graph that only stores keys and
+    values.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class CrossKeys:
         self._plans: dict[int, CrossKeysPlan] = {}
 
     def plan_for(self, n_rows: int) -> CrossKeysPlan:
-        """Return the prepared plan for so many rows."""
+        """Return the prepared plan that stores at least ``n_rows`` rows."""
         size = min(max(SMALLEST, 1 << (n_rows - 1).bit_length()), self._n_rows)
         if size not in self._plans:
             given = self._config, self._weights, self._cache, size, 1
@@ -57,8 +60,8 @@ class CrossKeys:
         return self._plans[size]
 
     def store(self, states: np.ndarray, to: EncodedKeys) -> None:
-        """Store the keys and values of an encoder's states, f32 ``[n_keys, n_embd]``. The caller
-        holds the engine's lock.
+        """Store the keys and values of an encoder's states, f32 ``[n_keys, n_embd]``, in the pages
+        of ``to``. The caller holds the engine's lock. Raises FileError if the model's file changed.
         """
         made = self.plan_for(len(states))
         buffer = made.plan.takes[ENCODED]
@@ -71,6 +74,6 @@ class CrossKeys:
         to.is_stored = True
 
     def close(self) -> None:
-        """Release the plans and the weights."""
+        """Drop the plans and the constants of the weights."""
         self._weights.consts.clear()
         self._plans.clear()

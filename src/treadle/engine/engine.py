@@ -59,7 +59,7 @@ class Engine:
 
     cache_type: ClassVar[type[KVCache]] = KVCache
     has_states: ClassVar[bool] = True  # whether the hidden states of a run's tokens can be read
-    lender: Engine | None = None  # the engine whose keys and values it reads, if it has none
+    lender: Engine | None = None  # of a drafter without own keys and values: the engine it reads
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class Engine:
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
 
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
-        """Return the cache of this engine, with these arguments of ``KVCache``."""
+        """Return a new cache of the engine's kind; the arguments are those of ``KVCache``."""
         return self.cache_type(*given, **named)
 
     def attend(self, seq: Sequence, source: Seq[int]) -> None:
-        """Make an empty sequence attend to the rows of ``source``, which the model's encoder reads
-        now if no other sequence has them.
+        """Make an empty sequence attend to the rows of the prompt ``source``. The model's encoder
+        reads it now, unless the cache has its keys and values.
 
         Raises UnsupportedError if the model has no encoder, ContextFullError for a source that is
         too long, NoRoomError if there are no pages for its rows.
@@ -144,14 +144,16 @@ class Engine:
     # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
-        """Return the plan for such batches with ``output``, by default the graph's main one."""
+        """Return the plan for batches of up to ``n_tokens`` tokens with ``n_outputs`` rows of
+        ``output``, by default the graph's main output, and with the default adapters.
+        """
         made = output or main_output(self.config)
         adapted, steered = self._uses(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted, steered=steered).plan
 
     def adapt(self, adapters: Seq[Adapter]) -> None:
-        """Enable adapters for sequences (``Sequence.lora``); call before any run. Batches without
-        adapters keep their plans, except on a ``deterministic`` engine.
+        """Load adapters, which sequences then choose (``Sequence.lora``). Call before any run.
+        Batches without adapters keep their plans, except on a ``deterministic`` engine.
 
         Raises UnsupportedError for a matrix that is used in no plain product.
         """
@@ -164,14 +166,15 @@ class Engine:
             adapter.check(self._adapted.met)
 
     def _with_adapters(self, adapters: Seq[Adapter]) -> Weights:
-        """Return the weights with the adapters within the model, and then these."""
+        """Return the weights with these adapters, after the adapters within the model."""
         loaded: list[dict[TensorName, LowRank]] = [dict(one.ranks.items()) for one in adapters]
         ranks = [*self._within, *loaded]
         return replace(self._weights, adapters=ranks, n_scales=len(ranks))
 
     def steer(self, vectors: Seq[ControlVector]) -> None:
-        """Enable control vectors for sequences: in ``Sequence.lora`` they follow the adapters. Call
-        after ``adapt`` and before any run. Batches without control vectors keep their plans.
+        """Load control vectors, which sequences then choose: in ``Sequence.lora`` their numbers
+        follow those of the adapters. Call after ``adapt`` and before any run. Batches without
+        control vectors keep their plans.
 
         Raises FileError for a vector that does not fit the model.
         """
@@ -184,18 +187,22 @@ class Engine:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether texts may have adapters: loaded ones, or some within the model."""
+        """Whether sequences may have adapters: loaded ones, or some within the model."""
         return self._adapted is not None
 
     def adapts(self, ids: Seq[int]) -> bool:
-        """Return whether a text of ``ids``, without loaded adapters, runs a plan with adapters."""
+        """Return whether a text of ``ids`` that chooses no loaded adapter still needs a plan with
+        adapters: on a deterministic engine with adapters, or because of its control tokens.
+        """
         tokens = self.cache.control_tokens
         always = self.deterministic and self.has_adapters  # so that results are bit-identical
         return always or (tokens is not None and tokens.any_in(ids))
 
     @property
     def _n_scales(self) -> int:
-        """Scales of a row: of adapters within the model, of loaded ones, of control vectors."""
+        """Number of scales of a row: one for each adapter within the model, loaded adapter and
+        control vector.
+        """
         return len(self._within) + len(self.cache.tree.marks)
 
     def tap(self, layers: Seq[int]) -> None:
@@ -206,12 +213,14 @@ class Engine:
         self._with_media = replace(self._with_media, taps=tuple(layers))
 
     def _uses(self, lora: Lora) -> tuple[bool, bool]:
-        """Return whether a sequence with these scales has adapters, and control vectors."""
+        """Return whether a sequence with these scales has loaded adapters, and whether it has
+        control vectors.
+        """
         n = len(self.adapters)
         return bool(lora) and lora[0][0] < n, bool(lora) and lora[-1][0] >= n
 
     def _weights_of(self, key: PlanKey) -> Weights:
-        """Return the weights that a plan is made of."""
+        """Return the weights for a plan: with adapters and control vectors as its key says."""
         weights = self._adapted if key.adapted and self._adapted else self._weights
         if not key.steered:
             return weights
@@ -227,8 +236,9 @@ class Engine:
         media: bool = False,
         steered: bool = False,
     ) -> PreparedPlan:
-        """Return the prepared plan, with adapters or without, with rows of media or without, with
-        control vectors or without.
+        """Return the prepared plan for batches of up to ``n_tokens`` tokens with ``n_outputs`` rows
+        of ``output``; it is compiled if it is new. ``adapted``, ``media``, ``steered``: as in
+        ``PlanKey``.
         """
         asked = n_tokens, n_outputs, output, adapted, media, steered
         ready = self._ready.get(asked)
@@ -239,14 +249,16 @@ class Engine:
         return ready
 
     def _key(self, asked: PlanKey) -> PlanKey:
-        """Return the plan that serves such batches."""
+        """Return the key of the plan that serves batches of this kind: their sizes rounded up to
+        plan sizes.
+        """
         limits = self.max_tokens, OUTPUTS
         sizes = plan_sizes(asked.n_tokens, asked.n_outputs, self._sizes, limits, CHUNK)
         return PlanKey(*sizes, asked.output, asked.adapted, asked.media, asked.steered)
 
     def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
-        """Begin to compile the kernels of a plan before ``plan_for`` needs it, ``later`` after all
-        others. Return whether other processes compile them; if not, nothing is gained.
+        """Begin to compile the kernels of a plan in other processes, before ``plan_for`` needs it;
+        ``later``: after all others. Return whether this has begun; if not, nothing is gained.
         """
         key = self._key(asked)
         if key in self._ready:
@@ -256,7 +268,9 @@ class Engine:
         return self.device.compile_ahead(self._lowered[key], later=later)
 
     def lower(self, key: PlanKey, lowering: Callable[[Steps], PlanOps] | None = None) -> Plan:
-        """Return a plan, not compiled. ``lowering``: see ``Device.plan``."""
+        """Return a plan that is not compiled yet. ``lowering``: in place of the usual one, for
+        hooks (``Device.plan``).
+        """
         return self.device.plan(
             self._with_media if key.media else self.config,
             self._weights_of(key),
@@ -297,7 +311,9 @@ class Engine:
     # -- runs -----------------------------------------------------------------------------------
 
     def run(self, parts: Seq[BatchItem]) -> np.ndarray:
-        """Run one batch of at most ``max_tokens`` tokens; see the class."""
+        """Run one batch of at most ``max_tokens`` tokens. Return its logits and raise errors as the
+        class says.
+        """
         return self._run(parts, lambda ready: self._logits(ready)().copy())
 
     def sample(
@@ -306,9 +322,9 @@ class Engine:
         observer: EngineObserver = NO_OBSERVER,
         meanwhile: Callable[[], object] | None = None,
     ) -> LogitsBatch:
-        """Run a batch for samplers: return each output's largest logits, by its part's queries.
-        ``meanwhile`` is called just before the device starts, for work of other threads that should
-        overlap with the run.
+        """Run a batch for samplers. Return the logits of its outputs, with the largest ones found
+        by each part's queries. ``meanwhile`` is called just before the device starts: it may wake
+        other threads, whose work then overlaps with the run.
         """
 
         def begin(ready: PreparedPlan) -> None:
@@ -323,12 +339,12 @@ class Engine:
         return self._run(parts, read, None, observer.output, begin)
 
     def observe(self, parts: Seq[BatchItem], observer: EngineObserver) -> None:
-        """Run a batch for ``observer`` alone; its output has no logits."""
+        """Run a batch of which only ``observer`` reads the result (``EngineObserver.output``)."""
         read = partial(observer.after_run, parts)
         self._run(parts, read, None, observer.output, observer.before_run)
 
     def run_timed(self, parts: Seq[BatchItem]) -> list[tuple[str, float]]:
-        """Run a batch's main output; return each step's label and seconds."""
+        """Run a batch's main output. Return the label of each step, and its seconds."""
         times: list[float] = []
         plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
         return list(zip([step.label for step in plan], times, strict=True))
@@ -336,9 +352,10 @@ class Engine:
     def run_reference(
         self, parts: Seq[BatchItem], until: str | None = None
     ) -> tuple[Plan, np.ndarray]:
-        """Run a batch by the kernels' numpy references, up to and including the step ``until``.
+        """Run a batch by the kernels' numpy references, up to and including the step labelled
+        ``until``.
 
-        Return the plan and its arena, to compare step by step.
+        Return the plan and its arena (uint8), for a comparison of each step's result.
         """
         with self.lock:
             ready = self._plan_of(parts)
@@ -360,10 +377,11 @@ class Engine:
         unit: bool = True,
         lora: Lora | None = None,
     ) -> np.ndarray:
-        """Return a vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states
-        after the output norm, pooled by ``config.pool``; without ``unit`` not normalised.
-        ``texts``: several that fit one run, or a single one. ``seconds``: ``BatchItem.second`` of
-        each; ``lora``: the adapters to run with, None for those of new sequences.
+        """Return a vector for each text, float32 ``[n_texts, n_embd]``: its last states after the
+        output norm, pooled by ``config.pool``, and scaled to length 1 if ``unit``.
+
+        ``texts``: several that fit one run (see ``together``), or a single one. ``seconds``:
+        ``BatchItem.second`` of each; ``lora``: the adapters to run with, None for the default.
 
         Raises ContextFullError if a text does not fit, TreadleError for one without tokens.
         """
@@ -383,9 +401,9 @@ class Engine:
         unit: bool = True,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray | None, None, None]:
-        """Yield the vectors of ``embed`` last, and None after each earlier run of a text that takes
-        several runs. Other threads may use the engine between runs. Close the generator: it holds
-        pages.
+        """Yield None after each run but the last, then the vectors that ``embed`` returns. Only a
+        text longer than ``max_tokens`` takes several runs; other threads may use the engine in
+        between. Close the generator: it holds pages.
         """
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
@@ -397,7 +415,9 @@ class Engine:
     def _embed_together(
         self, texts: Seq[Seq[int]], seconds: Seq[int], unit: bool, lora: Lora | None
     ) -> np.ndarray:
-        """Embed texts that fit one run; one by one if there are not enough pages for all."""
+        """Return the vectors of texts that fit one run. Texts for which there are too few pages are
+        run one by one.
+        """
 
         def run(seqs: Seq[Sequence]) -> np.ndarray:
             each = zip(seqs, texts, seconds, strict=True)
@@ -416,8 +436,8 @@ class Engine:
             return np.concatenate(rows)
 
     def states(self, ids: Seq[int]) -> np.ndarray:
-        """Return the last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises
-        ContextFullError, and TreadleError for no tokens.
+        """Return the last layer's states after the output norm, float32 ``[n_tokens, n_embd]``.
+        Raises ContextFullError if the text does not fit, TreadleError if it has no tokens.
         """
         with self.lock, closing(self.states_runs(ids)) as runs:
             return np.concatenate([*runs])
@@ -425,8 +445,8 @@ class Engine:
     def states_runs(
         self, ids: Seq[int], lora: Lora | None = None
     ) -> Generator[np.ndarray, None, None]:
-        """Yield the states of ``states``, run by run. Other threads may use the engine between
-        runs. Close the generator: it holds pages.
+        """Yield what ``states`` returns, in parts of one run each. Other threads may use the engine
+        between runs. Close the generator: it holds pages.
         """
         if not len(ids):
             raise TreadleError("no tokens")
@@ -435,9 +455,7 @@ class Engine:
     def _embed_long(
         self, ids: Seq[int], unit: bool, lora: Lora | None
     ) -> Generator[np.ndarray | None, None, None]:
-        """Yield the vector ``[1, n_embd]`` of a text that takes several runs, and None after each
-        earlier run.
-        """
+        """Yield None after each run of a text but the last, then its vector ``[1, n_embd]``."""
         read = partial(self._read, "pooled", "n_parts")
         step = self.max_tokens
         pooled: list[np.ndarray] = []
@@ -455,8 +473,8 @@ class Engine:
         output: str,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray, None, None]:
-        """Run a text in as many runs as needed, in a new sequence with its pages reserved. Yield
-        the result of each run.
+        """Run a text in a new sequence, whose pages are reserved first, in as many runs as it
+        needs. Yield what ``read`` returns after each run.
         """
         with interrupts_held() as held:  # around all, as in ``_of_new``
             with self.lock:
@@ -473,7 +491,7 @@ class Engine:
                     seq.close()
 
     def _of_new(self, n: int, lora: Lora | None, use: Callable[[Seq[Sequence]], T]) -> T:
-        """Call ``use`` with ``n`` new sequences, close them, and return its result."""
+        """Return ``use(sequences)`` of ``n`` new sequences, which are closed afterwards."""
         with interrupts_held() as held:  # around all: a signal after ``use`` would leave them open
             seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
             try:
@@ -484,8 +502,8 @@ class Engine:
                     seq.close()
 
     def match(self, seq: Sequence, ids: Seq[int]) -> int:
-        """Make ``seq`` hold the longest cached prefix of ``ids``, page files included; return its
-        length.
+        """Make ``seq`` hold the longest prefix of ``ids`` that the cache or page files have,
+        without the last id. Return its length.
         """
         with self.lock:
             with interrupts_held():
@@ -498,10 +516,10 @@ class Engine:
             return len(seq.ids)
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Truncate ``seq`` to its first ``n`` tokens, or to the beginning of a picture that this
-        would cut.
+        """Truncate ``seq`` to its first ``n`` tokens; if that would cut a picture, to the picture's
+        beginning.
 
-        Tokens that a layer's window no longer covers are recomputed.
+        Tokens whose state or window pages are gone are run again.
         """
         with self.lock:
             again: list[int] = []
@@ -549,8 +567,8 @@ class Engine:
     def _walk(
         self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
     ) -> bool:
-        """Run the steps of a plan; return False if a signal stopped it. Late masks are waited for
-        after all steps that do not depend on them.
+        """Run the steps of a plan; return False if a signal stopped it. ``times`` gets each step's
+        seconds. Masks still being computed are awaited just before the first step that reads them.
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
         if ready.run.media is not None:
@@ -565,9 +583,10 @@ class Engine:
         return run(range(first, end))
 
     def steps(self, parts: Seq[BatchItem]) -> tuple[Plan, RunInputs]:
-        """Return a batch's plan and its inputs, for running the plan step by step. The caller holds
-        ``lock`` and commits each sequence to the cache afterwards. The plan computes logits if a
-        part needs any, else the main output.
+        """Write a batch's inputs; return its plan and these inputs, for running the plan step by
+        step. The plan computes logits if a part needs any, else the main output.
+
+        The caller holds ``lock``, and commits each sequence to the cache afterwards.
         """
         wanted = any(part.n_outputs for part in parts)
         ready = self._plan_of(parts, "logits" if wanted else main_output(self.config))
@@ -576,9 +595,11 @@ class Engine:
         return ready.plan, ready.run
 
     def lay_out(self, key: PlanKey, parts: Seq[BatchItem]) -> tuple[PreparedPlan, list[int]]:
-        """Lay out a batch in the plan ``key``, which has room for it, to run it step by step.
-        Return the plan and the sequences' lengths before. The caller holds ``lock`` and truncates
-        the sequences to these afterwards, or commits them to the cache.
+        """Write a batch's inputs for the plan ``key``, which must have room for it, to run it step
+        by step. Return the plan, and the lengths that the sequences had before.
+
+        The caller holds ``lock``, and afterwards truncates the sequences to these lengths, or
+        commits them to the cache.
         """
         ready = self.plan_for(*key)
         starts = self._prepare(ready, parts)
@@ -586,7 +607,9 @@ class Engine:
         return ready, starts
 
     def _plan_of(self, parts: Seq[BatchItem], output: str = "logits") -> PreparedPlan:
-        """Check a batch's sizes and ids; return its plan."""
+        """Check a batch's sizes, ids and media; return its prepared plan. Raises TreadleError,
+        UnsupportedError.
+        """
         if self._closed:
             raise TreadleError("the model is closed")
         n_tokens = 0
@@ -625,7 +648,7 @@ class Engine:
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
 
     def _no_prompt(self, output: str) -> UnsupportedError:
-        """Return the error for a sequence without an encoder's rows."""
+        """Return the error for a run of a decoder whose sequence has no encoded prompt."""
         name = self.config.arch.name
         if output not in OF_ROWS:
             return UnsupportedError(f"no {output}: {name} generates text, of a prompt's encoding")
@@ -635,7 +658,9 @@ class Engine:
         )
 
     def _check_rows(self, entries: Iterable[MediaEntry]) -> None:
-        """Raise TreadleError for media whose rows are not there, or have the wrong width."""
+        """Raise TreadleError for a picture or sound that is not encoded, or whose rows have the
+        wrong width.
+        """
         width = self.config.n_embd * (1 + self.config.media.n_deepstack)
         for entry in entries:
             shape = None if entry.rows is None else entry.rows.shape
@@ -645,11 +670,13 @@ class Engine:
 
     @property
     def media(self) -> MediaRegistry:
-        """The pictures and sounds whose rows texts may have."""
+        """The registry of pictures and sounds whose rows texts may have as tokens."""
         return self.cache.media
 
     def check_ids(self, ids: Seq[int]) -> None:
-        """Raise TreadleError if an id is not a token of the model."""
+        """Raise TreadleError unless each id is a token of the vocabulary, or a row of a known
+        picture or sound.
+        """
         n_vocab = self.config.n_vocab
         if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
             media = self.media
@@ -657,7 +684,9 @@ class Engine:
                 raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
     def _prepare(self, ready: PreparedPlan, parts: Seq[BatchItem]) -> list[int]:
-        """Reserve pages for a batch (all or none), write its inputs, and return the old lengths."""
+        """Append a batch to its sequences (all or none), with pages, and write the plan's inputs.
+        Return the sequences' lengths before.
+        """
         if self._rows is not None and (rows := self._rows()) is not None:
             rows.keep()  # the previous run's logits are still referenced
         starts = [len(part.seq) for part in parts]
@@ -674,7 +703,7 @@ class Engine:
         return starts
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
-        """Return a reader of the last run's logits, float32 ``[n_outputs, n_vocab]``."""
+        """Return a function that reads the last run's logits, float32 ``[n_outputs, n_vocab]``."""
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Seq[BatchItem], ready: PreparedPlan) -> LogitsBatch:
@@ -687,11 +716,15 @@ class Engine:
         return rows
 
     def _read(self, name: str, count: str, ready: PreparedPlan) -> np.ndarray:
-        """Copy an output with a row of ``n_embd`` values for each of the run's ``count``."""
+        """Return a copy of the plan's output ``name``, f32 ``[n, n_embd]``; ``n`` is the run's
+        ``count``, a field of RUN_STATE.
+        """
         return ready.rows(ready.plan.outputs[name], ready.run[count], self.config.n_embd).copy()
 
     def close(self) -> None:
-        """Stop the threads and release the weights. The engine cannot run again."""
+        """Save cached pages to files if there are any, stop the device's threads, and release the
+        weights. The engine cannot run again.
+        """
         with self.lock:
             if not self._closed and self.cache.store is not None:
                 self.cache.store.save()

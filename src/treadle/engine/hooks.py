@@ -1,12 +1,12 @@
 """Hooks: code that reads or changes what a plan's steps write, between the steps of a run.
 
-While hooks are in use, an engine is a ``HookedEngine``: it runs plans of their own
-(``plan/lowering/observed.py``), each in pieces that end at hook points, and calls the hooks in
-between. Without hooks an engine is the ``Engine`` that it was: no run tests for them.
+While hooks are in use, an engine's class is ``HookedEngine``: it runs plans of another lowering
+(``plan/lowering/observed.py``) in pieces that end at hook points, and calls the hooks in between.
+Afterwards its class is ``Engine`` again, so that ordinary runs do not test for hooks.
 
-Keys and values that are computed beside hooks are not shared with other sequences, because a hook
-may have changed them; and texts that begin beside hooks use no cached prefix, because its tokens
-are not run. ``HookedCache`` keeps both apart.
+A hook may change keys and values, so those computed while hooks are in use are not shared with
+other sequences. A hook sees only tokens that are run, so a text that begins while hooks are in use
+takes no cached prefix. ``HookedCache`` keeps such sequences private.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ Call = Callable[["HookedRun"], None]
 # Prefixes of a plan's output in its key, by lowering.
 OBSERVED = "observed "
 UNFUSED = "unfused "
-SHORT = 32  # steps times tokens of a piece that a signal does not stop, as that takes as long
+SHORT = 32  # steps times tokens: checking for signals takes as long as a shorter piece
 FUSIBLE = ".gate_up"  # suffix of labels whose step may be fused with the next one
 
 
 class HookedRun:
     """One run of an engine, as hooks see it.
 
-    ready: its plan, in memory. parts: the batch. starts: the tokens that each part's sequence held
-    before. numbers: the number of each part's sequence.
+    ready: the prepared plan, with its results in memory.
+    parts: the batch.
+    starts: the tokens that each part's sequence held before.
+    numbers: the number of each part's sequence (``EngineHooks.number_of``).
     """
 
     def __init__(
@@ -85,8 +87,8 @@ class HookedRun:
         return np.repeat(np.array(self.numbers, np.intp), [len(part.ids) for part in self.parts])
 
     def rows_of(self, count: str) -> Ints | slice:
-        """Return the token rows that rows counted by ``count`` belong to: all, those with outputs,
-        or the last one of each sequence.
+        """Return the token rows that belong to the rows counted by the field ``count`` of
+        RUN_STATE: all tokens, those with outputs, or the last token of each sequence.
         """
         if count == "n_tokens":
             return slice(None)
@@ -97,21 +99,21 @@ class HookedRun:
         return np.concatenate([np.arange(end - part.n_outputs, end) for part, end in each])
 
     def count(self, count: str) -> int:
-        """Return the number of rows that a field of RUN_STATE counts."""
+        """Return the value of the field ``count`` of RUN_STATE: a number of rows."""
         return self.ready.run[count]
 
     def read(self, rows: StepRows) -> npt.NDArray[np.float32]:
-        """Return what a step wrote, as a copy."""
+        """Return the rows that a step wrote, f32, as a copy."""
         ready = self.ready
         return rows.read(ready.arena, ready.plan.offsets, self.count(rows.count))
 
     def write(self, rows: StepRows, values: npt.NDArray[np.float32]) -> None:
-        """Replace what a step wrote, in its own type."""
+        """Replace the rows that a step wrote; they are converted to the step's own type."""
         rows.write(self.ready.arena, self.ready.plan.offsets, values)
 
 
 class Hook(ABC):
-    """Takes part in runs. The methods are called under the engine's lock.
+    """An observer of runs between their steps. All methods are called under the engine's lock.
 
     changes: whether it changes values; such hooks are called before those that only read.
     stops_early: whether the steps after its last call need not run.
@@ -122,31 +124,31 @@ class Hook(ABC):
 
     @abstractmethod
     def calls(self, plan: Plan, points: Seq[HookPoint]) -> Iterable[tuple[int, Call]]:
-        """Return the calls that it wants in runs of ``plan``, each with the number of steps after
-        which it comes. ``points`` are the plan's.
+        """Return the hook's calls in runs of ``plan``, each as (number of steps after which it
+        comes, function of the run). ``points``: the plan's hook points.
         """
 
     def is_hooked(self, label: str) -> bool:
-        """Whether it takes part at this label."""
+        """Return whether the hook reads or changes the values of this label."""
         return False
 
     def begin(self, run: HookedRun) -> None:  # noqa: B027
         """Called before a run; again if a signal stopped the run and it is repeated."""
 
     def end(self, run: HookedRun) -> None:  # noqa: B027
-        """Called after a run that was not stopped."""
+        """Called after a run that was not stopped by a signal."""
 
     def truncated(self, number: int, n: int) -> None:  # noqa: B027
-        """Called before a sequence is cut to its first ``n`` tokens, as after a wrong draft.
-        ``number``: of a sequence that hooks have met.
+        """Called before a sequence that hooks have met is cut to its first ``n`` tokens, such as
+        after a rejected draft. ``number``: ``EngineHooks.number_of`` the sequence.
         """
 
 
 class HookedCache(KVCache):
-    """A cache whose *private* sequences neither use others' pages nor share their own.
+    """A cache with *private* sequences, which neither use others' pages nor share their own.
 
-    hooks: those in use. Texts that begin beside hooks are private, and so is every sequence whose
-    tokens were run beside a hook that changes values.
+    A sequence is private if it began while hooks were in use, or if tokens of it ran under a hook
+    that changes values.
     """
 
     hooks: EngineHooks
@@ -154,7 +156,7 @@ class HookedCache(KVCache):
 
     @property
     def store(self) -> PageStoreLike | None:
-        """The page files; None beside hooks."""
+        """The page files; None while hooks are in use."""
         kept: PageStoreLike | None = self.__dict__["store"]
         return None if self.hooks.active else kept
 
@@ -163,7 +165,7 @@ class HookedCache(KVCache):
         self.__dict__["store"] = store
 
     def make_private(self, seq: Sequence) -> None:
-        """Part a sequence from the prefix tree; it keeps its tokens."""
+        """Detach a sequence from the prefix tree; it keeps its tokens and pages."""
         if seq not in self.private:
             seq.alone = True
             seq.nodes.clear()
@@ -212,7 +214,7 @@ class HookedCache(KVCache):
 
 
 class HookedEngine(Engine):
-    """An engine while hooks are in use."""
+    """The class of an engine while hooks are in use: it calls them between steps."""
 
     hooks: EngineHooks
     cache: HookedCache
@@ -236,9 +238,9 @@ class HookedEngine(Engine):
         return super().lower(key._replace(output=key.output.removeprefix(prefix)), made)
 
     def labels(self, *, every: bool = False) -> list[str]:
-        """Return the labels of the points of a decoding step of a text with the default adapters
-        and control vectors. ``every``: also those of control vectors that are off by default, and
-        of rows of pictures and sounds.
+        """Return the labels of the hook points in a decoding step with the default adapters and
+        control vectors. ``every``: also those of control vectors that are off by default, and of
+        pictures and sounds.
         """
         adapted, steered = self._uses(self.cache.lora)
         media = False
@@ -257,11 +259,11 @@ class HookedEngine(Engine):
     def read_text(
         self, ids: Seq[int], first: int | None = None, *, lora: Lora | None = None
     ) -> None:
-        """Run a text in a sequence of its own, for hooks. ``first``: compute the logits of the
-        tokens from this one on; None for those of none. ``lora``: the adapters and control vectors
-        to run with, None for those of new sequences.
+        """Run a text in a new sequence, so that hooks see it. ``first``: the index from which on
+        logits are computed, None for no logits. ``lora``: the adapters and control vectors to run
+        with, None for the default.
 
-        Raises ContextFullError.
+        Raises ContextFullError if the text does not fit.
         """
         output = main_output(self.config) if first is None else "logits"
         with interrupts_held() as held, self.lock:
@@ -280,7 +282,8 @@ class HookedEngine(Engine):
                 seq.close()
 
     def read_together(self, texts: Seq[Seq[int]], *, lora: Lora | None = None) -> None:
-        """Run texts that fit one run, each in a sequence of its own, for hooks; see ``read_text``.
+        """Run several texts in one run, each in a new sequence, so that hooks see them. ``lora``:
+        as in ``read_text``.
 
         Raises ContextFullError if there are not enough pages for all.
         """
@@ -304,7 +307,9 @@ class HookedEngine(Engine):
     def _walk(
         self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
     ) -> bool:
-        """Run the steps of a plan from hook point to hook point."""
+        """Run the steps of a plan in pieces that end at hook points, and call the hooks in between.
+        Return False if a signal stopped the run.
+        """
         run = self._current
         hooks = self.hooks
         n_tokens = run.count("n_tokens")
@@ -339,8 +344,10 @@ class HookedEngine(Engine):
 class EngineHooks:
     """The hooks of one engine.
 
-    active: those in use, first those that change values. changes: whether any does. fused: whether
-    plans may use kernels that hide a label. numbers: of the sequences that hooks have met.
+    active: the hooks in use, those that change values first.
+    changes: whether any changes values.
+    fused: whether plans may fuse gate, up and activation: no hook needs the label in between.
+    numbers: the number of each sequence that hooks have met.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -356,9 +363,10 @@ class EngineHooks:
 
     @contextmanager
     def using(self, hook: Hook) -> Generator[HookedEngine, None, None]:
-        """Use a hook in the engine's runs, those of other threads included.
+        """Use a hook in all runs of the engine, those of other threads included, until the context
+        ends.
 
-        Raises UnsupportedError for an engine whose steps run elsewhere.
+        Raises UnsupportedError for an engine whose steps run in other processes.
         """
         engine = self._engine
         try:
@@ -372,8 +380,8 @@ class EngineHooks:
                 self._remove()
 
     def _install(self) -> HookedEngine:
-        """Make the engine and its cache hooked ones. The cache stays one: it keeps private
-        sequences apart for as long as they live.
+        """Set the classes of the engine and its cache to HookedEngine and HookedCache. The cache
+        keeps its class afterwards, because private sequences stay private.
         """
         engine: Any = self._engine
         kind: type = type(engine)
@@ -390,7 +398,7 @@ class EngineHooks:
         return engine
 
     def _remove(self) -> None:
-        """Make the engine an ordinary one again, if no hook is in use."""
+        """Set the engine's class back to Engine, if no hook is in use."""
         engine: Any = self._engine
         kind: type = type(engine)
         if kind is HookedEngine and not self.active:
@@ -408,8 +416,8 @@ class EngineHooks:
             self.fused = not any(hook.is_hooked(label) for hook in active for label in fusible)
 
     def labels(self, *, every: bool = False) -> list[str]:
-        """Return the labels that hooks can take part at, in the order of the steps; see
-        ``HookedEngine.labels``.
+        """Return the labels that hooks can read or change, in the order of the steps. ``every``: as
+        in ``HookedEngine.labels``.
         """
         engine = self._engine
         with engine.lock:
@@ -422,7 +430,7 @@ class EngineHooks:
                 self._remove()
 
     def number_of(self, seq: Sequence) -> int:
-        """Return the number of a sequence, from 0 on in the order in which hooks met them."""
+        """Return the number of a sequence: 0, 1, ... in the order in which hooks met them."""
         number = self.numbers.get(seq)
         if number is None:
             number = self.numbers[seq] = self._n_sequences
@@ -430,7 +438,7 @@ class EngineHooks:
         return number
 
     def points(self, plan: Plan) -> list[HookPoint]:
-        """Return the hook points of a plan."""
+        """Return the hook points of a plan, in the order of its steps."""
         found = self._points.get(id(plan))
         if found is None:
             found = plan, hook_points(plan, self._engine.config.n_embd)
@@ -438,7 +446,9 @@ class EngineHooks:
         return found[1]
 
     def stops(self, ready: PreparedPlan) -> list[tuple[int, Call]]:
-        """Return the calls of all hooks in runs of a plan, in the order of its steps."""
+        """Return the calls of all hooks in runs of a plan, as (number of steps before the call,
+        function), in the order of the steps.
+        """
         found = self._stops.get(ready)
         if found is None:
             points = self.points(ready.plan)

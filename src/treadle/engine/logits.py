@@ -21,9 +21,9 @@ _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")
 
 
 class TopLogits:
-    """The N_TOP largest logits of a row, descending; of equal ones the lowest id first. A NaN or
-    infinity in the row is always among them. Padded with -infinity if the row has fewer, or if only
-    the first was queried.
+    """The N_TOP largest logits of a row, in descending order, equal ones by ascending id. NaN and
+    +infinity come first. If the row has fewer, or if only the largest was queried, the rest is
+    -infinity.
     """
 
     __slots__ = ("_at", "_data")
@@ -40,12 +40,12 @@ class TopLogits:
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        """float32 ``[N_TOP]``."""
+        """The logits, float32 ``[N_TOP]``."""
         return np.frombuffer(self._data, np.float32, N_TOP, self._at)
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """int32 ``[N_TOP]``."""
+        """Their tokens, int32 ``[N_TOP]``."""
         return np.frombuffer(self._data, np.int32, N_TOP, self._at + 4 * N_TOP)
 
     @property
@@ -58,8 +58,10 @@ class TopLogits:
 
 
 class LogitsRow:
-    """The logits of one output. ``top``: the result of its last query, None without queries;
-    ``raw``: the unmasked largest logits with their sum, if queried.
+    """The logits of one output.
+
+    top: its largest logits, by its last query; None without queries.
+    raw: its largest logits without a mask, and their sum of exponentials, if queried.
     """
 
     __slots__ = ("_index", "_rows", "raw", "top")
@@ -77,7 +79,7 @@ class LogitsRow:
         return self._rows.copy(self._index, slice(None))
 
     def take(self, ids: Tokens) -> npt.NDArray[np.float32]:
-        """Return the logits of some tokens."""
+        """Return the logits of the tokens ``ids``, f32."""
         return self._rows.copy(self._index, ids)
 
 
@@ -107,7 +109,9 @@ class LogitsBatch:
             at += len(queries) * RESULT.itemsize
 
     def copy(self, row: int, columns: slice | Tokens) -> npt.NDArray[np.float32]:
-        """Return a copy of some logits of a row. Blocks while another thread runs the engine."""
+        """Return a copy of a row's logits in ``columns``. Blocks while another thread runs the
+        engine.
+        """
         if self._kept is None:
             with self._lock:
                 if self._kept is None:
@@ -115,6 +119,8 @@ class LogitsBatch:
         return self._kept[row, columns].copy()
 
     def keep(self) -> None:
-        """Copy the logits, before the next run overwrites them. The caller holds the lock."""
+        """Copy all logits, before the next run overwrites them. The caller holds the engine's
+        lock.
+        """
         if self._kept is None:
             self._kept = self._read().copy()

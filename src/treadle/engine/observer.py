@@ -1,4 +1,4 @@
-"""Code that takes part in the engine's runs for samplers."""
+"""EngineObserver: code that the engine calls before and after a run of ``sample``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ if TYPE_CHECKING:
 
 
 class EngineObserver:
-    """Takes part in a run of ``Engine.sample``; this base class does nothing.
+    """Callbacks around a run of ``Engine.sample`` or ``Engine.observe``; this base class does
+    nothing. Both methods are called under the engine's lock.
 
-    ``output``: the output of the graph that the run computes, "logits", or one that has logits
-    among others. Both methods are called under the engine's lock.
+    output: the output of the graph that the run computes: "logits", or for ``sample`` another one
+        that includes logits.
     """
 
     output: str = "logits"
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Called when the inputs of the run are written, before the device starts: further inputs
+        """Called when the run's inputs are written and the device has not started: further inputs
         may be written to the plan's memory. Called again if a signal stopped the run and it is
         repeated.
         """

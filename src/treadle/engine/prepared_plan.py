@@ -1,4 +1,4 @@
-"""A plan with its buffers placed; ``Device.ready`` compiles its kernels."""
+"""PreparedPlan: a plan whose buffers have memory and whose kernels are compiled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 class PlanKey(NamedTuple):
-    """One of an engine's plans: the most tokens and outputs of a batch, its output; with adapters
-    or without, with rows of media or without, with control vectors (``steered``) or without.
+    """Key of one of an engine's plans.
+
+    n_tokens, n_outputs: the most tokens and outputs of a batch.
+    output: an output of the graph, such as "logits".
+    adapted, media, steered: whether it supports adapters, rows of pictures and sound, control
+        vectors.
     """
 
     n_tokens: int
@@ -29,7 +33,7 @@ class PlanKey(NamedTuple):
 
 
 class PreparedPlan:
-    """A prepared plan of one engine, with the inputs of its runs."""
+    """A compiled plan of one engine, with its place in memory and the inputs of its runs."""
 
     def __init__(self, plan: Plan, run: RunInputs) -> None:
         self.plan = plan
@@ -37,24 +41,26 @@ class PreparedPlan:
         self.first_masked = plan.first_masked  # read in each run that has late masks
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
-        """Place the plan's buffers in ``arena``."""
+        """Place the plan's buffers in ``arena``, and compile its kernels for these addresses."""
         self.program = device.ready(self.plan, arena, self.run.memory)
         self.arena = arena
 
     def write_media(self) -> None:
-        """Write the run's rows of media to the plan's buffer."""
+        """Write the batch's rows of pictures and sound into the plan's memory."""
         assert self.run.media is not None
         buffer = self.plan.takes[MEDIA]
         rows = self.run.media[: self.run["n_tokens"]]
         self.arena.write(self.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
-        """Return a buffer's first rows, float32 ``[n, columns]``; see ``DeviceMemory.read``."""
+        """Return the first ``n`` rows of a buffer, float32 ``[n, columns]``: a copy, or a view that
+        is valid until the next run.
+        """
         return self.reader(buffer, n, columns)()
 
     def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
-        """Return a function that reads the same later, even if the plan is moved to another
-        arena.
+        """Return a function that returns what ``rows`` does, at the time of its call, even if the
+        plan has been moved to another arena.
         """
         arena = self.arena
         at = self.plan.offsets[buffer]
@@ -67,9 +73,9 @@ class PreparedPlan:
 def plan_sizes(
     n_tokens: int, n_outputs: int, sizes: Sequence[int], limits: tuple[int, int], many: int
 ) -> tuple[int, int]:
-    """Return the token and output counts of the plan that serves such a batch: each is the next of
-    ``sizes``, or its limit. Below ``many`` tokens a plan has one output or as many as tokens, so
-    that a server can prepare all plans it may need at start.
+    """Return the token and output counts of the plan for such a batch: the next of ``sizes``, or
+    the limits. A plan for fewer than ``many`` tokens has one output or as many as tokens, so that a
+    server can prepare all plans that it may need at its start.
     """
 
     def enough(n: int, most: int) -> int:

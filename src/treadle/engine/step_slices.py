@@ -1,4 +1,4 @@
-"""Runs of plans in slices of time, so that others can use the device between two of them."""
+"""StepSlices: runs a plan in slices of time, so that others can use the device in between."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from treadle.devices.protocol import Device, DeviceProgram
 
 SLICE_S = 0.05  # seconds of work of a slice
-MOST_PARTS = 32  # of a step; the first part of one whose speed is not known is as small
+MOST_PARTS = 32  # of a step; a first part, whose speed is unknown, is 1/MOST_PARTS of it
 ITEMS_PER_THREAD = 4  # at least, of a part: at its end threads wait for the last item
 
 
 class StepSlices:
-    """The speeds of a program's kernels, measured slice by slice."""
+    """Runs a program in slices of about SLICE_S seconds, by the measured speed of each kernel."""
 
     def __init__(self, device: Device, program: DeviceProgram) -> None:
         self._device = device
@@ -25,9 +25,11 @@ class StepSlices:
         self._seconds: dict[int, tuple[float, int]] = {}
 
     def run(self, n_rows: int, step: int, item: int) -> tuple[int, int]:
-        """Run about ``SLICE_S`` of work of a run of ``n_rows`` from an item of a step on; return
-        the step and item behind it. Steps with the same kernel are assumed to need the same time
-        per item, and in runs of more rows as much more.
+        """Run about SLICE_S seconds of work, from item ``item`` of step ``step`` on; return the
+        step and the item to go on with. ``n_rows``: rows of the whole run.
+
+        Steps with the same kernel are assumed to need the same time per item, which grows with the
+        rows.
         """
         device = self._device
         program = self.program
@@ -59,14 +61,14 @@ class StepSlices:
         return (step, after) if after < n_items else (step + 1, 0)
 
     def _run_whole(self, steps: range, n_rows: int) -> None:
-        """Run whole steps and measure each."""
+        """Run whole steps and record their speeds."""
         times: list[float] = []
         self._device.run(self.program, steps, times=times)
         for step, taken in zip(steps, times, strict=True):
             self._learn(step, taken, self._device.n_items(self.program, step), n_rows)
 
     def _step_seconds(self, step: int, n_rows: int) -> float | None:
-        """Return the seconds of a step, at most; None if its kernel has not been run."""
+        """Return an upper estimate of a step's seconds; None if its kernel was never run."""
         n_items = self._device.n_items(self.program, step)
         if not n_items:
             return 0.0
@@ -74,7 +76,9 @@ class StepSlices:
         return None if each is None else each * n_items
 
     def _item_seconds(self, step: int, n_rows: int) -> float | None:
-        """Return the seconds of an item of a step, at most; None if its kernel has not been run."""
+        """Return an upper estimate of the seconds of one item of a step; None if its kernel was
+        never run.
+        """
         known = self._seconds.get(self._device.kernel_of(self.program, step))
         return None if known is None else known[0] * max(1.0, n_rows / known[1])
 

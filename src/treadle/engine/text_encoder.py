@@ -24,8 +24,8 @@ Prompt = tuple[Seq[int], "EncodedKeys"]  # its ids, and where its keys and value
 
 
 class TextEncoder:
-    """Encodes prompts for the decoder ``engine``, on the same device. The caller holds the lock of
-    that engine for each call, and for each ``next`` of a generator.
+    """Encodes prompts for the decoder ``engine``, on the same device. The caller holds that
+    engine's lock during each call, and during each ``next`` of a generator.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -48,28 +48,32 @@ class TextEncoder:
 
     @property
     def engine(self) -> Engine:
-        """The engine of the encoder's layers."""
+        """The engine that runs the encoder's layers."""
         return self._engine
 
     def plans(self, n_tokens: int) -> tuple[Plan, Plan]:
-        """Return the plans for a prompt: of the encoder's layers, and of keys and values."""
+        """Return the two plans for a prompt of ``n_tokens``: the encoder's layers, and the store of
+        keys and values.
+        """
         layers = self._engine.plan_for(n_tokens, 1, STATES).plan
         return layers, self._cross.plan_for(n_tokens).plan
 
     def warm(self) -> None:
-        """Compile the plans of prompts that are not longer than usual."""
+        """Compile the plans for prompts of up to CHUNK tokens."""
         for n_tokens in (*self._engine.few, min(CHUNK, self._engine.max_tokens)):
             self.plans(n_tokens)
 
     @property
     def most_together(self) -> int:
-        """Tokens of several prompts that are worth to be encoded together; one may be longer."""
+        """The most tokens of several prompts that are encoded in one run; a single prompt may be
+        longer.
+        """
         return min(CHUNK, self._engine.max_tokens)
 
     def encode(self, prompts: Seq[Prompt]) -> Generator[None, None, None]:
-        """Store the keys and values of prompts, which are read in one run; yield between slices of
-        the work. Others may be encoded between two slices; these then begin again. Raises FileError
-        if the file changed.
+        """Store the keys and values of prompts, which one run reads; yield between slices of the
+        work. If others were encoded in between, these begin again. Raises FileError if the file
+        changed.
         """
         engine = self._engine
         n_tokens = sum(len(ids) for ids, _ in prompts)
@@ -95,7 +99,7 @@ class TextEncoder:
             row += len(ids)
 
     def _lay_out(self, key: PlanKey, prompts: Seq[Prompt]) -> None:
-        """Write the inputs of a run, in place of those of any other."""
+        """Write the inputs of a run of these prompts, in place of the previous run's."""
         for seq in self._seqs:
             seq.close()
         self._seqs = [self._engine.cache.sequence() for _ in prompts]
@@ -103,18 +107,20 @@ class TextEncoder:
         self._engine.lay_out(key, [BatchItem(seq, ids, 0) for seq, (ids, _) in pairs])
 
     def finish(self, ids: Seq[int], to: EncodedKeys) -> None:
-        """Store the keys and values of a prompt, if they are not there yet."""
+        """Store the keys and values of a prompt at once, unless they are stored already."""
         for _ in () if to.is_stored else self.encode([(ids, to)]):
             pass
 
     def _slices_of(self, ready: PreparedPlan) -> StepSlices:
-        """Return the measured speeds of a plan's kernels; new ones if it was placed elsewhere."""
+        """Return the measured speeds of a plan's kernels; they are new if the plan was moved in
+        memory.
+        """
         found = self._slices.get(ready)
         if found is None or found.program is not ready.program:
             found = self._slices[ready] = StepSlices(self._engine.device, ready.program)
         return found
 
     def close(self) -> None:
-        """Release plans and weights. The device stops; the file stays open."""
+        """Release the plans and weights, and stop the device. The file stays open."""
         self._cross.close()
         self._engine.close()

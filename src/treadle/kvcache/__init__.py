@@ -1,1 +1,15 @@
-"""The KV cache: pages of keys and values that sequences with the same prefix share."""
+"""The KV cache: pages of keys and values that sequences with the same prefix share.
+
+::
+
+    cache.py           KVCache: sequences, their pages, prefix reuse, reservations
+    sequence.py        Sequence: the tokens of one request or session, with its pages
+    page_pool.py       Pool: the pages of layers of one shape; StatePool: recurrent states
+    prefix_tree.py     PageTree: full pages by the tokens that lead to them; eviction
+    prefix_hit.py      PrefixHit: how many prompt tokens were reused, and why reuse stopped
+    state_slots.py     StateSlots: slots of recurrent states, and their checkpoints
+    media.py           MediaRegistry: pictures and sounds, whose rows are tokens of a text
+    encoded_inputs.py  EncodedInputs: keys and values of prompts that an encoder has read
+    lent.py            LentCache: read-only view of another model's cache, for drafters
+    disk/              pages and sessions in files
+"""

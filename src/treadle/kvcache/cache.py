@@ -47,19 +47,22 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Storage
 
 N_TEXTS = 128  # texts per run in non-causal models: one partial page each
-TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens if every layer has a window
+# A pool without layers, which counts tokens if every layer has a window.
+TEXT = PoolSpec("text", (), 0, 0, 0, 0)
 
 
 def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
-    """Return the pages of a full sequence; with a window: one window, one batch, one window for
-    reuse.
+    """Return the most pages of one sequence of ``n_ctx`` tokens in a pool. With a window: pages of
+    one window, one run of ``n_batch`` tokens, and one more window kept for prefix reuse.
     """
     most = -(-n_ctx // PAGE) + 1
     return min(most, -(-(2 * window + n_batch) // PAGE) + 2) if window else most
 
 
 def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
-    """Return the bytes of the pools of a cache for one full sequence."""
+    """Return the bytes that the pools and the state slots take for one sequence of ``n_ctx``
+    tokens. ``kv``: the type of keys and values.
+    """
     pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
     states = sum(state_bytes(spec) for spec in specs if isinstance(spec, StateSpec))
     pages = sum(page_bytes(spec, kv) * pages_of(n_ctx, spec.window) for spec in pools)
@@ -72,13 +75,14 @@ def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16"
 
 
 class KVCache:
-    """The pools of one model: at most ``n_ctx`` tokens per sequence, room for ``n_sequences`` full
-    ones, ``kv_tokens`` in all, and ``kv_bytes``. A run writes up to ``n_batch`` tokens before pages
-    are freed. ``n_encoded``: inputs of an encoder whose keys and values fit at once, by default
-    ``n_sequences``.
+    """The pools of one model, with room for ``n_sequences`` sequences of at most ``n_ctx`` tokens
+    each; ``kv_tokens`` limits the tokens of all sequences, ``kv_bytes`` the bytes of all pages.
+
+    ``n_batch``: tokens that a run writes before pages are freed. ``n_encoded``: prompts of an
+    encoder whose keys and values fit at once, by default ``n_sequences``.
     """
 
-    lent: ClassVar[bool] = False  # whether its pages are another cache's, which no run changes
+    lent: ClassVar[bool] = False  # whether its pages are another model's, and read-only
 
     def __init__(
         self,
@@ -145,7 +149,7 @@ class KVCache:
 
     @cached_property
     def inputs(self) -> EncodedInputs:
-        """The encoded inputs of an encoder-decoder model. Imported here, because most models have
+        """The encoded prompts of an encoder-decoder model. Imported on first use: most models have
         no encoder.
         """
         from treadle.kvcache.encoded_inputs import EncodedInputs
@@ -164,15 +168,17 @@ class KVCache:
         return self._index_pool_of[layer]
 
     def unit_pool_of(self, layer: int) -> Pool:
-        """Return the pool with a layer's rows of units of tokens."""
+        """Return the pool with a layer's compressed rows, one row per unit of several tokens."""
         return self._unit_pool_of[layer]
 
     def cross_of(self, layer: int) -> Pool:
-        """Return the pool with a layer's keys and values of an encoder's rows."""
+        """Return the pool with a layer's keys and values of an encoder's rows (cross attention)."""
         return self._cross_of[layer]
 
     def states_of(self, layer: int, *, beside: bool = False) -> StatePool:
-        """Return the pool with the states of a layer's mixer, or with those beside it."""
+        """Return the pool with the recurrent states of a layer's mixer; with ``beside``, the pool
+        with the layer's other states (``StateSpec.beside``).
+        """
         return self._states_of[layer, beside]
 
     @property
@@ -182,18 +188,20 @@ class KVCache:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes reserved; the OS allocates only pages that were written."""
+        """Bytes reserved for all pools; the OS allocates memory on first write."""
         return sum(cells.n_bytes for cells in (*self.pools, *self.cross, *self.states))
 
     def max_partials(self, n_tokens: int, pool: Pool) -> int:
-        """Maximum number of split attention items in a batch of ``n_tokens``."""
+        """Return the most partial results of attention, one per split of a token's keys, in a batch
+        of ``n_tokens``.
+        """
         n_keys = pool.spec.n_keys or min(self.n_ctx, pool.window or self.n_ctx)
         return most_partials(n_tokens, n_keys)
 
     def encoded(self, n_keys: int) -> EncodedKeys:
-        """Return pages for the keys and values of an encoder's ``n_keys`` rows, not written yet and
-        without a holder. Raises NoRoomError, with nothing taken, if there are not so many free
-        ones.
+        """Take pages for the keys and values of an encoder's ``n_keys`` rows; return them with no
+        holder and not written yet. Raises NoRoomError, with nothing taken, if too few pages are
+        free.
         """
         n = -(-n_keys // PAGE)
         for pool in self.cross:
@@ -215,8 +223,9 @@ class KVCache:
         return made
 
     def retire(self, seq: Sequence) -> None:
-        """Retire a finished sequence. Its pages, the partial last one included, stay cached for
-        prompts with the same prefix, until another sequence retires or the room is needed.
+        """Keep a finished sequence, so that a prompt with the same prefix reuses its pages, the
+        partial last one included. It is closed when another sequence retires or its pages are
+        needed. A sequence with an encoder's rows is closed at once.
         """
         if seq.encoded is not None:
             return seq.close()
@@ -227,14 +236,18 @@ class KVCache:
         return None
 
     def let_go(self, seq: Sequence) -> None:
-        """Release the reserved pages of an idle sequence, and let others find its full pages."""
+        """Release the reserved pages of an idle sequence, and enter its full pages in the prefix
+        tree.
+        """
         self.reserve(seq, 0)
         if seq.alone and seq.encoded is None:
             seq.alone = False
             self._enter(seq, len(seq.ids))
 
     def revive(self, lora: Lora | None = None) -> Sequence:
-        """Return the retired sequence if its adapters match, else a new one."""
+        """Return the retired sequence if its adapters are ``lora`` (None: whatever they are); else
+        a new sequence.
+        """
         self.abandoned.close()
         if self._retired is None or lora not in (None, self._retired.lora):
             return self.sequence((), lora)
@@ -243,9 +256,8 @@ class KVCache:
         return seq
 
     def match(self, seq: Sequence, ids: Seq[int]) -> int:
-        """Make ``seq`` hold the longest prefix of ``ids`` that it or the cache has.
-
-        Return its length. At least the last token is left to compute, so that there are logits.
+        """Make ``seq`` hold the longest prefix of ``ids`` that it or the prefix tree has, without
+        the last id, whose logits are to be computed. Return the prefix's length.
         """
         limit = len(ids) - 1
         own = 0
@@ -266,8 +278,8 @@ class KVCache:
         return len(seq.ids)
 
     def _origin(self, seq: Sequence, own: int, adopted: list[PageNode]) -> str:
-        """Return the origin of the state of a sequence that adopts a chain, or else keeps ``own``
-        of its tokens; see ``prefix_hit.py``.
+        """Return the origin of a sequence's state (``PrefixHit.state``). ``adopted``: the nodes
+        that it takes from the tree; if empty, it keeps its first ``own`` tokens.
         """
         if adopted:
             return self.slots.place_of(adopted[-1])
@@ -276,8 +288,8 @@ class KVCache:
         return OWN if own == len(seq.ids) else self.slots.place_of(seq.nodes[own // PAGE - 1])
 
     def visible(self, seq: Sequence, n: int) -> int:
-        """Return the largest length up to ``n`` to which ``seq`` can be truncated: the last
-        checkpoint if there is a state, 0 if pages of a window are gone.
+        """Return the largest length up to ``n`` to which ``seq`` can be truncated. If layers keep a
+        state, this is its last checkpoint; if pages that a window needs are gone, 0.
         """
         if n == len(seq.ids):
             return n
@@ -289,11 +301,13 @@ class KVCache:
         return n
 
     def known(self, ids: Seq[int], lora: Lora = ()) -> int:
-        """Number of tokens that ``match`` would find in the tree."""
+        """Return the number of tokens that ``match`` would find in the prefix tree."""
         return n_ids(self.tree.find(ids, len(ids) - 1, lora))
 
     def _may_adopt(self, seq: Sequence, chain: list[PageNode]) -> bool:
-        """Whether a chain's idle pages are not reserved by others, and a state slot is free."""
+        """Return whether a sequence can take over a chain of nodes: no other sequence has reserved
+        the chain's idle pages, and a state slot is free.
+        """
         return self._may_have_state(seq) and (
             not any(pool.promised for pool in self.pools)
             or all(
@@ -304,7 +318,9 @@ class KVCache:
         )
 
     def _adopt(self, seq: Sequence, chain: list[PageNode]) -> None:
-        """Replace the pages of ``seq`` by those of ``chain``."""
+        """Replace the tokens and pages of ``seq`` by those of a chain of nodes, and its state by
+        the chain's checkpoint.
+        """
         seq.n_changes += 1
         n = n_ids(chain)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
@@ -331,8 +347,10 @@ class KVCache:
 
     def commit(self, seq: Sequence) -> None:
         """Finish a run: enter full pages in the tree, free pages before the window, and make the
-        written state the sequence's. Drafted tokens are excluded for now: a state that includes
-        some waits for the next call, or for ``truncate`` to ``n_state``.
+        state that the run wrote the current one.
+
+        Drafted tokens are left out: a state that includes some becomes current at a later call,
+        once they are accepted, or is undone by ``truncate`` to ``n_state``.
         """
         n = len(seq.ids) - seq.n_drafted
         if not seq.alone:
@@ -352,8 +370,9 @@ class KVCache:
             seq.n_state = n
 
     def _save_state(self, seq: Sequence) -> None:
-        """Keep a checkpoint at the end of a run, if it is at a page edge and was not one of single
-        tokens, or at the end of the system prompt.
+        """Keep a checkpoint of the current state if the sequence ends at a page edge, after a run
+        of several tokens, every WORTH tokens, or where prompts part; or at the end of the system
+        prompt.
         """
         n = len(seq.ids)
         place = {seq.parting: PARTING, seq.system_end: SYSTEM}.get(n, RUN)
@@ -369,7 +388,7 @@ class KVCache:
 
     def _save_tail(self, seq: Sequence) -> None:
         """Keep the state at the end of a sequence, within a page, as a checkpoint with a copy of
-        that page; not if there is no free page.
+        that page. Without a free page nothing is kept.
         """
         parent = seq.nodes[-1] if seq.nodes else None
         ids = tuple(seq.ids[len(seq.nodes) * PAGE :])
@@ -391,7 +410,9 @@ class KVCache:
         seq.tail_end = len(seq.ids)
 
     def _enter(self, seq: Sequence, n: int) -> None:
-        """Enter the full pages of the first ``n`` tokens in the tree."""
+        """Enter the full pages of a sequence's first ``n`` tokens in the prefix tree, and queue
+        them for page files.
+        """
         for p in range(len(seq.nodes), n // PAGE):
             ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
             node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
@@ -401,10 +422,11 @@ class KVCache:
                 self.store.keep(node, p, seq.began_ns)
 
     def cut(self, seq: Sequence, ids: Seq[int]) -> int:
-        """Return how many of the next ``ids`` to put in one run. With a state: up to the last page
-        edge, to the edge where another sequence branched off, or to the end of the system prompt,
-        so that later prompts find a checkpoint there. Without one: not to the middle of a
-        bidirectional span. A span longer than ``ids`` gives more than their number.
+        """Return how many of the next ``ids`` to put in one run.
+
+        If layers keep a state, the run ends where a later prompt may need a checkpoint: at the end
+        of the system prompt, where another sequence branched off, or at the last page edge if it is
+        WORTH tokens after the last checkpoint. Otherwise see ``MediaRegistry.cut``.
         """
         if not self.states or seq.alone:
             return self.media.cut(ids)
@@ -426,8 +448,8 @@ class KVCache:
         return last - start if last - saved >= WORTH else len(ids)
 
     def chunks(self, ids: Seq[int], n: int) -> Iterator[Seq[int]]:
-        """Split ``ids`` into runs of about ``n`` tokens that do not end inside a bidirectional
-        span.
+        """Yield ``ids`` in slices of about ``n`` tokens, one for each run; none ends inside a
+        bidirectional span, so a slice may be shorter or longer.
         """
         at = 0
         while at < len(ids):
@@ -438,7 +460,9 @@ class KVCache:
     # -- room --------------------------------------------------------------------------------------
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Drop all but the first ``n`` tokens; see ``visible``."""
+        """Drop all but the first ``n`` tokens; ``n`` must be a length that ``visible`` returns, or
+        ``n_state``.
+        """
         seq.n_changes += 1
         keep = -(-n // PAGE)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
@@ -460,8 +484,8 @@ class KVCache:
             seq.tail_end = 0
 
     def fork(self, seq: Sequence) -> Sequence:
-        """Return a second sequence with the same tokens; the first writer to the last page copies
-        it.
+        """Return a second sequence with the same tokens. They share all pages; the first that
+        writes to the last page copies it. Raises NoRoomError without a free state slot.
         """
         if seq.slots and not self._has_state_room():
             raise self._no_room(self.states[0])
@@ -490,19 +514,22 @@ class KVCache:
             )
 
     def room(self) -> list[int]:
-        """Return, per pool, the pages that are free or idle in the tree and not reserved."""
+        """Return, per pool, the pages that can still be taken: free, or idle in the tree, and not
+        reserved.
+        """
         return [pool.room for pool in self.pools]
 
     def check_room(self, seq: Sequence, n: int) -> None:
-        """Raise ContextFullError if ``n`` more tokens do not fit the context, NoRoomError if there
-        are no pages for them now. Evicts the retired sequence if necessary.
+        """Raise ContextFullError if ``n`` more tokens of ``seq`` exceed the context, NoRoomError if
+        there are no pages for them now. Evicts the retired sequence if necessary.
         """
         self.check_context(len(seq.ids) + n)
         self._granted(seq, self._wanted(seq, n, min(n, self.n_batch)))
 
     def reserve(self, seq: Sequence, n: int) -> None:
-        """Reserve pages for ``n`` more tokens of ``seq``, in a pool with a window for one batch.
-        Replaces its previous reservation. Raises NoRoomError, with nothing changed.
+        """Reserve pages for ``n`` more tokens of ``seq`` (0: none), in place of its previous
+        reservation; in a pool with a window, for one run's tokens only. Raises NoRoomError, with
+        nothing changed.
         """
         wanted = [0] * len(self.pools)
         if n:
@@ -514,8 +541,9 @@ class KVCache:
         seq.promised = wanted
 
     def _wanted(self, seq: Sequence, n: int, n_window: int, first: Seq[int] = ()) -> list[int]:
-        """Pages that ``n`` more tokens need in each pool, or ``n_window`` in one with a window;
-        ``first``: ignore pages of each pool before this one.
+        """Return, per pool, the pages to take for ``n`` more tokens, or for ``n_window`` in a pool
+        with a window, with a copy of a shared last page. ``first``: earlier pages of each pool are
+        not taken.
         """
         old = len(seq.ids)
         wanted = []
@@ -527,8 +555,9 @@ class KVCache:
         return wanted
 
     def _granted(self, seq: Sequence, wanted: list[int]) -> list[int]:
-        """Return ``wanted``, or one page less in each pool if the sequence can have its last page
-        for itself. Raises NoRoomError if there are not so many pages.
+        """Return ``wanted``, the pages to take per pool, if they are available. Makes room by
+        closing the retired sequence, or by removing a tail of the tree that shares the last page:
+        then one page less per pool. Raises NoRoomError.
         """
         for pool, n, own in zip(self.pools, wanted, seq.promised, strict=True):
             if n > own and n - own > pool.room:
@@ -543,8 +572,8 @@ class KVCache:
         return wanted
 
     def _take_over_tail(self, seq: Sequence) -> bool:
-        """Remove the tail whose pages are the last of ``seq``, if no other sequence has them: a
-        text that fills the cache needs them for itself. Return whether there was one.
+        """Remove the tree's tail that has the same last pages as ``seq``, if no other sequence
+        holds them: ``seq`` then writes to these pages without a copy. Return whether there was one.
         """
         if not (self.states and len(seq.ids) % PAGE):
             return False
@@ -557,11 +586,13 @@ class KVCache:
         return True
 
     def _may_have_state(self, seq: Sequence) -> bool:
-        """Whether ``seq`` has a state, or can get one."""
+        """Return whether ``seq`` has a state, can get one, or needs none."""
         return not self.states or bool(seq.slots) or self._has_state_room()
 
     def _has_state_room(self) -> bool:
-        """Whether one more sequence can have a state. Evicts the retired sequence if necessary."""
+        """Return whether one more sequence can have a state. Evicts the retired sequence if
+        necessary.
+        """
         if not self.slots.room:
             self.revive().close()
         return self.slots.room > 0
@@ -579,8 +610,8 @@ class KVCache:
         )
 
     def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
-        """Append ``ids`` to ``seq``, with pages for them. ``first``: each pool's first page to
-        allocate; earlier ones are marked GONE.
+        """Append ``ids`` to ``seq``, and take pages for them. ``first``: in each pool, earlier
+        pages are not taken, but marked GONE.
 
         Raises ContextFullError or NoRoomError, with nothing changed, if they do not fit.
         """
@@ -605,8 +636,8 @@ class KVCache:
         self._note(seq, new - n)
 
     def _note(self, seq: Sequence, start: int) -> None:
-        """Record how pictures among the ids from ``start`` on shift the positions after them, and
-        the control tokens among them.
+        """Record two things about the ids from index ``start`` on: how pictures among them shift
+        the positions of what follows, and the control tokens.
         """
         if self.control_tokens is not None:
             self.control_tokens.add_marks(seq.marks, seq.ids, start)
@@ -626,8 +657,8 @@ class KVCache:
                 pool.drop(page)
 
     def _take(self, pool: Pool) -> int:
-        """Take a free page, with one holder, evicting the tree's least recently used one if
-        necessary. The caller has checked that one is available.
+        """Take a page with one holder: a free one, or else an evicted one of the tree. The caller
+        has checked that one is available.
         """
         if not pool.free:
             self.tree.evict(pool)

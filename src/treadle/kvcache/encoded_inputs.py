@@ -1,7 +1,7 @@
-"""Inputs of an encoder whose keys and values are in memory, by their ids.
+"""Prompts that an encoder has read, by their ids: their keys and values in the cross pools.
 
-Requests with the same input share its pages. Those of an input that no sequence uses stay until
-their room is needed.
+Requests with the same prompt share its pages. The pages of a prompt that no sequence uses stay
+until their room is needed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Ids = tuple[int, ...]
 
 
 class EncodedInputs:
-    """The encoded inputs of one cache. It is a holder of each, so that one with a single holder is
-    idle. The caller holds the engine's lock.
+    """The encoded prompts of one cache. It is itself one holder of each, so a prompt with a single
+    holder is idle. The caller holds the engine's lock.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -33,11 +33,12 @@ class EncodedInputs:
         return ids in self._by_ids
 
     def hold(self, ids: Ids, *, shared: bool = True) -> EncodedKeys:
-        """Return the keys and values of an input, held once more; not stored yet if it is new. If
-        not ``shared``, they are new, and nobody else's. Evicts idle inputs if necessary, the least
-        recently used first.
+        """Return the keys and values of the prompt ``ids``, with one more holder. Those of a new
+        prompt are not stored yet (``EncodedKeys.is_stored``). Without ``shared`` they are always
+        new, and no other request finds them. Evicts idle prompts if necessary, the least recently
+        used first.
 
-        Raises NoRoomError, with no input that is in use changed, if there are not enough pages.
+        Raises NoRoomError, with no prompt in use changed, if there are not enough pages.
         """
         if not shared:
             return self._new(len(ids)).hold()
@@ -56,7 +57,7 @@ class EncodedInputs:
                     raise
 
     def _evict(self) -> bool:
-        """Release the least recently used idle input; return whether there was one."""
+        """Release the least recently used idle prompt; return whether there was one."""
         idle = next((ids for ids, keys in self._by_ids.items() if keys.holders == 1), None)
         if idle is None:
             return False
@@ -64,6 +65,6 @@ class EncodedInputs:
         return True
 
     def forget(self) -> None:
-        """Release all idle inputs."""
+        """Release all idle prompts."""
         while self._evict():
             pass

@@ -10,7 +10,9 @@ from treadle.kvcache.prefix_tree import PageTree
 
 
 class LentPool(Pool):
-    """A pool of another cache. ``first``: the number of its first layer for who reads it."""
+    """A pool of another model's cache. The reader's graph numbers that model's layers from
+    ``first`` on, behind its own.
+    """
 
     lent = True
 
@@ -19,13 +21,13 @@ class LentPool(Pool):
         self._first = first
 
     def layer_off(self, layer: int) -> int:
-        """See ``Cells``; places of the cache's own layers are those of its own numbers."""
+        """Return the byte offset in a page of layer ``layer - first`` of the other model."""
         return super().layer_off(layer - self._first if layer >= self._first else layer)
 
 
 class LentCache(KVCache):
-    """The pools of ``cache``, whose layers are numbered from ``first`` on. Sequences of it are
-    views of the cache's own: a run neither extends nor ends them.
+    """A read-only view of another model's ``cache``, whose layers are numbered from ``first`` on.
+    Its sequences hold pages of that cache: a run neither extends nor ends them.
     """
 
     lent = True
@@ -47,10 +49,10 @@ class LentCache(KVCache):
         self._pool_of = {first + i: pool for pool in self.pools for i in pool.layers}
 
     def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
-        """Nothing: the tokens of a run have no keys and values here."""
+        """Do nothing: a drafter's tokens have no keys and values."""
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Nothing, as in ``extend``."""
+        """Do nothing, since ``extend`` appends nothing."""
 
     def commit(self, seq: Sequence) -> None:
-        """Nothing, as in ``extend``."""
+        """Do nothing, since a run writes no pages."""

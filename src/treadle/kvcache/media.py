@@ -1,8 +1,8 @@
 """Pictures and sound in a text: each of their rows is a token, with an id above the vocabulary.
 
-An id is ``number << 16 | row``. Numbers are given by the content's digest, so equal pictures have
-equal ids, and different ones never share pages: the prefix cache compares them as any other tokens.
-Files, which outlive the numbers, have the digest in their place.
+An id is ``number << 16 | row``. The number stands for the content: equal pictures have equal ids,
+and different pictures have different ones, so the prefix cache compares ids as it does for text.
+Numbers end with the process; files have the content's digest in their place.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class MediaEntry:
     n_rows: tokens that it has in a text.
     positions: int32 ``[3, n_rows]``, each row's (time, row, column) relative to the position of the
         first; None: consecutive positions.
-    advance: how far after the first row's position the text after the last row continues.
+    advance: position of the text after the last row, minus the position of the first row.
     spans: ranges of rows whose tokens attend to each other in both directions.
-    rows: float32 ``[n_rows, width]``, the hidden states in place of embeddings, and those added
-        after the first layers, if the model has such; None until encoded, and once dropped.
+    rows: float32 ``[n_rows, width]``: the hidden states in place of embeddings, then those to add
+        after the first layers, if the model has such; None before encoding, and after ``trim``.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MediaEntry:
 
     @property
     def ids(self) -> range:
-        """The ids of its rows."""
+        """The token ids of the entry's rows."""
         first = self.number << ROW_BITS
         return range(first, first + self.n_rows)
 
@@ -75,7 +75,7 @@ class MediaEntry:
 class MediaRegistry:
     """The pictures and sounds of one model, by number and by digest, least recently used first.
 
-    ``rows_bytes``: limit of the rows that are kept although no request will read them.
+    ``rows_bytes``: limit in bytes of the rows that are kept although no request will read them.
     """
 
     def __init__(self, n_vocab: int, rows_bytes: int = ROWS_BYTES) -> None:
@@ -92,10 +92,11 @@ class MediaRegistry:
         return len(self._by_number)
 
     def enter(self, entry: MediaEntry, tree: PageTree | None = None) -> MediaEntry:
-        """Give an entry a number, and return it; or the entry of the same digest, if there is one.
+        """Give an entry a number, and return it; if there is an entry of the same digest, return
+        that one.
 
-        ``tree``: the cached pages, whose numbers are not given again; the caller holds the engine's
-        lock. Raises TreadleError if all numbers are in use.
+        ``tree``: the cached pages; numbers in their ids are not given again. The caller holds the
+        engine's lock. Raises TreadleError if all numbers are in use.
         """
         known = self.add(entry)
         if known is not None:
@@ -104,7 +105,9 @@ class MediaRegistry:
             return self._number(entry, self._free_number(tree))
 
     def add(self, entry: MediaEntry) -> MediaEntry | None:
-        """Do as ``enter``, without the engine's lock; None if each number was given before."""
+        """Do as ``enter``, but only with a number that was never given, so that the engine's lock
+        is not needed. Return None if no such number is left.
+        """
         with self._lock:
             known = self._by_digest.get(entry.digest)
             if known is not None:
@@ -122,8 +125,8 @@ class MediaRegistry:
         return entry
 
     def _free_number(self, tree: PageTree | None) -> int:
-        """Return the number of the least recently used entry that neither pages nor requests name,
-        and forget that entry.
+        """Return the number of the least recently used entry that neither cached pages nor requests
+        use, and remove that entry. Raises TreadleError if there is none.
         """
         used = {id >> ROW_BITS for id in tree.all_ids() if id >= self.first_id} if tree else set()
         for old, entry in self._by_number.items():
@@ -134,21 +137,23 @@ class MediaRegistry:
         raise TreadleError(f"{len(self._by_number)} pictures are in use: close some sessions")
 
     def has(self, id: int) -> bool:
-        """Return whether an id is one of media that is known."""
+        """Return whether ``id`` is a row of a known picture or sound."""
         entry = self._by_number.get(id >> ROW_BITS)
         return entry is not None and id & (MOST_ROWS - 1) < entry.n_rows
 
     def entry_of(self, id: int) -> MediaEntry:
-        """Return the entry of an id. Raises KeyError if there is none."""
+        """Return the picture or sound of which ``id`` is a row. Raises KeyError if there is
+        none.
+        """
         return self._by_number[id >> ROW_BITS]
 
     def any_in(self, ids: Seq[int]) -> bool:
-        """Return whether any of ``ids`` is one of media."""
+        """Return whether any of ``ids`` is a row of a picture or sound."""
         return bool(self._by_number) and len(ids) > 0 and max(ids) >= self.first_id
 
     def runs_in(self, ids: Seq[int], start: int = 0) -> Iterable[tuple[int, int, MediaEntry, int]]:
-        """Yield the runs of consecutive rows of one entry in ``ids[start:]``: the index of the
-        first, the index after the last, the entry, and the row of the first.
+        """Yield the runs of consecutive rows of one picture or sound in ``ids[start:]``: the index
+        of the first, the index after the last, the entry, and the entry's row at the first.
         """
         at = start
         n = len(ids)
@@ -166,7 +171,7 @@ class MediaRegistry:
             yield begin, at, entry, row
 
     def entries_in(self, ids: Seq[int]) -> list[MediaEntry]:
-        """Return the entries of ``ids``, each once, in order."""
+        """Return the pictures and sounds in ``ids``, each once, in order."""
         if not self.any_in(ids):
             return []
         return list(dict.fromkeys(entry for _, _, entry, _ in self.runs_in(ids)))
@@ -179,13 +184,15 @@ class MediaRegistry:
             entry.holders += 1
 
     def release(self, entries: Iterable[MediaEntry]) -> None:
-        """End ``hold``, and drop rows beyond the limit, least recently used first."""
+        """End ``hold``, and drop rows beyond the byte limit, least recently used first."""
         for entry in entries:
             entry.holders -= 1
         self.trim()
 
     def trim(self) -> None:
-        """Drop rows beyond the limit that no request will read."""
+        """Drop rows that no request will read, least recently used first, until the rest is within
+        the byte limit.
+        """
         with self._lock:
             entries = list(self._by_number.values())
         kept = sum(entry.rows.nbytes for entry in entries if entry.rows is not None)
@@ -199,8 +206,9 @@ class MediaRegistry:
     # -- positions ---------------------------------------------------------------------------------
 
     def add_shifts(self, shifts: list[tuple[int, int]], ids: Seq[int], start: int) -> None:
-        """Append a record for each entry that ends in ``ids[start:]`` and whose text continues at
-        another position than its index: the index after it, and position minus index from there on.
+        """Append a record to ``shifts`` for each entry that ends in ``ids[start:]`` and takes more
+        or fewer positions than it has rows: (index after its last row, position minus index from
+        there on).
         """
         for begin, end, entry, row in self.runs_in(ids, start):
             if row + (end - begin) == entry.n_rows and entry.advance != entry.n_rows:
@@ -208,8 +216,8 @@ class MediaRegistry:
                 shifts.append((end, before + entry.advance - entry.n_rows))
 
     def positions(self, shifts: list[tuple[int, int]], ids: Seq[int], start: int) -> np.ndarray:
-        """Return the positions of ``ids``, int64 ``[3, n]`` (time, row, column), which follow
-        ``start`` tokens of a sequence. ``shifts``: the sequence's, with those of ``ids``.
+        """Return the positions of ``ids``, int64 ``[3, n]`` (time, row, column). ``start``: tokens
+        of the sequence before them; ``shifts``: the sequence's records, with those of ``ids``.
         """
         n = len(ids)
         index = np.arange(start, start + n)
@@ -228,8 +236,8 @@ class MediaRegistry:
     # -- spans -------------------------------------------------------------------------------------
 
     def spans_in(self, ids: Seq[int], start: int) -> list[tuple[int, int]]:
-        """Return the bidirectional spans that have tokens in ``ids``, as index ranges in a sequence
-        that has ``start`` tokens before them.
+        """Return the bidirectional spans that have tokens in ``ids``, as ranges of indices in the
+        sequence; ``start``: its tokens before ``ids``.
         """
         found = []
         for begin, end, entry, row in self.runs_in(ids):
@@ -241,8 +249,10 @@ class MediaRegistry:
 
     def cut(self, ids: Seq[int]) -> int:
         """Return how many of ``ids`` to put in one run, so that it does not end inside a
-        bidirectional span: as many as come before one that ``ids`` has in part; if it begins with
-        that one, the span's length, which is more than ``len(ids)``.
+        bidirectional span.
+
+        If ``ids`` end inside a span, this is the number of ids before the span; if they begin with
+        it, the span's whole length, which is more than ``len(ids)``.
         """
         n = len(ids)
         if self.any_in(ids):
@@ -252,7 +262,7 @@ class MediaRegistry:
         return n
 
     def whole(self, ids: Seq[int], n: int) -> int:
-        """Return the largest length up to ``n`` at which ``ids`` can be cut without cutting a
+        """Return the largest length up to ``n`` to which ``ids`` can be truncated without cutting a
         picture.
         """
         if not 0 < n < len(ids) or ids[n] < self.first_id:
@@ -263,8 +273,8 @@ class MediaRegistry:
     # -- files -------------------------------------------------------------------------------------
 
     def portable(self, ids: Seq[int]) -> bytes:
-        """Return the bytes that stand for ``ids`` in digests of files: of each text token its id as
-        an i32; of each row of media the content's digest and the row.
+        """Return ``ids`` as bytes for digests that outlive the process: a text token's id as i32;
+        for a row of media, the content's digest and the row.
         """
         if not self.any_in(ids):
             return array("i", ids).tobytes()
@@ -276,7 +286,9 @@ class MediaRegistry:
         )
 
     def describe(self, ids: Seq[int]) -> str:
-        """Return the entries of ``ids`` as JSON, for a file that has these ids; "" if none."""
+        """Return the pictures and sounds in ``ids`` as JSON, to be stored beside these ids; "" if
+        there are none.
+        """
         found = [
             {
                 "number": entry.number,
@@ -291,8 +303,9 @@ class MediaRegistry:
         return json.dumps(found) if found else ""
 
     def restore(self, text: str, ids: Seq[int], tree: PageTree | None = None) -> list[int]:
-        """Enter the entries of a file, as ``describe`` writes them, and return its ids with their
-        numbers here. Raises ValueError if the text is damaged, or does not fit ``ids``.
+        """Enter the pictures and sounds that ``text`` describes (JSON from ``describe``), and
+        return ``ids`` with their numbers in this process. Raises ValueError if the text is damaged
+        or does not fit ``ids``.
         """
         try:
             entries = {
@@ -326,20 +339,24 @@ class MediaRegistry:
 
 
 def _bounded(value: int, most: int) -> int:
-    """Return a whole number from 0 to ``most``. Raises ValueError for another value."""
+    """Return ``value`` if it is a whole number from 0 to ``most``, else raise ValueError."""
     if not isinstance(value, int) or not 0 <= value <= most:
         raise ValueError(f"{value!r:.40}: expected 0 to {most}")
     return value
 
 
 def _read_span(given: list[int], n_rows: int) -> tuple[int, int]:
-    """Return the first row of a span and the row after its last."""
+    """Return a span as (first row, row after the last). Raises ValueError for rows beyond
+    ``n_rows``.
+    """
     first, end = given
     return _bounded(first, n_rows), _bounded(end, n_rows)
 
 
 def _read_positions(given: list[list[int]] | None, n_rows: int) -> np.ndarray | None:
-    """Return int32 ``[3, n_rows]``. Raises ValueError for another shape or values below 0."""
+    """Return positions as int32 ``[3, n_rows]``, None if not given. Raises ValueError for another
+    shape or values out of range.
+    """
     if given is None:
         return None
     made = np.array(given, np.int64)

@@ -21,8 +21,8 @@ GONE = -1  # page list entry: freed, because it lies before the window
 
 
 class Cells:
-    """``n`` cells of one size, each with a part for every layer. Memory is reserved at once; the OS
-    allocates it on first write.
+    """``n`` cells of equal size (pages or states); each cell has a part for every layer. Memory is
+    reserved at once; the OS allocates it on first write.
     """
 
     what: str  # for messages
@@ -51,39 +51,40 @@ class Cells:
         return self.layers.index(layer) * self._layer_bytes
 
     def read(self, i: int) -> np.ndarray:
-        """Return a cell's bytes, uint8 ``[cell_bytes]``; see ``DeviceMemory.read``."""
+        """Return the bytes of cell ``i``, uint8 ``[cell_bytes]``: a copy, or a view that is valid
+        until the next run.
+        """
         return self.const.memory.read(i * self.cell_bytes, self.cell_bytes)
 
     def write(self, i: int, data: np.ndarray) -> None:
-        """Write a cell's bytes."""
+        """Write the bytes of cell ``i``; only between runs."""
         self.const.memory.write(i * self.cell_bytes, data)
 
     def copy(self, i: int, to: int) -> None:
-        """Copy a cell's contents."""
+        """Copy the bytes of cell ``i`` to cell ``to``."""
         size = self.cell_bytes
         self._device.copy(self.const.memory, to * size, i * size, size)
 
 
 def page_bytes(spec: PoolSpec, kv: str) -> int:
-    """Bytes of one page, over all layers."""
+    """Return the bytes of one page, over all layers of the pool."""
     return layout_of(spec, kv).layer_bytes * len(spec.layers)
 
 
 def state_bytes(spec: StateSpec) -> int:
-    """Bytes of one state, over all layers."""
+    """Return the bytes of one state, over all layers of the pool."""
     return round_up(4 * spec.n_values, ALIGN) * len(spec.layers)
 
 
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
-    """Layout of one layer's part of a page."""
+    """Return the layout of one layer's part of a page."""
     sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
     return PageLayout(kv, *sizes, spec.latent, rows_of(spec.unit))
 
 
 def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Return how many pages each pool gets within ``n_bytes``, given the pools' maximum pages
-    ``full`` and page ``sizes`` in bytes. All pools have room for the same number of tokens, up to
-    their maximum: tokens need no more pages in a pool with a window than in one without.
+    """Return how many pages each pool gets within ``n_bytes``. ``full``: the most pages that a pool
+    needs; ``sizes``: bytes of a page. Each pool gets the same number of pages, up to its ``full``.
 
     Raises TreadleError if there is no room for a page of each.
     """
@@ -104,10 +105,12 @@ def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> lis
 
 
 class Pool(Cells):
-    """A pool of pages that sequences may share."""
+    """The pages of layers of one shape, with a count of holders for each page: sequences and the
+    prefix tree share pages.
+    """
 
     what = "keys and values"
-    lent = False  # whether runs only read it, and their own tokens are not in it
+    lent = False  # whether it is another model's pool, which runs read and do not write
     cell_name = "page"
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
@@ -126,16 +129,20 @@ class Pool(Cells):
         self.promised = 0  # pages reserved by sequences and not yet taken
 
     def first_seen(self, n: int) -> int:
-        """Return the index of the first page visible to a token at position ``n``."""
+        """Return the index of the first page that the last of ``n`` tokens may attend to, 0 without
+        a window. Later tokens need no earlier page.
+        """
         return max(0, n - self.window) // PAGE if self.window else 0
 
     @property
     def room(self) -> int:
-        """Pages that can be taken: free or idle, and not reserved. Taking one may evict a page."""
+        """Pages that can be taken: free or idle, and not reserved. Taking an idle page evicts it
+        from the tree.
+        """
         return len(self.free) + self.idle - self.promised
 
     def is_idle(self, page: int) -> bool:
-        """Whether only the tree holds a page."""
+        """Return whether the prefix tree is the only holder of a page."""
         return self.holders[page] == 1 and self._in_tree[page]
 
     def hold(self, page: int) -> None:
@@ -145,7 +152,7 @@ class Pool(Cells):
             self.holders[page] += 1
 
     def drop(self, page: int) -> None:
-        """Remove a holder from a page; one without holders is free."""
+        """Remove a holder from a page; without holders the page is free."""
         if page != GONE:
             self.holders[page] -= 1
             if not self.holders[page]:
@@ -153,13 +160,13 @@ class Pool(Cells):
             self.idle += self.is_idle(page)
 
     def keep(self, page: int) -> None:
-        """Make the tree a holder of a page that a sequence holds."""
+        """Add the prefix tree as a holder of a page that a sequence holds."""
         if page != GONE:
             self.holders[page] += 1
             self._in_tree[page] = True
 
     def give_up(self, page: int) -> None:
-        """Remove the tree as a holder of a page."""
+        """Remove the prefix tree as a holder of a page."""
         if page != GONE:
             self.idle -= self.is_idle(page)
             self._in_tree[page] = False
@@ -167,7 +174,7 @@ class Pool(Cells):
 
 
 class StatePool(Cells):
-    """A pool of fixed-size states, in slots managed by ``StateSlots``."""
+    """The recurrent states of layers of one shape, one cell per slot of ``StateSlots``."""
 
     what = "states"
     cell_name = "state"

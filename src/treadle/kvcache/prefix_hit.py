@@ -31,13 +31,17 @@ OWN = "sequence"  # the end of the sequence itself
 
 @dataclass
 class PrefixHit:
-    """Reused tokens of a prompt, from memory and from page files, and the end of reuse: its
-    position, the token there, and the reason, a key of WHY. ``state``: the origin of the state that
-    was reused: NOTHING_REUSED, OWN, or the place of its checkpoint; None if no layer keeps a state.
+    """Prompt tokens that were reused: ``memory`` from the cache, ``files`` from page files; and
+    where reuse stopped.
 
-    Positions are multiples of the page size, except within the caller's own sequence, and at the
-    end of a system prompt, which is found as a whole: otherwise a stranger could discover other
-    users' texts token by token.
+    left_at, token, why: the index at which reuse stopped, the prompt's token there, and the reason,
+        a key of WHY.
+    state: origin of the reused state: NOTHING_REUSED, OWN, or the place of its checkpoint; None if
+        no layer keeps a state.
+
+    Indices are multiples of the page size, except within the caller's own sequence, and at the end
+    of a system prompt, which is found as a whole: otherwise a stranger could discover other users'
+    texts token by token.
     """
 
     memory: int = 0
@@ -49,7 +53,7 @@ class PrefixHit:
 
 
 def why_left(cache: KVCache, seq: Sequence, ids: Seq[int]) -> str:
-    """Return the reason, a key of WHY, that ``seq`` holds no more of ``ids``, after
+    """Return the reason, a key of WHY, that ``seq`` holds no more of the prompt ``ids`` after
     ``KVCache.match`` and ``PageStore.fetch``.
     """
     p = len(seq.ids) // PAGE

@@ -21,8 +21,9 @@ EVICTED = 1 << 16  # evicted nodes that are remembered
 
 @dataclass(eq=False)
 class PageNode:
-    """A full page in every pool, keyed in its parent's ``next`` by its tokens. Or a *tail*: the
-    first tokens of a page, up to a checkpoint within it; it has no nodes after it.
+    """A full page of tokens, with one page per pool; its parent's ``next`` finds it by these
+    tokens. Or a *tail*: the first tokens of a page, up to a checkpoint within it, which has no
+    children.
     """
 
     parent: PageNode | None
@@ -36,36 +37,46 @@ class PageNode:
 
 
 def n_ids(chain: list[PageNode]) -> int:
-    """Return the number of tokens of a chain of nodes, of which the last may be a tail."""
+    """Return the number of tokens in a chain of nodes; its last node may be a tail."""
     return (len(chain) - 1) * PAGE + len(chain[-1].ids) if chain else 0
 
 
 class PageStoreLike(Protocol):
-    """Page files of a cache (``kvcache/disk/page_store.py``); ``seq`` is one of its sequences."""
+    """The methods of ``PageStore`` (``kvcache/disk/page_store.py``) that the cache calls; ``seq``
+    is a sequence of that cache.
+    """
 
     left_for: str  # why the last ``fetch`` gave nothing although a file exists
 
     def keep(self, node: PageNode, depth: int, began_ns: int) -> object:
-        """Write a node's pages; ``depth``: its index in a sequence begun at ``began_ns``."""
+        """Queue a node's pages for writing; ``depth``: the node's page index in a sequence begun at
+        ``began_ns``.
+        """
 
     def use(self, seq: Any) -> None:
-        """Mark the files of a sequence's pages as used."""
+        """Mark the files of a sequence's pages as just used."""
 
     def fetch(self, seq: Any, ids: Seq[int]) -> int:
-        """Extend ``seq`` by pages of ``ids`` from files. Return the number of tokens added."""
+        """Extend ``seq`` by the pages of ``ids`` that files have. Return the number of tokens
+        added.
+        """
 
     def is_foreign(self, parent: PageNode, ids: Seq[int]) -> bool:
-        """Whether another model has a page of these tokens after ``parent``."""
+        """Return whether there is a file of these tokens after ``parent`` that another model, KV
+        type or version wrote.
+        """
 
     def save(self) -> None:
         """Write the tree's pages that have no file."""
 
     def close(self) -> None:
-        """Write the queued files."""
+        """Write the queued files, and stop writing."""
 
 
 class PageTree:
-    """The cached pages of all pools, kept while there is room."""
+    """The cached full pages of all pools, by the tokens that lead to them; evicted when room is
+    needed.
+    """
 
     def __init__(self, pools: list[Pool], slots: StateSlots | None = None) -> None:
         self.slots = slots  # of states: a chain is usable only if its end has one
@@ -85,7 +96,9 @@ class PageTree:
         self._tails: dict[PageNode, list[PageNode]] = {}  # by parent
 
     def root_of(self, lora: Lora) -> PageNode:
-        """Return the root for sequences with these adapters; it is stored once it has a child."""
+        """Return the root for sequences with these adapters. A new root is stored once it gets a
+        child.
+        """
         root = self.roots.get(lora)
         if root is None:
             from hashlib import sha256
@@ -95,8 +108,9 @@ class PageTree:
         return root
 
     def find(self, ids: Seq[int], limit: int, lora: Lora = ()) -> list[PageNode]:
-        """Return the longest chain of nodes for ``ids[:limit]`` that has all pages of its windows
-        and, if layers keep a state, a checkpoint at its end. Its last node may be a tail.
+        """Return the longest chain of nodes for ``ids[:limit]`` that a sequence can use: no page
+        within a window is gone and, if layers keep a state, the last node has a checkpoint. The
+        last node may be a tail.
         """
         node = self.roots.get(lora)
         chain: list[PageNode] = []
@@ -122,7 +136,9 @@ class PageTree:
     def _find_tail(
         self, chain: list[PageNode], ids: Seq[int], limit: int, lora: Lora
     ) -> PageNode | None:
-        """Return the longest usable tail of ``ids[:limit]`` after a chain of pages, or None."""
+        """Return the longest usable tail after the nodes ``chain`` whose tokens ``ids[:limit]``
+        continues with, or None.
+        """
         parent = chain[-1] if chain else self.roots.get(lora)
         start = len(chain) * PAGE
         best: PageNode | None = None
@@ -143,15 +159,15 @@ class PageTree:
         return best
 
     def tail_of(self, parent: PageNode | None, page: int, lora: Lora) -> PageNode | None:
-        """Return the tail after ``parent`` (None: the root) that has this page of the first pool,
-        or None.
+        """Return the tail after ``parent`` (None: the root) whose page in the first pool is
+        ``page``, or None.
         """
         tails = self._tails.get(parent or self.root_of(lora), ())
         return next((tail for tail in tails if tail.pages[0] == page), None)
 
     def n_behind(self, nodes: list[PageNode], ids: Seq[int], lora: Lora) -> int:
-        """Return how many pages at the beginning of ``ids`` the tree knows after ``nodes``, dropped
-        pages included.
+        """Return how many pages of ``ids`` in a row the tree has after the last of ``nodes``, those
+        with freed window pages included.
         """
         node = nodes[-1] if nodes else self.root_of(lora)
         for n in range(len(ids) // PAGE):
@@ -162,7 +178,7 @@ class PageTree:
         return len(ids) // PAGE
 
     def all_ids(self) -> Iterator[int]:
-        """Yield the tokens of all cached pages."""
+        """Yield the tokens of all cached pages, in no particular order."""
         waiting = list(self.roots.values())
         while waiting:
             node = waiting.pop()
@@ -170,15 +186,15 @@ class PageTree:
             waiting += node.next.values()
 
     def touch(self, pool: Pool, nodes: list[PageNode]) -> None:
-        """Mark the nodes' pages in a pool as just used."""
+        """Mark the nodes' pages in a pool as just used: they are evicted last."""
         recent = self.kept.get(pool, self.leaves)
         for node in nodes:
             if node in recent:
                 recent.move_to_end(node)
 
     def enter(self, parent: PageNode | None, ids: tuple[int, ...], lora: Lora = ()) -> PageNode:
-        """Return the node of a page's tokens after ``parent`` (None: the root), new if absent; a
-        tail, if they are fewer.
+        """Return the node of the tokens ``ids`` after ``parent`` (None: the root), new if absent.
+        With fewer tokens than a page it is a tail.
         """
         parent = parent or self.roots.setdefault(lora, self.root_of(lora))
         node = parent.next.get(ids)
@@ -193,7 +209,7 @@ class PageTree:
         return node
 
     def keep(self, node: PageNode, pool: Pool, page: int) -> None:
-        """Make the node hold a page of a pool."""
+        """Set the node's page in a pool, with the tree as one more holder."""
         node.pages[pool.index] = page
         pool.keep(page)
         if pool.window and page != GONE:
@@ -213,9 +229,10 @@ class PageTree:
                 own[p] = held
 
     def evict(self, pool: Pool) -> bool:
-        """Evict one page that only the tree holds. Return whether there was one.
+        """Evict one idle page of a pool. Return whether there was one.
 
-        A chain is evicted from its end; in a pool with a window from its start, and the rest stays.
+        Without a window, the least recently used leaf is removed, in all pools. With one, only this
+        pool's page is freed, and its node stays.
         """
         which = pool.index
         nodes = self.kept.get(pool, self.leaves)
@@ -231,12 +248,14 @@ class PageTree:
         return True
 
     def drop(self, leaf: PageNode) -> None:
-        """Remove a leaf, whoever else holds its pages."""
+        """Remove a leaf. Pages that sequences hold stay theirs."""
         del self.leaves[leaf]
         self._remove(leaf)
 
     def erase(self, ids: Seq[int], lora: Lora = ()) -> None:
-        """Free a sequence's cached pages, from its end back to the first that others use."""
+        """Remove the nodes of a sequence's tokens, from the last back to the first that has other
+        children or pages in use.
+        """
         node = self.root_of(lora)
         p = 0
         while True:
@@ -286,5 +305,7 @@ class PageTree:
             self.leaves.move_to_end(parent, last=False)
 
     def has_evicted(self, parent: PageNode, ids: tuple[int, ...]) -> bool:
-        """Whether a page of these tokens after ``parent`` was cached and evicted."""
+        """Return whether a page of these tokens after ``parent`` was cached and evicted, as far as
+        remembered.
+        """
         return hash((parent.key, ids)) in self._evicted

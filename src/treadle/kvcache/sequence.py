@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EncodedKeys:
-    """The pages of an encoder's rows, which any number of sequences attend to. The last holder that
-    drops them releases the pages.
+    """The pages with keys and values of an encoder's rows; any number of sequences attend to them.
+    The last holder to call ``drop`` releases the pages.
     """
 
     cache: KVCache
@@ -29,7 +29,7 @@ class EncodedKeys:
     holders: int = 0
 
     def hold(self) -> EncodedKeys:
-        """Add a holder; return itself."""
+        """Add a holder; return self."""
         self.holders += 1
         return self
 
@@ -56,24 +56,22 @@ class Sequence:
     nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # its adapters and control vectors
-    # The rows that its tokens attend to, in such a model; it is one of their holders. Its own keys
-    # and values depend on them, so no other sequence ever uses these.
+    # The encoder's rows that its tokens attend to, in a model with cross attention; the sequence is
+    # one of their holders. Its keys and values depend on them, so no other sequence shares these.
     encoded: EncodedKeys | None = None
-    # After pictures whose tokens share positions: the index from which on position minus index is
-    # so much (``media.py``).
+    # After each picture whose tokens share positions: the index behind it, and position minus index
+    # from there on (``MediaRegistry.add_shifts``).
     shifts: list[tuple[int, int]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)  # of its control tokens (models/switch.py)
     n_drafted: int = 0  # drafted ids at the end, which may be dropped
     alone: bool = False  # uses no other sequence's pages; its own are shared once it retires
     n_changes: int = 0  # counter of changes to ids: an unchanged counter means unchanged ids
     began_ns: int = field(default_factory=time_ns)  # time of its start or last lookup
-    # Lengths at which a state is worth a checkpoint: the end of the system prompt, and the place
-    # where it parts from cached texts; 0: none. Those of its last checkpoint within a page, and of
-    # the last at the end of a run of the prompt, with which another answer to it begins.
-    system_end: int = 0
-    parting: int = 0
-    tail_end: int = 0
-    prompt_end: int = 0
+    # Lengths in tokens, 0: none.
+    system_end: int = 0  # of the system prompt: its state is worth a checkpoint
+    parting: int = 0  # where it parts from cached texts: its state is worth a checkpoint
+    tail_end: int = 0  # of its last checkpoint within a page
+    prompt_end: int = 0  # of the last checkpoint in the prompt, which another answer starts from
     # Origin of its state at the last ``KVCache.match``: see ``PrefixHit.state``.
     state_from: str | None = None
 
@@ -81,7 +79,9 @@ class Sequence:
         return len(self.ids)
 
     def close(self) -> None:
-        """Release the pages; full ones stay in the tree until their room is needed."""
+        """Release the pages and the reservation; full pages stay in the prefix tree until their
+        room is needed.
+        """
         self.cache.truncate(self, 0)
         self.cache.reserve(self, 0)
         if self.encoded is not None:
@@ -89,7 +89,9 @@ class Sequence:
             self.encoded = None
 
     def attend_to(self, encoded: EncodedKeys) -> None:
-        """Make it, still empty, attend to an encoder's rows, of which it takes over a holder."""
+        """Make this empty sequence attend to an encoder's rows. It becomes one of their holders, in
+        place of the caller.
+        """
         self.encoded = encoded
         self.alone = True
 
@@ -98,6 +100,6 @@ class AbandonedSequences(deque[Sequence]):
     """Sequences of sessions that were garbage-collected (in any thread) without being closed."""
 
     def close(self) -> None:
-        """Release their pages; called under the engine's lock."""
+        """Close these sequences, which releases their pages; called under the engine's lock."""
         while self:
             self.popleft().close()

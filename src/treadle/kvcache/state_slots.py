@@ -2,12 +2,12 @@
 
 A sequence with a state holds two slots: a run reads one and writes the other, and they are swapped
 when the run has succeeded. The slot that is read may have other holders: a fork, or a node of the
-page tree whose checkpoint it is. It is not written then, so a checkpoint needs no copy.
+page tree whose checkpoint it is. Then it is never written to, so a checkpoint needs no copy.
 
 Checkpoints are at page edges: at the end of a prefill run, at intervals during decoding, and where
 two prompts part; and at the end of a system prompt, which may lie within a page. Those of a long
-text are thinned out. When a slot is needed, a checkpoint gives way: first the least recently used
-of those that no later prompt has used yet, so that one long text cannot evict the states that many
+text are thinned out. When a slot is needed, a checkpoint is dropped: first the least recently used
+of those that no later prompt has used, so that one long text cannot evict the states that many
 prompts begin with.
 """
 
@@ -36,12 +36,16 @@ PARTING = "parting"  # the place where two prompts part
 
 
 def n_saved(state_bytes: int) -> int:
-    """Return how many checkpoints fit, given the bytes of a state."""
+    """Return how many checkpoints to keep, given the bytes of a state: SAVED_BYTES of them, within
+    the range SAVED.
+    """
     return min(max(SAVED_BYTES // max(state_bytes, 1), SAVED.start), SAVED.stop - 1)
 
 
 def last_saved(chain: Seq[PageNode]) -> int:
-    """Number of tokens up to the last checkpoint of a chain of pages."""
+    """Return the number of tokens up to the last checkpoint of a chain of full pages; 0 without
+    one.
+    """
     return PAGE * next((p for p in range(len(chain), 0, -1) if chain[p - 1].state != NONE), 0)
 
 
@@ -62,7 +66,9 @@ class StateSlots:
     # -- of sequences ------------------------------------------------------------------------------
 
     def take(self, node: PageNode | None = None) -> list[int]:
-        """Return slots for a new state or that of ``node``; the caller has checked ``room``."""
+        """Return two slots for one more sequence: its state, new or the checkpoint of ``node``, and
+        the one to write next. The caller has checked ``room``.
+        """
         self.room -= 1
         if node is None:
             return [self._one(), self._one()]
@@ -70,19 +76,21 @@ class StateSlots:
         return [self._held(node.state), self._one()]
 
     def fork(self, slots: list[int]) -> list[int]:
-        """Return slots for a second sequence with this state; the caller has checked ``room``."""
+        """Return two slots for a second sequence with the state of ``slots``. The caller has
+        checked ``room``.
+        """
         self.room -= 1
         return [self._held(slots[0]), self._one()]
 
     def give_back(self, slots: list[int]) -> None:
-        """Release a sequence's slots."""
+        """Release a sequence's slots, and empty the list."""
         self.room += bool(slots)
         while slots:
             self._drop(slots.pop())
 
     def advance(self, slots: list[int]) -> None:
-        """Swap a sequence's slots after a run: the written one is the state now. The other is
-        written next, or replaced by a new slot if it has other holders.
+        """Swap a sequence's two slots after a run: the one it wrote is the state now. The next run
+        writes the other, or a new slot if that one has other holders.
         """
         slots.reverse()
         if self._holders[slots[1]] > 1:
@@ -99,7 +107,7 @@ class StateSlots:
 
     @property
     def saved(self) -> list[PageNode]:
-        """The nodes with a checkpoint, in the order in which they give way."""
+        """The nodes with a checkpoint, in the order in which checkpoints are dropped."""
         return [*self._fresh, *self._used]
 
     def place_of(self, node: PageNode) -> str:
@@ -107,7 +115,9 @@ class StateSlots:
         return self._used.get(node) or self._fresh[node]
 
     def save(self, node: PageNode, slot: int, place: str = RUN) -> None:
-        """Keep the state in ``slot`` as the node's checkpoint, unless it has one."""
+        """Keep the state in ``slot`` as the checkpoint of ``node``, unless it has one; ``place``:
+        RUN, SYSTEM or PARTING.
+        """
         if node.state == NONE:
             node.state = self._held(slot)
             self._fresh[node] = place
@@ -117,10 +127,13 @@ class StateSlots:
             self._fresh.move_to_end(node)
 
     def thin(self, chain: Seq[PageNode], prompt_end: int = 0) -> None:
-        """Drop checkpoints of a chain of pages, at ends of runs and not used by any prompt since,
-        that the next one makes up for: the distance between two may be half of that to the nearer
-        end of the text, or ``2 * WORTH``. So a text of n tokens keeps some ``4 log2(n / WORTH)``.
-        That at ``prompt_end`` tokens stays.
+        """Drop checkpoints of a chain of pages that lie close to the one before and the one after,
+        if they are at ends of runs, no prompt has used them, and they are not at ``prompt_end``
+        tokens.
+
+        The distance that remains is at most half of that to the nearer end of the text, or
+        ``2 * WORTH`` if that is more. So a text of n tokens keeps about ``4 log2(n / WORTH)``
+        checkpoints.
         """
         at = [p for p, node in enumerate(chain, 1) if node.state != NONE]
         before = 0
@@ -147,7 +160,9 @@ class StateSlots:
             self.forget(node)
 
     def _note_use(self, node: PageNode) -> None:
-        """Mark a node's checkpoint as one that prompts use."""
+        """Move a node's checkpoint to the segment of those that prompts use, as the most recently
+        used one.
+        """
         self._used[node] = self.place_of(node)
         self._used.move_to_end(node)
         self._fresh.pop(node, None)
@@ -167,8 +182,8 @@ class StateSlots:
             self._free.append(slot)
 
     def _one(self) -> int:
-        """Take a slot, evicting a checkpoint if necessary. One is always available: sequences hold
-        at most two each, and all other holders are checkpoints.
+        """Take a slot with one holder, dropping a checkpoint if necessary. One is always available:
+        sequences hold at most two each, and all other holders are checkpoints.
         """
         if not self._free:
             saved = joined(self._fresh, self._used)

@@ -1,4 +1,6 @@
-"""Active parameters: weights that one token uses (a few of the experts, one row of each table)."""
+"""Active parameters: the weights that one token uses (some of the experts, one row of each
+table).
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.w
 
 @dataclass(frozen=True)
 class Active:
-    """Experts of a model and per token, and parameters and bytes that decoding a token reads.
-    Expert counts are 0 in models without experts.
+    """Number of experts, in all and per token (0 without experts); parameters that one token uses,
+    and bytes of weights that decoding one token reads.
     """
 
     n_experts: int
@@ -33,7 +35,7 @@ class Active:
 
 
 def active(gguf: GGUF, config: Config) -> Active:
-    """Count the active parameters of a file that ``load_config`` has read. Layers for multi-token
+    """Return the active parameters of a file that ``load_config`` has read. Layers for multi-token
     prediction, which follow the last layer, are not counted.
     """
     tables = {*_TABLES}
@@ -63,5 +65,7 @@ def active(gguf: GGUF, config: Config) -> Active:
 
 
 def numbers_of(experts: Experts) -> tuple[int, int]:
-    """Return the number of experts, and the number of small experts that neighbours share."""
+    """Return the number of experts, and the number of small experts that groups of neighbours
+    share.
+    """
     return experts.n, experts.n // experts.per_chunk

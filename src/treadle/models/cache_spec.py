@@ -1,7 +1,7 @@
 """Cache pools: per-sequence memory of a model's layers that persists between runs.
 
-A graph describes its pools; ``kvcache/cache.py`` makes and fills them. A pool's position in the
-list is its index everywhere: in a sequence's pages, in a run's inputs, in kernels' specs.
+A graph describes its pools; ``kvcache/cache.py`` makes and fills them. A pool's index in the list
+is its number everywhere: in a sequence's pages, in a run's inputs, in kernels' specs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ class PoolSpec:
     chunked: the window starts at the last multiple of ``window`` (chunked attention).
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
     latent: a value is the first dims of its key, and is not stored separately.
-    index: keys of an indexer, beside the keys and values of the same layers.
-    unit: each ``unit`` tokens share one row, which is written with the last of them; a page then
-        has rows of keys side by side, and no values. 0: each token has keys, transposed, and
-        values.
-    n_keys: most keys of an encoder's rows. They are stored before a sequence's first token, and
-        several sequences may attend to them (cross attention). 0: each token stores its own.
+    index: the keys are an indexer's; the layers have another pool for keys and values.
+    unit: above 0, a page has one row per ``unit`` tokens, written with the last of them, and no
+        values. 0: each token has a key, stored transposed, and a value.
+    n_keys: most keys of an encoder's rows (cross attention). They are stored before a sequence's
+        first token, and several sequences may attend to them. 0: each token stores its own key.
     """
 
     name: str
@@ -46,7 +45,7 @@ class PoolSpec:
 class StateSpec:
     """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0.
 
-    beside: the layer's mixer may have another one.
+    beside: it is not the state of the layer's mixer, which may have a state of its own.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Model configuration: hyper-parameters, and a record for each layer and rope table.
 
-A graph reads and checks them from a file's keys; later code does not check again: numbers are in
-range, sizes divide, and every tensor that a layer names exists in its shape.
+A graph reads them from a file's keys and checks them; later code does not check again. Numbers are
+in range, sizes divide, and every tensor that a layer names exists in its shape.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import Arch
 from treadle.models.rope import Rope
 
-USUAL_CONTEXT = 4096  # tokens of a context that nobody gave, if the model takes as many
+USUAL_CONTEXT = 4096  # default context in tokens, if the model supports as many
 N_BATCH = 512  # tokens of a prompt per run
-# The same with experts: a run unpacks each expert once for all its tokens.
+# Tokens of a prompt per run with experts: a run unpacks each expert once for all its tokens.
 N_BATCH_EXPERTS = 2048
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's experts: their number and width, and how the router chooses and weighs them."""
+    """A layer's experts: their number and width, and how the router chooses and weighs them. Widths
+    in values.
+    """
 
     n: int
     n_used: int  # experts per token
@@ -46,7 +48,9 @@ class Experts:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Sizes of a layer with a recurrent state of fixed size. A short convolution has no heads."""
+    """Sizes of a layer with a recurrent state of fixed size. A layer that is only a short
+    convolution has no heads.
+    """
 
     n_conv: int  # taps of its convolution
     n_channels: int  # channels of the convolution, which is depthwise
@@ -71,14 +75,16 @@ class Recurrence:
 
     @property
     def n_values(self) -> int:
-        """Values of the state: the convolution's last inputs, then each head's state."""
+        """Number of f32 values in the state: the convolution's last inputs, then each head's
+        state.
+        """
         return (self.n_conv - 1) * self.n_channels + self.n_inner * self.n_state
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Sizes of latent attention: a token caches one row that all heads share, of ``n_kv_rank`` dims
-    and ``n_rope`` rotated ones; this is the layer's ``head_dim``.
+    """Sizes of latent attention (MLA). A token caches one row that all heads share: ``n_kv_rank``
+    dims, then ``n_rope`` rotated ones. The layer's ``head_dim`` is the sum of both.
     """
 
     n_q_rank: int  # of queries; 0: a single matrix makes them
@@ -91,18 +97,18 @@ class Latent:
 
     @property
     def n_q(self) -> int:
-        """Dims of a head's query."""
+        """Number of dims of a head's query."""
         return self.n_nope + self.n_rope
 
     @property
     def n_row(self) -> int:
-        """Values that a token caches."""
+        """Number of values that a token caches."""
         return self.n_kv_rank + self.n_rope
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """A layer's indexer: a small attention that chooses the keys which each query sees."""
+    """A layer's indexer: a small attention that chooses the keys that each query attends to."""
 
     n_head: int
     head_dim: int
@@ -118,7 +124,9 @@ class Indexer:
 
 @dataclass(frozen=True)
 class DistanceProfile:
-    """Profiles of distances that each query mixes to biases of its scores."""
+    """Biases of attention scores by distance: each query mixes ``rank`` profiles of ``reach``
+    distances.
+    """
 
     rank: int  # profiles
     reach: int  # distances with a bias, the query's own token included
@@ -126,7 +134,9 @@ class DistanceProfile:
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-connections: parallel streams of hidden states that halves of layers mix."""
+    """Sizes of hyper-connections: parallel streams of hidden states, which each half of a layer
+    mixes.
+    """
 
     n: int  # streams
     n_embd: int  # values of each
@@ -138,7 +148,9 @@ class Hyper:
 
 @dataclass(frozen=True)
 class Compressed:
-    """Attention to the last tokens' rows, and to rows that stand for units of earlier tokens."""
+    """Sizes of DeepSeek V4's attention: to rows of the last tokens, and to rows that each stand for
+    a unit of earlier tokens.
+    """
 
     n_q_rank: int  # of queries
     n_rope: int  # rotated dims, a head's last
@@ -150,7 +162,9 @@ class Compressed:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """Embeddings of the last tokens, added in one layer: rows of a table, chosen by hashes."""
+    """N-gram embeddings, added in one layer: rows of a table, chosen by hashes of a token's last
+    tokens.
+    """
 
     n: int  # tokens of the longest n-gram
     heads: int  # rows for each length of n-grams, from 2 on
@@ -168,19 +182,19 @@ class Ngrams:
 
     @property
     def n_embd(self) -> int:
-        """Values of all rows of a token."""
+        """Number of values in all rows of a token."""
         return self.n_heads * self.n_row
 
     @property
     def n_before(self) -> int:
-        """Tokens before the last one that the convolution reads."""
+        """Number of tokens before the current one that the convolution reads."""
         return (self.n_conv - 1) * self.n
 
 
 @dataclass(frozen=True)
 class Layer:
     """One layer: the names of its mixer and FFN in MIXERS and FFNS ("": none), and their sizes in
-    elements (0 if it has no such half).
+    elements (0 for a missing mixer or FFN).
     """
 
     n_head: int
@@ -220,15 +234,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class DraftTraits:
-    """Traits of a drafter that reads the states of another model.
+    """Traits of a drafter that reads the states of another model, its target.
 
-    layers: the model's layers before which it reads states (its number of layers: after the last);
-        empty: the three that EAGLE 3 takes where a file names none.
+    layers: the target's layers before which it reads states (the number of layers: after the last);
+        empty: EAGLE 3's usual three, if a file names none.
     norm_before: the states side by side have a norm before they are fused.
     norm_residual: the residual stream starts with the normed fused states.
     n_block: tokens of a block that is drafted at once, its first token included; 0: tokens are
         drafted one after the other.
-    mask: the token in the places of a block that are drafted.
+    mask: the token in the places of a block that are to be drafted.
     anchored: a block's first row, that of the text's last token, predicts the next one; else the
         row of each drafted place predicts its own token.
     n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
@@ -245,7 +259,9 @@ class DraftTraits:
 
 @dataclass(frozen=True)
 class Clusters:
-    """An output whose rows lie in equal clusters: logits are computed in a token's best ones."""
+    """An output matrix whose rows lie in ``n`` equal clusters; a token has logits in its ``n_used``
+    best ones only.
+    """
 
     n: int
     n_used: int
@@ -253,14 +269,14 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Switch:
-    """Adapters within a model, which control tokens of the text choose (``models/switch.py``).
+    """Adapters within a model, which control tokens in the text choose (``models/switch.py``).
 
-    n: adapters; the number 0 stands for none.
-    rank: of their matrices.
-    tokens: control tokens: of adapters 1 to ``n``, or of 0 to ``n``.
-    substitutes: the tokens whose embeddings are read in their place.
+    n: number of adapters; as an adapter's number, 0 stands for none.
+    rank: of the adapters' matrices.
+    tokens: the control tokens: of adapters 1 to ``n``, or of 0 to ``n``.
+    substitutes: for each control token, the token whose embedding is read in its place.
     gain: of the keys by which the model attends to control tokens.
-    latest: a text's last control token chooses; else the mean of all of them does.
+    latest: a text's last control token chooses the adapter; else the mean of all of them does.
     """
 
     n: int
@@ -275,13 +291,14 @@ class Switch:
 class MediaTraits:
     """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
-    sections: pairs of a head that each component of a position (time, row, column) rotates; empty:
-        a position is one number.
-    interleaved: the components alternate over the pairs, as far as the sections of row and column
-        go; else each has a run of pairs.
+    sections: numbers of a head's pairs that each component of a position (time, row, column)
+        rotates; empty: a position is one number.
+    interleaved: the components alternate over the pairs, within the sections of row and column;
+        else each has consecutive pairs.
     spans: the layers in which the rows of a bidirectional span attend to each other in both
         directions: "all", those with a "window", or none ("").
-    n_deepstack: the first layers after which rows of their own are added to the hidden states.
+    n_deepstack: number of first layers after which further rows of a picture are added to the
+        states.
     """
 
     sections: tuple[int, ...] = ()
@@ -294,8 +311,8 @@ class MediaTraits:
         return self.spans == "all" or (self.spans == "window" and window > 0)
 
     def component_of(self, n_pairs: int) -> tuple[int, ...]:
-        """Return for each of a head's ``n_pairs`` rotated pairs the component of the position that
-        rotates it: 0 for time, 1 for the row, 2 for the column.
+        """Return the component of the position that rotates each of a head's ``n_pairs`` rotated
+        pairs: 0 for time, 1 for the row, 2 for the column.
         """
         if not self.sections:
             return (0,) * n_pairs
@@ -347,9 +364,9 @@ class Config:
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
-    n_bank: int = 0  # layers after which their input is kept for all later layers; 0: it is not
+    n_bank: int = 0  # the states before every n-th layer are kept for all later ones; 0: none
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
-    n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
+    n_loops: int = 1  # runs of the file's layers; each run has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
@@ -365,18 +382,20 @@ class Config:
     switch: Switch | None = None  # of the adapters within the model, if it has some
 
     def attending_to(self, n_rows: int) -> Config:
-        """Return the config whose layers attend to up to ``n_rows`` rows of an encoder."""
+        """Return the config with cross attention to up to ``n_rows`` rows of an encoder in each
+        layer.
+        """
         layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
     @property
     def pool(self) -> str:
-        """The pooling of embeddings: the mean if the file names none ("none")."""
+        """The pooling of embeddings: ``pooling``, or "mean" if the file names none."""
         return "mean" if self.pooling == "none" else self.pooling
 
     @property
     def n_logits(self) -> int:
-        """Logits per token."""
+        """Number of logits per token."""
         return self.n_draft_vocab or self.n_vocab
 
     @property
@@ -385,7 +404,7 @@ class Config:
 
     @property
     def here(self) -> range:
-        """The layers that are computed here. Layers before and after them run in other stages."""
+        """The layers that this stage computes. Layers before and after them run in other stages."""
         return range(self.n_layer) if self.stage is None else self.stage
 
     @property
@@ -395,13 +414,16 @@ class Config:
 
     @property
     def causal(self) -> bool:
-        """Whether no token attends to later ones. Otherwise an input's tokens are in one run."""
+        """Whether no token attends to later ones. Otherwise all tokens of an input are in one
+        run.
+        """
         return all(layer.causal for layer in self.layers)
 
     @property
     def n_batch(self) -> int:
-        """Tokens of a prompt per run, if the prompt may be split. An indexer's scores take memory
-        for each of them, as long as the context, and so do biases by distance.
+        """Number of tokens of a prompt per run, if the prompt may be split. More with experts, but
+        not if a layer has an indexer or a distance profile, whose scores or biases take memory for
+        each token of a run times the context.
         """
         if any(layer.indexer or layer.profile for layer in self.layers):
             return N_BATCH
@@ -409,10 +431,10 @@ class Config:
 
     @property
     def centred(self) -> bool:
-        """Whether norms are LayerNorms."""
+        """Whether norms are LayerNorms, which subtract the mean."""
         return self.arch.norm not in ("rms", "bare_rms")
 
     @property
     def bare(self) -> bool:
-        """Whether norms of states have no weights."""
+        """Whether norms of hidden states have no weights."""
         return self.arch.norm in ("bare", "bare_rms")

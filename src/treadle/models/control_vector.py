@@ -1,9 +1,9 @@
-"""Control vectors: directions that are added to the residual stream behind layers (representation
+"""Control vectors: directions that are added to the residual stream after layers (representation
 engineering; Zou and others, 2023).
 
 The files are llama.cpp's: a GGUF with ``general.architecture`` "controlvector",
 ``controlvector.model_hint`` (the model's architecture), ``controlvector.layer_count``, and a tensor
-``direction.N``, f32 ``[n_embd]``, for each layer N that has one. It is added to the states behind
+``direction.N``, f32 ``[n_embd]``, for each layer N that has one. It is added to the states after
 layer N, counted from 0. Layer 0 never has one.
 """
 
@@ -40,10 +40,10 @@ STRENGTH_MAX = 1e6
 
 @dataclass(frozen=True, eq=False)
 class ControlVector:
-    """A direction f32 ``[n_embd]`` for each of some layers, by the layer's number.
+    """A direction f32 ``[n_embd]`` for some of a model's layers, by the layer's number.
 
-    name: by which requests choose it. model_hint: the architecture that it was made for, "" if
-    unknown.
+    name: the name by which requests choose it.
+    model_hint: the architecture that it was made for, "" if unknown.
     """
 
     name: str
@@ -53,8 +53,8 @@ class ControlVector:
 
     @classmethod
     def open(cls, path: str | bytes | os.PathLike[str]) -> ControlVector:
-        """Read a GGUF file; its stem is the name. Raises FileError if it is damaged or no control
-        vector.
+        """Return the control vector in a GGUF file, named by the file's stem. Raises FileError if
+        the file is damaged or no control vector.
         """
         from treadle.files.gguf import open_gguf
 
@@ -64,7 +64,7 @@ class ControlVector:
 
     @property
     def mark(self) -> bytes:
-        """A digest of all directions."""
+        """A digest (sha256) of all directions."""
         state = hashlib.sha256(ARCHITECTURE.encode())
         for layer in sorted(self.directions):
             state.update(repr((layer, len(self.directions[layer]))).encode())
@@ -78,8 +78,10 @@ class ControlVector:
 
     def scaled(self, strength: float | Mapping[int, float]) -> ControlVector:
         """Return the vector with its directions times ``strength``, or times a strength for each
-        layer; layers that the mapping lacks lose their direction. Raises TreadleError for a
-        strength that is no number from -1e6 to 1e6.
+        layer; layers that the mapping lacks lose their direction.
+
+        Raises TreadleError for a strength that is no number from -1e6 to 1e6, and for a layer
+        without a direction.
         """
         each = (
             strength if isinstance(strength, Mapping) else dict.fromkeys(self.directions, strength)
@@ -94,8 +96,9 @@ class ControlVector:
         return replace(self, directions=made)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write a GGUF file as llama.cpp does, whole or not at all. Raises FileError if it exists
-        without ``force`` or cannot be written, TreadleError for a vector without directions.
+        """Write a GGUF file as llama.cpp does, whole or not at all. Raises FileError if the file
+        exists and ``force`` is not set, or if it cannot be written; TreadleError for a vector
+        without directions.
         """
         from treadle.files.gguf import GGUFWriter, ValueType
         from treadle.files.target import check_target
@@ -112,7 +115,9 @@ class ControlVector:
         writer.write()
 
     def check(self, config: Config) -> None:
-        """Raise FileError unless the vector fits a model."""
+        """Raise FileError unless the vector fits a model: its architecture, width and number of
+        layers.
+        """
         where = self.path or Path(self.name)
         name = config.arch.name
         if self.model_hint in ARCHS and self.model_hint != name:
@@ -134,8 +139,8 @@ class ControlVector:
 
 
 def checked_strength(name: object, strength: Any) -> float:
-    """Return a strength, rounded to float32. Raises TreadleError for what is no number from -1e6 to
-    1e6.
+    """Return ``strength`` rounded to float32. Raises TreadleError unless it is a number from -1e6
+    to 1e6; ``name``: the vector's, for the message.
     """
     if number_between(strength, -STRENGTH_MAX, STRENGTH_MAX) is None:
         expected = f"a number from -{STRENGTH_MAX:g} to {STRENGTH_MAX:g}"
@@ -145,8 +150,9 @@ def checked_strength(name: object, strength: Any) -> float:
 
 
 def checked_directions(what: str, directions: Mapping[Any, Any]) -> dict[int, Floats]:
-    """Return directions as f32 rows. Raises TreadleError, which begins with ``what``, for layers
-    below 1, rows of different widths, and values that are not finite.
+    """Return directions as f32 rows by layer. Raises TreadleError, whose message begins with
+    ``what``, for layers below 1, rows of different widths, values that are not finite, and no
+    direction at all.
     """
     rows: dict[int, Floats] = {}
     for key, given in directions.items():
@@ -166,7 +172,7 @@ def checked_directions(what: str, directions: Mapping[Any, Any]) -> dict[int, Fl
 
 
 def _directions(file: GGUF) -> dict[int, Floats]:
-    """Read the directions of a file by layer."""
+    """Return the directions of a file by layer. Raises FileError if it is no control vector."""
     found = file.metadata.get("general.architecture")
     if found != ARCHITECTURE:
         where = "general.architecture"

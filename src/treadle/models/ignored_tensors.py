@@ -1,4 +1,6 @@
-"""Unsupported architectures and the reasons, by ``general.architecture`` or ``model_type``."""
+"""Architectures that are not supported, with the reason, by ``general.architecture`` or
+``model_type``.
+"""
 
 from __future__ import annotations
 

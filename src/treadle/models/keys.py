@@ -1,4 +1,4 @@
-"""Typed, range-checked access to an architecture's own keys in a GGUF file."""
+"""ArchMetadata: typed, range-checked access to an architecture's own keys in a GGUF file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ NEXTN = "nextn_predict_layers"  # number of last layers that are for multi-token
 
 
 class ArchMetadata(keys.MetadataReader):
-    """Reader of the keys that begin with ``arch.``. Methods raise FileError for a value of another
-    type or out of range, and for a missing key without default. ``lacking`` has the values of keys
-    that the file lacks.
+    """Reader of the keys that begin with the prefix "``arch``.", which callers leave out.
+    ``lacking``: values for keys that the file lacks.
+
+    Methods raise FileError for a value of another type or out of range, and for a missing key
+    without a default.
     """
 
     def __init__(self, gguf: GGUF, arch: str, lacking: Iterable[tuple[str, float]] = ()) -> None:
@@ -36,7 +38,9 @@ class ArchMetadata(keys.MetadataReader):
     def per_layer(
         self, key: str, n_layer: int, default: Sequence[int] | None = None, *, lo: int = 1
     ) -> tuple[int, ...]:
-        """Return ``[n_layer]`` sizes of at least ``lo``, stored as one number or one per layer."""
+        """Return ``n_layer`` integers of at least ``lo``, stored as one number for all layers or
+        one per layer.
+        """
         value = self.get(key)
         if value is None and default is not None:
             return tuple(default)
@@ -64,8 +68,8 @@ class ArchMetadata(keys.MetadataReader):
         return tuple(bool(flag) for flag in found)
 
     def n_vocab(self, *, lent: bool = False) -> int:
-        """Return the rows of the token embeddings, checked to equal the vocabulary's size.
-        ``lent``: a file may lack them, and then the vocabulary tells.
+        """Return the number of rows of the token embeddings, checked to equal the vocabulary's
+        size. ``lent``: the file may lack embeddings; then return the vocabulary's size.
         """
         embd = self.gguf.tensors.get("token_embd.weight")
         if embd is None and lent:
@@ -95,6 +99,6 @@ class ArchMetadata(keys.MetadataReader):
         return n_vocab
 
     def n_rows(self, name: str) -> int:
-        """Return the rows of a matrix of the file; 0 if there is none."""
+        """Return the number of rows of a matrix in the file; 0 if there is none."""
         tensor = self.gguf.tensors.get(name)
         return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0

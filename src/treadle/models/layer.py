@@ -6,9 +6,9 @@
     x = x + after(ffn(before(x)))               or, in parallel, both of the same x:
     x = x + mixer(before(x)) + ffn(before(x))
 
-Some layers have only one half, others have a third. Norms that the file lacks are skipped. A norm
-after the sum, as in BERT, replaces the residual stream; in Jina's BERT for code the states from
-before are added again, and that sum has a norm too. The last sum may be scaled.
+Some layers have only one sublayer, others have three. Norms that the file lacks are skipped. A norm
+after the sum, as in BERT, replaces the residual stream. In Jina's BERT for code the sublayer's
+input is then added once more, and that sum has a norm too. The last sum of a layer may be scaled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ GATE_UP = "_gate_up"
 
 
 def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
-    """Build layer ``i`` on the hidden states ``x``, and return the new states."""
+    """Build layer ``i`` of the sublayers ``halves`` on the hidden states ``x``; return the new
+    states.
+    """
     if not g.config.parallel:
         gain = f"blk.{i}.layer_output_scale"
         for half in halves:
@@ -51,7 +53,7 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
 
 
 def _stem(g: Ops, half: Sublayer) -> str:
-    """Return the name in the file of the norm before a half."""
+    """Return the stem of the norm before a sublayer, as the file names it."""
     config = g.config
     return {"attn_norm": config.attn_norm, "ffn_norm": config.ffn_norm}.get(
         half.before, half.before
@@ -59,7 +61,9 @@ def _stem(g: Ops, half: Sublayer) -> str:
 
 
 def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
-    """Return the states that a half of layer ``i`` reads: ``x``, normed if it has a norm."""
+    """Return the states that a sublayer of layer ``i`` reads: ``x``, after the sublayer's norm and
+    that norm's gate if it has these.
+    """
     stem = _stem(g, half)
     weight = f"blk.{i}.{stem}" if g.has(f"blk.{i}.{stem}.weight") else ""
     if not stem or not (weight or g.config.bare):

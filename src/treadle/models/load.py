@@ -1,4 +1,4 @@
-"""Loading of a ``Config`` from a file's header, with every number and tensor checked."""
+"""load_config: a ``Config`` from a file's header, with every number and tensor checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ROPE_KEY = "treadle.rope"  # overrides the architecture's, for weights without r
 
 
 def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
-    """Read and check the hyper-parameters and the tensor table of a language model.
+    """Return the config of a language model, after a check of its hyper-parameters and tensor
+    table. Tensors in ``gguf`` are renamed to the graph's names.
 
     Missing keys get llama.cpp's defaults. Raises FileError, naming the key or tensor, for a number
     out of range, sizes that do not divide, a missing tensor, a wrong shape, or a tensor that
@@ -72,8 +73,8 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
 
 
 def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
-    """Read how the decoder takes rows of pictures. Invalid sections count as none: they do not
-    matter for text.
+    """Return how the decoder takes rows of pictures and sound. Invalid sections count as none,
+    since they do not matter for text.
     """
     given = keys.get(SECTIONS)
     sections: tuple[int, ...] = ()
@@ -86,7 +87,7 @@ def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
 
 
 def _unread(config: Config) -> tuple[str, ...]:
-    """Return tensors that nothing reads, and that valid files are not known to have."""
+    """Return the tensors that nothing reads and that valid files do not usually have."""
     graph = GRAPHS[config.arch.graph]
     return tuple(
         name
@@ -110,14 +111,15 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
 
 
 def rename(gguf: GGUF, arch: Arch) -> None:
-    """Rename tensors to the names of the architecture's graph."""
+    """Rename the tensors of ``gguf``, in place, to the names of the architecture's graph."""
     for theirs, name in arch.names:
         gguf.tensors = {renamed(key, theirs, name): at for key, at in gguf.tensors.items()}
 
 
 def renamed(key: str, theirs: str, name: str) -> str:
-    """Return the graph's name of ``key``, with or without "blk.N."; if ``theirs`` ends with a dot,
-    it is a prefix that is replaced.
+    """Return the name ``key`` with ``theirs``, the file's name with or without "blk.N.", replaced
+    by ``name``, the graph's; ``key`` if it has another name. If ``theirs`` ends with a dot, it is a
+    prefix.
     """
     if theirs.endswith("."):
         return name + key.removeprefix(theirs) if key.startswith(theirs) else key
@@ -128,7 +130,9 @@ def renamed(key: str, theirs: str, name: str) -> str:
 def _refuse_surplus_layers(
     keys: ArchMetadata, ignored: Sequence[str], n_layer: int, key: str = "block_count"
 ) -> None:
-    """Raise FileError for tensors of layers beyond ``key``, which would be left out."""
+    """Raise FileError if an ignored tensor belongs to layer ``n_layer``, the value of ``key``, or
+    beyond: such layers would be left out.
+    """
     for name in ignored:
         if (layer := layer_of(name)[0]) >= n_layer:
             raise FileError(
@@ -140,7 +144,9 @@ def _refuse_surplus_layers(
 
 
 def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
-    """Raise FileError if layers left out as multi-token-prediction layers lack nextn tensors."""
+    """Raise FileError if a layer that ``n_layer`` leaves out as an MTP layer has no nextn
+    tensors.
+    """
     said = {layer_of(name)[0] for name in ignored if ".nextn." in name}
     for i in sorted({layer_of(name)[0] for name in ignored} - said):
         if i >= n_layer:
@@ -152,7 +158,9 @@ def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: 
 
 
 def find_arch(gguf: GGUF) -> Arch:
-    """Return the file's architecture. Raises UnsupportedError, FileError."""
+    """Return the file's architecture. Raises UnsupportedError for one that is not supported and for
+    files of another kind (adapters, control vectors, speech), FileError if the file names none.
+    """
     if gguf.metadata.get("general.type") == "adapter":
         what = (
             "a LoRA adapter, not a model: load its model and pass this file with --lora (lora=...)"
@@ -196,9 +204,9 @@ def find_arch(gguf: GGUF) -> Arch:
 
 
 def _has_sections(gguf: GGUF, name: str) -> bool:
-    """Return whether a file has M-RoPE sections that make it rotate halves, where other files of
-    its architecture rotate neighbours: llama.cpp's converter orders rows so. As there, this takes
-    two positive sections.
+    """Return whether a file rotates halves, although other files of its architecture rotate
+    neighbours. Files with M-RoPE sections do so in some architectures, since llama.cpp's converter
+    orders their rows so. As in llama.cpp, the first two sections must be positive.
     """
     given = gguf.metadata.get(f"{name}.{SECTIONS}")
     shares = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
@@ -207,10 +215,11 @@ def _has_sections(gguf: GGUF, name: str) -> bool:
 
 
 def _is_slip(name: str, arch: str) -> bool:
-    """Return whether ``name`` is ``arch`` misspelt: case, punctuation, a lost or swapped letter.
+    """Return whether ``name`` is ``arch`` misspelt: case, punctuation, a lost letter, two swapped
+    ones.
 
-    A different digit, or an additional letter, means another architecture: gemma, gemma3n and
-    mllama all exist.
+    A different digit or an additional letter means another architecture: gemma, gemma3n and mllama
+    all exist.
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     if re.sub(r"\D", "", plain) != re.sub(r"\D", "", arch):

@@ -21,8 +21,9 @@ TYPES = "token_types.weight"
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """``factor B A``, which is added to a matrix ``[m, k]``; ``a`` returns ``[rank, k]`` and ``b``
-    ``[m, rank]``, rows in the model's order. For experts, shapes have a first axis of experts.
+    """The low-rank product ``factor B A``, to be added to a matrix ``[m, k]``. ``a()`` returns f32
+    ``[rank, k]`` and ``b()`` f32 ``[m, rank]``, rows in the model's order. For experts, both have a
+    first axis of experts.
     """
 
     rank: int
@@ -34,7 +35,7 @@ class LowRank:
 
 
 def turned(low: LowRank) -> LowRank:
-    """Return the adapter of the transposed matrix."""
+    """Return the low-rank product for the transposed matrix."""
 
     def a() -> Floats:
         return np.ascontiguousarray(low.b().T)
@@ -48,7 +49,9 @@ def turned(low: LowRank) -> LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A LoRA adapter from a file or folder; ``ranks`` has its parts by the model's tensor names."""
+    """A LoRA adapter from a file or folder. ``ranks``: its low-rank products, by the model's tensor
+    names.
+    """
 
     name: str
     path: Path
@@ -56,14 +59,18 @@ class Adapter:
     mark: bytes  # digest of all weights
 
     def check(self, met: set[str]) -> None:
-        """Raise UnsupportedError, naming a matrix, unless all of its matrices are in ``met``."""
+        """Raise UnsupportedError, naming a matrix, unless all matrices that it adapts are in
+        ``met``.
+        """
         if rest := self.ranks.keys() - met:
             what = "is not used in a matrix product, so an adapter cannot apply to it"
             raise UnsupportedError(f"{self.path}: {min(rest)} {what}")
 
 
 def lora_scale(of: str, scale: Any) -> float:
-    """Return a scale rounded to float32. Raises TreadleError, which begins with ``of``."""
+    """Return ``scale`` rounded to float32. Raises TreadleError, whose message begins with ``of``,
+    unless it is a number from -1e6 to 1e6.
+    """
     if number_between(scale, -MOST_SCALE, MOST_SCALE) is None:
         expected = f"a number from -{MOST_SCALE:g} to {MOST_SCALE:g}"
         raise TreadleError(f"{of}: the scale {scale!r:.40}: expected {expected}")

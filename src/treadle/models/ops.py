@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rows:
-    """The result of an op: a matrix with a row per token of the batch, per output or per input."""
+    """The result of an op: a matrix of ``width`` columns, with a row per token of the batch, per
+    output or per input.
+    """
 
     label: str
     width: int
@@ -44,36 +46,42 @@ TensorName = str | TensorSlice
 
 
 def tensor_of(stem: TensorName, kind: str) -> TensorName:
-    """Return the tensor of a stem: its "weight" or its "bias"; of a slice, the same rows."""
+    """Return the name of a stem's tensor of a ``kind``, "weight" or "bias"; for a slice, the same
+    rows of it.
+    """
     if isinstance(stem, TensorSlice):
         return TensorSlice(f"{stem.whole}.{kind}", stem.first, stem.n)
     return f"{stem}.{kind}"
 
 
 class Ops(ABC):
-    """The ops of one plan. ``label`` names an op's steps; matrices are named by their stem in the
-    file, such as ``blk.0.attn_q``, and their bias, if any, is added. A ``TensorSlice`` is some
-    rows of a matrix.
+    """The ops of one plan, which a graph calls and a device implements.
+
+    ``label`` names an op's steps. Matrices are named by their stem in the file, such as
+    ``blk.0.attn_q``; their bias, if any, is added. A ``TensorSlice`` stands for some rows of a
+    matrix.
     """
 
     config: Config
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Return whether the file has a tensor."""
+        """Return whether the file has a tensor that plans may use."""
 
     @abstractmethod
     def embed(self, label: str, weight: str, scale: float) -> Rows:
-        """Return the matrix' rows of the batch's tokens, times ``scale``."""
+        """Return the row of the matrix ``weight`` for each token of the batch, times ``scale``."""
 
     @abstractmethod
     def given(self, label: str, width: int) -> Rows:
-        """Return an input of each run, f32: hidden states of all tokens, computed elsewhere."""
+        """Return rows of ``width`` values, f32, that the host writes before each run: states of all
+        tokens, computed elsewhere.
+        """
 
     @abstractmethod
     def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
-        """Add to ``x``, for each token, a row of the matrix: that of its ``position``, of its
-        ``type``, or the ``first``. Overwrites ``x``.
+        """Return ``x`` plus a row of the matrix for each token: that of its "position", of its
+        "type", or the "first", as ``by`` says. Overwrites ``x``.
         """
 
     @abstractmethod
@@ -90,18 +98,21 @@ class Ops(ABC):
         own: bool = False,
     ) -> Rows:
         """Return the RMS norm of each row, or of each of its ``heads`` equal parts, times
-        ``weight`` ("": none; ``own``: it has a row for each part) and ``scale``; ``centred``:
-        LayerNorm; ``eps``: by default the model's. With several heads ``x`` is overwritten.
+        ``weight`` ("" for none) and ``scale``.
+
+        centred: LayerNorm. eps: None for the model's. own: ``weight`` has a row for each part.
+
+        With several heads ``x`` is overwritten.
         """
 
     @abstractmethod
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices, both ``x`` and result clamped to
-        the matrix' bounds in ``config.bounds``, if any.
+        """Return ``x W^T (+ bias)`` for each of several matrices. If ``config.bounds`` has bounds
+        of a matrix, its input and its result are clamped to them.
         """
 
     def linear(self, label: str, x: Rows, weight: TensorName) -> Rows:
-        """Return ``x W^T (+ bias)``."""
+        """Return ``x W^T (+ bias)`` for one matrix; see ``linears``."""
         return self.linears(label, x, [weight])[0]
 
     @abstractmethod
@@ -114,7 +125,9 @@ class Ops(ABC):
 
     @abstractmethod
     def rope(self, label: str, x: Rows, table: int) -> Rows:
-        """Rotate the pairs of each head by position, according to ``config.ropes[table]``."""
+        """Return ``x`` with the pairs of each head rotated by position, according to
+        ``config.ropes[table]``.
+        """
 
     @abstractmethod
     def attend(
@@ -132,22 +145,22 @@ class Ops(ABC):
     ) -> Rows:
         """Return the attention of each token over its sequence's cached keys and values.
 
-        ``k`` and ``v`` of the batch's tokens are first stored in the layer's pool. Heads, window
-        and causality are the layer's; scale and softcap of scores are the model's. ``q`` and ``k``
-        are overwritten. Both may have rope, norms, both in either order, or neither, but alike. A
-        layer that reads another layer's keys and values (``Layer.kv_from``) has only ``q``.
+        ``k`` and ``v`` of the batch's tokens are first stored in the layer's pool; a layer that
+        reads another layer's keys and values (``Layer.kv_from``) has only ``q``. ``q`` and ``k``
+        may have norms, a rope, or both in either order, but the same ones; they are overwritten.
+        Heads, window and causality are the layer's; scale and softcap of scores are the model's.
 
-        ``sinks`` names a vector with an additional score for each head, of a key without a value.
-        ``distances`` names a matrix of biases added to scores, by the bucket of the key's distance
-        (one of ``config.n_buckets``) and by head. ``chosen``: the keys that each token sees, as the
-        op ``chosen`` returns them; else all. ``profiles``: biases of each query's scores by
-        distance, as the op ``profiles`` returns them.
+        sinks: name of a vector with one more score for each head, of a key without a value; or "".
+        distances: name of a matrix of biases of scores, by bucket of the key's distance (one of
+            ``config.n_buckets``) and by head; or "".
+        chosen: the keys that each token sees, as the op ``chosen`` returns them; None: all.
+        profiles: biases of each query's scores by distance, as the op ``profiles`` returns them.
         """
 
     @abstractmethod
     def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-        """Split each of ``heads`` equal parts of each row into halves; return the first halves side
-        by side, and the second ones. Overwrites ``x``.
+        """Return the first halves of ``heads`` equal parts of each row, side by side, and the
+        second halves. Overwrites ``x``.
         """
 
     @abstractmethod
@@ -156,42 +169,48 @@ class Ops(ABC):
 
     @abstractmethod
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
-        """Return ``x + h``, times the single value of the tensor ``gain``, if given."""
+        """Return ``x + h``; with ``gain``, the name of a tensor with one value,
+        ``(x + h) * gain``.
+        """
 
     def layer(self, i: int, x: Rows) -> Rows:
-        """Return ``x``, the states before layer ``i``, or after the last one. A lowering for hooks
-        keeps them in f32 (``plan/lowering/observed.py``).
+        """Return ``x``, the states before layer ``i``, or after the last one. A graph calls it so
+        that plans can make these states an output (``tapped``), or keep them in f32 for hooks.
         """
         return x
 
     def tapped(self, i: int) -> bool:
-        """Return whether the states before layer ``i`` are an output of the plan."""
+        """Return whether the states before layer ``i`` are an output of the plan, for a drafter."""
         return False
 
     @abstractmethod
     def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
-        """Return ``x``, the states behind a layer, with the control vectors of the rows' sequences
+        """Return ``x``, the states after ``layer``, with the control vectors of each row's sequence
         added. May overwrite ``x``.
         """
 
     @abstractmethod
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
-        """Return rows that several layers use; ``make`` is called only the first time."""
+        """Return ``make(ops)``, rows that several layers use. It is called only the first time for
+        a ``label``.
+        """
 
     @abstractmethod
     def outputs(self, x: Rows) -> Rows:
-        """Select the batch's rows whose outputs are requested."""
+        """Return the rows of ``x`` for which outputs are requested."""
 
     @abstractmethod
     def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
-        """Return one row per input of the batch: the "mean", the "first" or the "last" of its rows;
-        with ``unit`` scaled to length 1.
+        """Return one row per input of the batch: the "mean", the "first" or the "last" of its rows,
+        as ``how`` says; with ``unit`` scaled to length 1.
         """
 
     @abstractmethod
     def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
-        """Call an op that is specific to one sublayer, by its name in the lowering's table."""
+        """Return the result of an op that only some sublayers use; ``word``: its name in the
+        lowering's table.
+        """
 
     @abstractmethod
     def result(self, name: str, x: Rows) -> None:
-        """Declare ``x`` an output of the plan, f32."""
+        """Make ``x``, as f32, the plan's output ``name``."""

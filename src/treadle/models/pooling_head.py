@@ -1,4 +1,4 @@
-"""Dense layers applied to pooled embeddings: EmbeddingGemma has two."""
+"""Dense layers that are applied to pooled embeddings: EmbeddingGemma has two."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _read: WeakKeyDictionary[GGUF, list[Floats]] = WeakKeyDictionary()
 
 
 def dense_of(gguf: GGUF, n_embd: int) -> list[Floats]:
-    """Return float32 matrices ``[out, in]``, the first with ``n_embd`` columns; cached per file.
-    Raises FileError if shapes do not match.
+    """Return the matrices of these layers, float32 ``[out, in]``, in order; the first has
+    ``n_embd`` columns. They are cached per file. Raises FileError if shapes do not match.
     """
     found = _read.get(gguf)
     if found is None:

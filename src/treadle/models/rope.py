@@ -59,14 +59,15 @@ class Rope:
         return self.long_factors is not None and n_ctx > self.n_ctx_orig
 
     def factors_in(self, n_ctx: int) -> tuple[float, ...] | None:
-        """Return the factors for a context of ``n_ctx`` tokens. They do not depend on a sequence's
-        length, as in transformers, because cached pages would become invalid when it grows.
+        """Return the factors for a context of ``n_ctx`` tokens, None for none. In transformers they
+        depend on a sequence's length; here they do not, because its cached pages would become
+        invalid as it grows.
         """
         return self.long_factors if self.has_long(n_ctx) else self.factors
 
     def frequencies(self, n_ctx: int = 0) -> tuple[npt.NDArray[np.float64], float]:
-        """Return the angle per position of each rotated pair, ``[dims / 2]``, and the factor of cos
-        and sin, in a context of ``n_ctx`` tokens.
+        """Return the angle per position of each rotated pair, f64 ``[dims / 2]``, and the factor by
+        which cosines and sines are multiplied, for a context of ``n_ctx`` tokens.
         """
         pair = np.arange(self.dims // 2, dtype=np.float64)
         inv_freq = self.base ** (-2.0 * pair / self.dims)
@@ -85,7 +86,9 @@ class Rope:
         return inv_freq * (kept + (1.0 - kept) / self.scale), attn_factor
 
     def gains(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the position-dependent factor of cos and sin (query temperature)."""
+        """Return for each position the factor of cosines and sines by which queries are scaled
+        (temperature), f64.
+        """
         if self.smooth:
             share = (positions + self.ahead) / max(1, self.n_ctx_orig)
             return np.asarray(1.0 + self.temperature * np.log(np.maximum(share, 1.0)))
@@ -93,7 +96,9 @@ class Rope:
         return np.asarray(1.0 + self.temperature * np.log(1.0 + turns))
 
     def _yarn_range(self) -> tuple[float, float]:
-        """Return the pairs with ``beta_fast`` and ``beta_slow`` turns in the original context."""
+        """Return the first and last pair of YaRN's interpolation ramp: those that turn
+        ``yarn_beta_fast`` and ``yarn_beta_slow`` times in the original context.
+        """
 
         def pair_of(n_turns: float) -> float:
             turns = self.n_ctx_orig / (n_turns * 2.0 * math.pi)
@@ -108,7 +113,9 @@ class Rope:
 
 
 def still(temperature: float, every: int, ahead: int = 0, *, smooth: bool = False) -> Rope:
-    """Return a table of one unrotated pair, whose cosine is only the query temperature."""
+    """Return a table of one unrotated pair, whose cosine is only the query temperature: it grows by
+    ``temperature`` per e-fold of ``every`` positions. ``ahead``, ``smooth``: as in ``Rope``.
+    """
     return Rope(
         2,
         1.0,
@@ -121,9 +128,11 @@ def still(temperature: float, every: int, ahead: int = 0, *, smooth: bool = Fals
 
 
 def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
-    """Read the rope table of all layers; if layers with a window have a base of their own, the
-    table of the others, then theirs. Scaling (linear, YaRN, factors) applies to the first only,
-    since layers with a window never see more tokens than in training.
+    """Return the rope table of all layers; if layers with a window have a base of their own, the
+    table of the other layers, then theirs. Scaling (linear, YaRN, factors) applies to the first
+    table only, since layers with a window never see more tokens than in training.
+
+    Raises FileError, UnsupportedError.
     """
     most = rope_dims = keys.integer("rope.dimension_count", head_dim, lo=2, hi=head_dim)
     if halved := keys.flag(ROPE_HALVED, False):

@@ -1,5 +1,5 @@
-"""Settings of sentence-transformers folders for texts to embed. The GGUF keys are treadle's own,
-written by ``treadle convert``.
+"""Settings of sentence-transformers folders for texts to embed. Their GGUF keys are treadle's own;
+``treadle convert`` writes them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ MAX_TOKENS = "treadle.embedding.max_seq_length"  # of a text, its special tokens
 
 
 def default_prompt(gguf: GGUF) -> str:
-    """Return the prompt to prepend to each text; "" if the file has none. Raises FileError."""
+    """Return the prompt to prepend to each text; "" if the file has none. Raises FileError if it is
+    no text.
+    """
     return MetadataReader(gguf.metadata, gguf.path).text(PROMPT, "")
 
 
 def max_seq_length(gguf: GGUF) -> int | None:
-    """Return the longest text in tokens; None if the file has no limit. Raises FileError."""
+    """Return the most tokens of a text; None if the file has no limit. Raises FileError for another
+    value.
+    """
     keys = MetadataReader(gguf.metadata, gguf.path)
     return keys.integer(MAX_TOKENS, hi=POSITION_MAX) if keys.has(MAX_TOKENS) else None

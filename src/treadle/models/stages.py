@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def split(gguf: GGUF, config: Config, n: int) -> list[range]:
-    """Split the layers into ``n`` parts of about equal bytes of weights; the output matrix counts
+    """Split the layers into ``n`` ranges of about equal bytes of weights; the output matrix counts
     with the last layer. Raises TreadleError if there are fewer layers.
     """
     if not 0 < n <= config.n_layer:
@@ -33,8 +33,8 @@ def split(gguf: GGUF, config: Config, n: int) -> list[range]:
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:
-    """Split ``sizes`` into ``n`` non-empty parts; each ends where the running sum is nearest to its
-    share.
+    """Split ``sizes`` into ``n`` non-empty ranges of indices; each ends where the running sum is
+    nearest to its share of the total.
     """
     sums = [0]
     for size in sizes:

@@ -39,7 +39,9 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor's name and shape, in numpy order; the shape consists of names of ``sizes``."""
+    """A tensor's name and shape, in numpy order. The shape is made of names, whose numbers
+    ``Graph.sizes`` and ``Sublayer.sizes`` return.
+    """
 
     name: str  # in a sublayer, without "blk.N."
     shape: tuple[str, ...]
@@ -47,20 +49,22 @@ class TensorRow:
 
 
 def with_bias(stem: str, *shape: str, optional: bool = False) -> tuple[TensorRow, TensorRow]:
-    """Return the rows of a weight and of its optional bias."""
+    """Return the tensor rows of a weight, and of its bias, which is always optional."""
     bias = TensorRow(f"{stem}.bias", shape[:1], optional=True)
     return TensorRow(f"{stem}.weight", shape, optional), bias
 
 
 @dataclass(frozen=True, eq=False)
 class Sublayer:
-    """One half of a layer, such as its mixer or FFN; ``models/layer.py`` combines them.
+    """A part of a layer that adds to the residual stream, such as its mixer or FFN;
+    ``models/layer.py`` combines them.
 
     label: label of its steps, after the layer's number.
-    before, after, behind: stems of its norms: of its input, of its output, and of the residual sum.
-    again: stem of the norm of another sum, of the result of ``behind`` and the states before.
-    build: ``build(g, i, h)`` returns the residual to add, computed from the normed states ``h``.
-    rows: its tensors in each layer that has it, including norms.
+    before, after, behind: stems of its norms: of its input, of its result, and of the residual sum.
+    again: stem of a norm of one more sum: of the normed residual sum and the sublayer's input.
+    build: ``build(g, i, h)`` returns what is added to the residual stream, computed from the normed
+        states ``h``.
+    rows: its tensors in each layer that has it, norms included.
     sizes: sizes named in their shapes, in addition to the graph's.
     memory: its cache pools, with ``layers`` left empty.
     unread: tensors that valid files have in such a layer although nothing reads them.
@@ -84,7 +88,9 @@ def built_by_graph(
     sizes: Callable[[Layer], Sizes] = lambda layer: {},
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: (),
 ) -> Sublayer:
-    """Return a sublayer that gives a layer tensors and memory; its steps are built by the graph."""
+    """Return a sublayer that only gives a layer tensors and memory; the graph builds its steps
+    itself.
+    """
 
     def build(g: Ops, i: int, h: Rows) -> Rows:
         raise AssertionError(f"{label}: the graph builds its steps")
@@ -103,7 +109,7 @@ def built_by_graph(
 
 class LateConstants(dict[str, Made]):
     """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
-    first use; a module that begins with a dot is one beside the package.
+    first use. A module that begins with a dot is in the parent package.
     """
 
     def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
@@ -122,7 +128,7 @@ class LateConstants(dict[str, Made]):
         return list(dict.fromkeys((*self, *self._late)))
 
     def every(self) -> list[Made]:
-        """Return all constants, late ones included."""
+        """Return all constants; this imports the late ones."""
         return [self[name] for name in self.names()]
 
 
@@ -135,10 +141,10 @@ def last_with_keys(config: Config) -> Layer:
 class Graph:
     """One data flow, shared by the architectures that name it.
 
-    build: builds the layers, from the batch's tokens to their hidden states.
-    outputs: functions that build each kind of output from these, by name.
-    rows, sizes: its tensors outside layers.
-    sublayers: returns a layer's mixer and FFN, or the one half that it has.
+    build: builds the layers; returns the hidden states of the batch's tokens.
+    outputs: by name, functions that build an output from these states.
+    rows, sizes: its tensors outside layers, and the sizes named in their shapes.
+    sublayers: returns the sublayers of a layer, mostly a mixer and an FFN.
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
     parts: returns all sublayers that models of this graph may have, if there are several kinds.
     apart: each output reads only some of the tensors.
@@ -156,8 +162,8 @@ class Graph:
     further: Callable[[Config], Layer] = last_with_keys
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
-        """Yield every row with the names and shapes of its tensors, in file order: a sublayer's row
-        has a tensor in each layer of that kind.
+        """Yield every tensor row with the names and shapes of its tensors, in file order. A
+        sublayer's row has a tensor in each layer with this sublayer.
         """
         sizes = self.sizes(config)
         for row in self.rows:
@@ -182,8 +188,8 @@ class Graph:
         return i >= 0 and any(stem in kind.unread for kind in self.sublayers(config.layers[i]))
 
     def pools(self, config: Config) -> tuple[PoolSpec | StateSpec, ...]:
-        """Return the cache pools of the layers: equal layers share a pool, and pools without a
-        window come first.
+        """Return the cache pools of the layers. Layers with equal specs share a pool; pools without
+        a window come first.
         """
         alike: dict[PoolSpec | StateSpec, list[int]] = {}
         for i, layer in enumerate(config.layers):
@@ -199,8 +205,8 @@ class Graph:
 
 
 def layer_of(name: str) -> tuple[int, str]:
-    """Split ``blk.3.ffn_up.weight`` into (3, "ffn_up.weight"); outside layers, the layer is -1. An
-    encoder's names may begin with "enc.".
+    """Return the layer and the rest of a tensor's name: (3, "ffn_up.weight") for
+    ``blk.3.ffn_up.weight``. Outside layers the layer is -1. A leading "enc." is skipped.
     """
     layer = re.match(r"(?:enc\.)?blk\.(\d+)\.", name)
     return (int(layer[1]), name[layer.end() :]) if layer else (-1, name)
@@ -219,11 +225,12 @@ def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
 def needed_tensors(
     graph: Graph, config: Config, names: Container[str]
 ) -> Iterator[tuple[TensorRow, str, tuple[int, ...]]]:
-    """Yield row, name and shape of each tensor that a file with tensors ``names`` must have.
+    """Yield (row, name, shape) of each tensor that a file must have; ``names``: the tensors that it
+    has.
 
     An optional tensor must be in every layer of its kind, or in none. A tensor in ``Arch.lacks``
-    must be in every layer of all kinds, or in none; if named with "blk.N.", only that layer may
-    lack it, and its bias.
+    must be in every layer of all kinds, or in none; if it is named with "blk.N.", only that layer
+    may lack it, and its bias.
     """
     arch = config.arch
     rows = list(graph.tensors(config))
@@ -241,9 +248,9 @@ def needed_tensors(
 def check_tensors(
     gguf: GGUF, graph: Graph, config: Config
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Compare a file's tensor table with the rows.
+    """Check a file's tensors against the rows of its graph.
 
-    Returns ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, if one is
+    Return ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, if one is
     missing, is only in some of the layers that may have it, has a wrong shape, or belongs to
     another kind of layer.
     """
@@ -270,11 +277,12 @@ def check_tensors(
 def find_factors(
     gguf: GGUF, config: Config, ignored: Sequence[str]
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Find scale factors of matrices (one per expert) among tensors that no row names: llama.cpp's
-    converter writes them for NVFP4 checkpoints.
+    """Return ``(Config.factors, Config.ignored)``: of the ignored tensors, those that are scale
+    factors of matrices (one per expert), and the rest. llama.cpp's converter writes such factors
+    for NVFP4 checkpoints.
 
-    Returns ``(Config.factors, Config.ignored)``. Raises FileError for a wrong shape, and
-    UnsupportedError for a factor of a tensor that is not the matrix of a product.
+    Raises FileError for a wrong shape, UnsupportedError for a factor of a tensor that is not the
+    matrix of a product.
     """
     found = set()
     for name in ignored:
@@ -294,7 +302,9 @@ def find_factors(
 
 
 def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Sequence[str]) -> None:
-    """Raise FileError for a tensor of another kind of layer: keys of experts or heads are lost."""
+    """Raise FileError for an ignored tensor that belongs to another kind of layer: the file has
+    lost keys, such as those of experts or heads.
+    """
     doubtful = [
         name for name in ignored if layer_of(name)[0] >= 0 and not graph.unread(config, name)
     ]

@@ -1,15 +1,15 @@
-"""Adapters within a model (Granite Switch): control tokens of the text choose one for each token.
+"""Adapters within a model (Granite Switch): control tokens in the text choose one for each token.
 
-The model attends from each token to all before it, by one head whose keys are ``gain`` for control
-tokens and ``-gain`` for others, and whose values are adapters' numbers, 0 for other tokens. The
+The model attends from each token to itself and all before it, by one head. Keys are ``gain`` for
+control tokens and ``-gain`` for others; values are adapters' numbers, 0 for other tokens. The
 result, rounded, is the token's adapter. So with ``m`` control tokens among the first ``n`` tokens
 of a text, and ``s`` the sum of their adapters' numbers, token ``n - 1`` has the adapter
 
     round(s / (m + (n - m) exp(-2 gain)))
 
-where halves are rounded up. It follows from the tokens alone: no keys and values are needed for it.
-A text with one control token has its adapter from there on; several different ones give the mean of
-their numbers. In a model with ``Switch.latest`` the last one counts.
+where halves are rounded up. It follows from the tokens alone, so no keys and values are stored for
+it. A text with one control token has its adapter from there on; several different ones give the
+mean of their numbers. In a model with ``Switch.latest`` only the last one counts.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ LORA_B = "_lora_b.weight"
 
 
 class ControlTokens:
-    """The control tokens of a model, and the adapters that they choose."""
+    """The control tokens of a model, and the adapters that they choose. ``n``: number of
+    adapters.
+    """
 
     def __init__(self, switch: Switch) -> None:
         first = switch.n + 1 - len(switch.tokens)
         self.n = switch.n
         self._adapter_of = {token: first + i for i, token in enumerate(switch.tokens)}
         self._substitutes = dict(zip(switch.tokens, switch.substitutes, strict=True))
-        self._others = math.exp(-2.0 * switch.gain)  # weight of another token, in a control token's
+        self._others = math.exp(-2.0 * switch.gain)  # another token's weight over a control token's
         self._latest = switch.latest
 
     def any_in(self, ids: Sequence[int]) -> bool:
@@ -58,13 +60,17 @@ class ControlTokens:
         return not self._adapter_of.keys().isdisjoint(ids)
 
     def substituted(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return the tokens whose embeddings are read."""
+        """Return ``ids`` with each control token replaced by the token whose embedding the model
+        reads.
+        """
         if not self.any_in(ids):
             return ids
         return [self._substitutes.get(token, token) for token in ids]
 
     def add_marks(self, marks: list[Mark], ids: Sequence[int], start: int) -> None:
-        """Append the marks of control tokens among ``ids[start:]`` to those of ``ids[:start]``."""
+        """Append to ``marks``, which has those of ``ids[:start]``, a mark for each control token in
+        ``ids[start:]``.
+        """
         _, m, s = marks[-1] if marks else (0, 0, 0)
         for n in range(start, len(ids)):
             adapter = self._adapter_of.get(ids[n])
@@ -73,8 +79,8 @@ class ControlTokens:
                 marks.append((n + 1, m, s))
 
     def runs(self, marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the adapters of the tokens from ``start`` to ``end`` of a text with these marks:
-        where a run of equal ones ends, and the adapter.
+        """Yield the adapters of the tokens ``start`` to ``end - 1`` of a text with these marks, as
+        runs of equal ones: (index after the run's last token, adapter).
         """
         which = bisect_right(marks, start, key=itemgetter(0))  # marks up to the token
         adapter = before = -1
@@ -88,7 +94,9 @@ class ControlTokens:
         yield end, adapter
 
     def _adapter(self, mark: Mark, n: int) -> int:
-        """Return the adapter of the last of ``n`` tokens; ``mark``: the last one among them."""
+        """Return the adapter of the last of ``n`` tokens; ``mark``: that of the last control token
+        among them.
+        """
         _, m, s = mark
         if self._latest:
             return s
@@ -98,13 +106,16 @@ class ControlTokens:
 
 
 def without_control_tokens(switch: Switch | None, ids: list[int]) -> list[int]:
-    """Return ``ids`` with the tokens that are read in place of control tokens."""
+    """Return ``ids`` with each control token replaced by the token whose embedding the model
+    reads.
+    """
     return ids if switch is None else [*ControlTokens(switch).substituted(ids)]
 
 
 def embedded_adapters(gguf: GGUF, config: Config) -> list[dict[TensorName, LowRank]]:
-    """Return the low-rank matrices of the adapters within a model, by the matrices that they add
-    to. Raises FileError if those of number 0, the model without an adapter, are not zeros.
+    """Return, for each adapter within a model, its low-rank matrices by the names of the matrices
+    that they add to. Raises FileError if those of number 0, the model without an adapter, are not
+    zeros.
     """
     switch = config.switch
     if switch is None:
@@ -122,8 +133,8 @@ def embedded_adapters(gguf: GGUF, config: Config) -> list[dict[TensorName, LowRa
 
 
 def _check_base(gguf: GGUF, config: Config) -> None:
-    """Raise FileError if a file has an adapter of number 0, which stands for none. In a folder
-    these are no part of the files.
+    """Raise FileError if a file's adapter of number 0, which stands for none, is not zero. Folders
+    do not store it, so they are not checked.
     """
     for i in range(0 if gguf.header_only else config.n_layer):
         for name in SWITCHED_MATRICES:
@@ -139,7 +150,9 @@ def _check_base(gguf: GGUF, config: Config) -> None:
 
 
 def _targets(i: int, layer: Layer) -> Mapping[str, TensorName]:
-    """Return the matrices that adapters add to in layer ``i``, by the adapters' names."""
+    """Return the model's matrices in layer ``i`` that adapters add to, by the names of the
+    adapters' tensors.
+    """
     n_q = layer.n_head * layer.head_dim
     n_k = layer.n_head_kv * layer.head_dim
     n_v = layer.n_head_kv * layer.head_dim_v
@@ -150,7 +163,7 @@ def _targets(i: int, layer: Layer) -> Mapping[str, TensorName]:
 
 
 def _matrix(tensor: Tensor, which: int) -> Floats:
-    """Return one of the matrices of a tensor ``[n, rows, columns]``, f32."""
+    """Return matrix ``which`` of a tensor ``[n, rows, columns]``, f32."""
     _, rows, columns = tensor.shape
     fmt = tensor.format
     if fmt is None:

@@ -1,7 +1,7 @@
 """The forward pass as a flat list of labelled steps, and the memory they share.
 
-A plan is built once for a kind of batch (how many tokens and outputs at most). A device runs it
-(``devices/protocol.py``); ``run_reference`` walks the same list with the kernels' numpy twins.
+A plan is built once for a size of batch: the most tokens and outputs. A device runs it
+(``devices/protocol.py``); ``run_reference`` runs the kernels' numpy twins step by step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ ANY = range(1, 1 << 62)  # any number of tokens of a sequence, or of rows of an 
 
 
 def counted(count: str) -> str:
-    """Return the input that a count in ``RUN_STATE`` counts the items of."""
+    """Return the name of the input whose items the count ``count``, a field of RUN_STATE,
+    counts.
+    """
     return "output_rows" if count == "n_outputs" else count.removeprefix("n_")
 
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory of a plan: ``rows`` rows of ``row_bytes``, placed in the arena by ``Plan.place``.
+    """Memory for results within a run: ``rows`` rows of ``row_bytes`` bytes, placed in the arena by
+    ``Plan.place``.
 
-    ``dtype`` is the type in which numpy's twins view it; activations in a kernel's own layout are
-    bytes.
+    ``dtype``: the type in which numpy twins view it; "u1" for activations in a product's layout.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Buffer:
 
 
 class DeviceMemory(ABC):
-    """Memory of a device (``devices/protocol.py``), of ``n_bytes``.
+    """A block of a device's memory (``devices/protocol.py``), of ``n_bytes`` bytes.
 
     ``bytes``: the memory as uint8, if the host can read and write it in place; else None.
     """
@@ -62,12 +64,12 @@ class DeviceMemory(ABC):
         return self._read(at, n_bytes)
 
     def write(self, at: int, data: np.ndarray) -> None:
-        """Write uint8 bytes, between runs."""
+        """Write uint8 ``data`` at byte ``at``; only between runs."""
         self.check(at, data.nbytes)
         self._write(at, data)
 
     def check(self, at: int, n_bytes: int) -> None:
-        """Raise AssertionError unless ``n_bytes`` from ``at`` on are within the memory."""
+        """Assert that ``n_bytes`` bytes from ``at`` on are within the memory."""
         assert 0 <= at <= at + n_bytes <= self.n_bytes, (at, n_bytes, self.n_bytes)
 
     @abstractmethod
@@ -79,9 +81,9 @@ class DeviceMemory(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """Memory that outlives the plan: weights, page pools, or memory that steps change for good.
+    """Memory that outlives a run: weights, page pools, and states that steps change.
 
-    ``array`` is the view that numpy's twins use, where the host has one.
+    ``array``: the view that numpy twins use; None if the host cannot read the memory.
     """
 
     name: str
@@ -90,32 +92,34 @@ class Const:
 
 
 class Storage(Protocol):
-    """Allocates weights, pages and inputs: the part of a device (``devices/protocol.py``) that
-    needs no plan.
+    """The part of a device (``devices/protocol.py``) that needs no plan: it allocates memory for
+    weights, pages and inputs.
     """
 
     @abstractmethod
     def memory(self, n_bytes: int, *, host: bool = False) -> DeviceMemory:
-        """Return zeroed memory.
+        """Return ``n_bytes`` of zeroed memory.
 
-        ``host``: for a run's inputs, which the host writes in place (``DeviceMemory.bytes``); a run
-        reads what was written before it began.
+        ``host``: for the inputs of runs, which the host writes in place (``DeviceMemory.bytes``); a
+        run reads what was written before it began.
 
         Raises MemoryError or ValueError if the device has too little memory.
         """
 
     @abstractmethod
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """Return weights, mapped or built by the host, for plans to read; copied if necessary."""
+        """Return ``array``, mapped or built by the host, as a constant that plans read; copied if
+        necessary.
+        """
 
     @abstractmethod
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
-        """Copy bytes within one memory of this device."""
+        """Copy ``n_bytes`` from byte ``start`` to byte ``to`` of one memory of this device."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An array that is supplied anew for each run; ``shape`` is its maximum."""
+    """An array that the host writes for each run. ``shape``: its largest shape."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -130,10 +134,11 @@ ArrayOf = Callable[[Const], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of the plan: a kernel and its arguments, by the names in its ``Args``.
+    """One entry of the plan: a kernel (``spec``), its arguments by the names in its ``Args``, and
+    the grid that counts its work items.
 
-    An argument is a Buffer, a Const, a tuple of these for a tensor, an integer or None, or a list
-    with one of these per tensor.
+    An argument is a Buffer, a Const, a tuple of Consts (the arrays of a tensor), an integer or
+    None, or a list with one of these per tensor.
     """
 
     label: str
@@ -143,7 +148,7 @@ class Step:
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
-    serves: range = ANY  # reads the history of sequences with so many tokens in the batch
+    serves: range = ANY  # it attends for sequences with so many tokens in the batch
     used: float = 1.0  # the share of n_bytes that one token reads: some experts, one embedding
     met: range = ANY  # an expert is read by this step only if so many tokens chose it
 
@@ -162,10 +167,11 @@ class Step:
         return tuple(arg for arg in given if isinstance(arg, Buffer))
 
     def work(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
-        """Return the bytes that one run reads (weights and history), and its operations.
+        """Return the bytes that the step reads in one run (weights and history), and its number of
+        operations.
 
-        ``parts``: for each sequence, the tokens in its cache and the tokens in the batch. A count
-        that is known only during the run is estimated by the number of tokens.
+        ``parts``: for each sequence, (tokens in its cache, tokens in the batch). A count that is
+        known only during the run, such as an expert's rows, is estimated.
         """
         parts = list(parts)
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
@@ -184,8 +190,8 @@ class Step:
 
 
 def chance(n: int, p: float, counts: range) -> float:
-    """Return the probability that the number of successes in ``n`` trials of probability ``p`` is
-    in ``counts``.
+    """Return the probability that ``n`` independent trials of probability ``p`` have a number of
+    successes in ``counts``.
     """
     if counts.stop > n:
         return 1.0 - chance(n, p, range(counts.start))
@@ -212,11 +218,13 @@ class Plan:
     # In plans for hooks: the number of steps after which the states before each layer are complete,
     # and after the last layer, and their buffer (``lowering/observed.py``).
     states: list[tuple[int, Buffer]] = field(default_factory=list)
-    key: str = ""  # of everything that the plan was made of, if a device may store it
+    key: str = ""  # digest of all that the plan was made of, if a device may store it; else ""
 
     @property
     def first_masked(self) -> int:
-        """The first step that reads the masks of samplers; the number of steps without one."""
+        """The index of the first step that reads the masks of samplers; the number of steps if none
+        does.
+        """
         masked = (i for i, step in enumerate(self.steps) if step.spec.reads_masks)
         return next(masked, len(self.steps))
 
@@ -230,8 +238,8 @@ class Plan:
         self.steps.append(step)
 
     def with_steps(self, steps: Sequence[Step]) -> Plan:
-        """Return a plan of other steps with the same inputs and outputs, placed. It is a plain one,
-        also of a plan that a device has stored.
+        """Return a plan of other steps with the same inputs and outputs, placed in memory. It has
+        no ``key``, so no device stores it.
         """
         given = {of.name: getattr(self, of.name) for of in fields(Plan)}
         given |= {"steps": [*steps], "offsets": {}, "arena_bytes": 0, "key": ""}
@@ -244,15 +252,19 @@ class Plan:
         return [step for step in self.steps if fnmatchcase(step.label, pattern)]
 
     def specs(self) -> list[Spec]:
-        """Return each distinct kernel once: hundreds of steps share a dozen."""
+        """Return each distinct kernel once: a plan of hundreds of steps has about a dozen."""
         return list(dict.fromkeys(step.spec for step in self.steps))
 
     def scratch(self, lanes: int) -> int:
-        """Return the bytes of scratch memory that each thread needs; see ``Spec.scratch``."""
+        """Return the bytes of scratch memory that each thread needs: the most of any kernel
+        (``Spec.scratch``).
+        """
         return max(step.spec.scratch(lanes) for step in self.steps)
 
     def lifetimes(self) -> dict[Buffer, tuple[int, int]]:
-        """Return the first and last step that touches each buffer."""
+        """Return for each buffer the indices of the first and last step that read or write it.
+        Buffers that the host writes live from the first step on, outputs until the last.
+        """
         spans: dict[Buffer, tuple[int, int]] = {}
         for i, step in enumerate(self.steps):
             for name in step.spec.args.buffers:
@@ -265,8 +277,8 @@ class Plan:
         return spans
 
     def place(self) -> None:
-        """Assign every buffer an offset in the arena; buffers with overlapping lifetimes share no
-        byte.
+        """Assign every buffer a byte offset in the arena; buffers with overlapping lifetimes share
+        no byte.
         """
         spans = self.lifetimes()
         taken: list[set[tuple[int, int]]] = [set() for _ in self.steps]  # bytes in use at each step
@@ -321,7 +333,9 @@ class Plan:
     def arrays(
         self, step: Step, arena: np.ndarray, array_of: ArrayOf = attrgetter("array")
     ) -> SimpleNamespace:
-        """Return a step's arguments as its numpy twin expects them: views, integers, None."""
+        """Return a step's arguments as its numpy twin expects them: views of ``arena`` and of
+        constants, integers, None. ``array_of``: returns a constant's array, by default the host's.
+        """
 
         def view(arg: Any) -> Any:
             if isinstance(arg, (tuple, list)):

@@ -1,13 +1,13 @@
 """The values that the steps of a plan write, as float32 rows, for hooks.
 
 A step writes f32 columns of a buffer, or rows in the layout that the next product reads
-(``kernels/activation_layout.py``). Rows are read in float32 and written back in the step's own
+(``kernels/activation_layout.py``). Rows are read as float32 and written back in the step's own
 type.
 
 A *hook point* is a place between two steps where the values of a label are complete and not used
-yet. Steps that complete another's buffer (the second path of attention, merges, adapters) belong to
-its label. Steps whose rows are sorted by expert have no point: the router, the routing and the
-combined result of the layer have.
+yet. Steps that complete another step's buffer (the second path of attention, merges, adapters)
+belong to that step's label. Rows sorted by expert have no hook points; the router, the routing and
+the combined result of a layer have.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ OF_K = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class StepRows(ABC):
-    """The rows that a step writes.
+    """The rows that a step writes into ``buffer``, as an array ``[n, *shape]``.
 
-    count: the field of RUN_STATE with their number. axes: a name for each dimension of the array.
-    shape: of a row. parts: slices of the last axis, by name, where several products lie side by
-    side.
+    count: the field of RUN_STATE with their number, such as "n_tokens".
+    axes: the name of each dimension of the array.
+    shape: of one row.
+    parts: slices of the last axis by name, where several products lie side by side.
     """
 
     buffer: Buffer
@@ -67,12 +68,12 @@ class StepRows(ABC):
 
     @abstractmethod
     def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
-        """Replace the first rows by ``values [n, *shape]``."""
+        """Replace the first ``n`` rows by ``values [n, *shape]``."""
 
 
 @dataclass(frozen=True, eq=False)
 class FloatRows(StepRows):
-    """Columns of f32 rows. ``columns``: the first and the number of each run of columns."""
+    """f32 rows in some columns of a buffer. ``columns``: (first, number) of each run of columns."""
 
     columns: tuple[tuple[int, int], ...]
 
@@ -100,7 +101,7 @@ class FloatRows(StepRows):
 
 @dataclass(frozen=True, eq=False)
 class PackedRows(StepRows):
-    """Rows in the layout that a product reads."""
+    """Rows in the activation layout that a product reads."""
 
     layout: ActivationLayout
 
@@ -117,8 +118,8 @@ class PackedRows(StepRows):
 
 @dataclass(frozen=True, eq=False)
 class RoutingRows(StepRows):
-    """The weights of each token's experts, 0 for those that were not chosen. ``buffer`` has the
-    weights of the ``n_used`` chosen experts, ``chosen`` their numbers, i32.
+    """Routing weights as rows ``[n_expert]``, 0 for experts that were not chosen. ``buffer`` has
+    the weights of a token's ``n_used`` chosen experts, ``chosen`` their numbers, i32.
     """
 
     chosen: Buffer
@@ -135,7 +136,9 @@ class RoutingRows(StepRows):
         return values
 
     def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
-        """Choose the experts of the largest magnitudes; the others' weights are lost."""
+        """Choose the ``n_used`` experts with the largest magnitudes in each row of ``values``; the
+        weights of the others are dropped.
+        """
         chosen = np.argsort(-np.abs(values), axis=1, kind="stable")[:, : self.n_used]
         weights = np.take_along_axis(values, chosen, 1)
         for buffer, array in ((self.chosen, chosen.astype(np.int32)), (self.buffer, weights)):
@@ -144,8 +147,8 @@ class RoutingRows(StepRows):
 
 @dataclass(frozen=True, eq=False)
 class HookPoint:
-    """The place after the plan's first ``end`` steps, where the rows of ``label`` are complete.
-    ``is_copy``: they are another layout of rows that had a point of this label before.
+    """A hook point: the place after the plan's first ``end`` steps, where the rows of ``label`` are
+    complete. ``is_copy``: these rows had a point of this label before, in another layout.
     """
 
     label: str
@@ -155,8 +158,8 @@ class HookPoint:
 
 
 def hook_points(plan: Plan, n_embd: int) -> list[HookPoint]:
-    """Return the points of a plan (of ``lowering/observed.py``), in the order of its steps. The
-    states after layer 5 have the label "L5".
+    """Return the hook points of a plan (of ``lowering/observed.py``), in the order of its steps.
+    The states after layer 5 have the label "L5".
     """
     points = []
     labels: set[str] = set()
@@ -173,13 +176,13 @@ def hook_points(plan: Plan, n_embd: int) -> list[HookPoint]:
 
 
 def state_rows(buffer: Buffer, n_embd: int) -> StepRows:
-    """Return the rows of the states between layers."""
+    """Return the rows of the states between layers, which are in ``buffer``."""
     return FloatRows(buffer, "n_tokens", ("token", "embd"), (n_embd,), ((0, n_embd),))
 
 
 def label_of(step: Step) -> str:
-    """Return the label of a step's point: of a kernel that fuses an activation with its products,
-    the activation's; of a second layout of the same rows, the first's.
+    """Return the label of a step's hook point. For a kernel that fuses an activation with its
+    products, it is the activation's; for a second layout of the same rows, the first step's.
     """
     if isinstance(step.spec, Gated):
         name: str = step.args["y"].name
@@ -188,7 +191,9 @@ def label_of(step: Step) -> str:
 
 
 def _end(plan: Plan, at: int, buffer: Buffer) -> int:
-    """Return the number of steps after which the rows of step ``at`` are complete."""
+    """Return the number of steps after which the rows that step ``at`` writes into ``buffer`` are
+    complete.
+    """
     label = plan.steps[at].label
     end = at + 1
     for i, step in enumerate(plan.steps[end:], end):
@@ -201,8 +206,8 @@ def _end(plan: Plan, at: int, buffer: Buffer) -> int:
 
 
 def rows_of(step: Step, n_embd: int) -> StepRows | None:
-    """Return the rows that a step writes, None if they have no row for each token, output or
-    sequence, or a layout that hooks do not know.
+    """Return the rows that a step writes. None if they are not one row per token, output or
+    sequence, or if their layout is not supported for hooks.
     """
     spec: Any = step.spec
     args = step.args
@@ -242,8 +247,8 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
 
 
 def _ops_of(kind: type[Spec]) -> frozenset[str]:
-    """Return the ops of a kernel and of those that it stands for: GPUs have kernels of their own,
-    derived from the CPU's.
+    """Return the op names of a kernel's class and of the classes it derives from: GPU kernels
+    derive from the CPU's.
     """
     bases = (base for base in kind.__mro__ if issubclass(base, Spec))
     return frozenset(base.op for base in bases if "op" in vars(base))
@@ -255,7 +260,9 @@ def _heads(buffer: Buffer, n_head: int, dims: int) -> StepRows:
 
 
 def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | None:
-    """Return the rows of matrix products, side by side in the order of their matrices."""
+    """Return the rows of matrix products, side by side in the order of their matrices; None for
+    experts.
+    """
     if spec.experts:
         return None
     args = step.args
@@ -292,7 +299,9 @@ def _part(name: str) -> str:
 
 
 def _axis(label: str, width: int, n_embd: int) -> str:
-    """Return the name of a last axis."""
+    """Return the name of the last axis: "embd" if it has ``n_embd`` values, else "ff" or
+    "column".
+    """
     if width == n_embd:
         return "embd"
     return "ff" if ".ffn." in label else "column"

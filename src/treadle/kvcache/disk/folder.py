@@ -1,8 +1,8 @@
 """A folder of small files with a size limit; the least recently used files are removed first.
 
-Several processes may use one folder. A file is written atomically, under a name made of digests by
-the writer, and is only ever replaced by the same bytes. An unreadable file counts as missing; a
-file that cannot be written is skipped, and ``problem`` has the reason. Only the user can access the
+Several processes may use one folder. The writer makes a file's name of digests, and writes the file
+atomically; it is only ever replaced by the same bytes. An unreadable file counts as missing; a file
+that cannot be written is skipped, and ``problem`` has the reason. Only the user can access the
 files.
 """
 
@@ -39,9 +39,10 @@ Head = Callable[[bytes], bytes]  # makes a file's header from its data
 
 
 class Folder:
-    """Up to ``n_bytes`` of files in ``path``, created if absent; a background thread writes.
+    """The files of one directory ``path``, which is created if absent, at most ``n_bytes`` in all.
+    A background thread writes them.
 
-    Raises FileError for a folder that cannot be used, or that others may write to.
+    Raises FileError for a directory that cannot be used, or that other users may write to.
     """
 
     def __init__(self, path: Path, n_bytes: int) -> None:
@@ -64,13 +65,13 @@ class Folder:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this is a forked child of the writer. It has no thread, and the lock may never be
-        released, so it only reads.
+        """Whether this process is a fork of the writer. A fork has no writer thread, and its copy
+        of the lock may never be released, so it only reads.
         """
         return os.getpid() != self._process
 
     def has(self, name: str, size: int) -> bool:
-        """Whether there is a file of this size."""
+        """Return whether there is a regular file ``name`` of ``size`` bytes."""
         try:
             info = os.lstat(self.path / name)
         except OSError:
@@ -90,15 +91,19 @@ class Folder:
             return None
 
     def remove(self, name: str) -> None:
-        """Remove a file, because it is damaged."""
+        """Remove the file ``name``, such as a damaged one, if it exists."""
         with suppress(OSError):
             os.unlink(self.path / name)
 
     def put(
         self, name: str, data: bytes, head: Head, stamp_ns: int, *, wait_s: float = 0.0
     ) -> bool:
-        """Queue a file ``head(data)`` + ``data`` for writing, with the time of use ``stamp_ns``.
-        Return False if the queue is full, even after ``wait_s``, or the disk refused writes.
+        """Queue the file ``name`` for writing: ``head(data)``, then ``data``, with the time of use
+        ``stamp_ns``.
+
+        Return False if it is not queued: the queue stays full for ``wait_s`` seconds, a write
+        failed in the last RETRY_S, the file exceeds the size limit, or the folder is closed or
+        forked.
         """
         size = len(data)
         if self._is_forked:
@@ -121,7 +126,7 @@ class Folder:
         return True
 
     def touch(self, names: Iterable[tuple[str, int]]) -> None:
-        """Record uses of files, each at its ``stamp_ns``."""
+        """Record uses of files, given as (name, time of use in ns)."""
         if self._is_forked:
             return
         with self._some:
@@ -130,14 +135,18 @@ class Folder:
                 self._some.notify_all()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything queued is written. Return whether it was."""
+        """Wait until the queue is empty. Return False after ``timeout_s`` seconds, or in a fork.
+        After a failed write the queue is empty too, since its files are dropped.
+        """
         if self._is_forked:
             return False
         with self._some:
             return self._some.wait_for(lambda: self._seen and not self._queue, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Write everything queued and end the thread. Idempotent."""
+        """Wait until the queue is empty and end the thread, at most ``timeout_s`` seconds each.
+        Idempotent.
+        """
         if self._is_forked:
             return
         # called by the garbage collector within the thread
@@ -178,7 +187,9 @@ class Folder:
                     self._queued = 0
 
     def _do(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
-        """Write a file, or without ``head`` update its time of use. Return the problem, or ""."""
+        """Write the file ``name`` and set its time of use; without ``head`` only set the time.
+        Return the problem, "" if there is none.
+        """
         try:
             if head is not None:
                 self._write(name, head(data), data)
@@ -191,7 +202,9 @@ class Folder:
         return ""
 
     def _is_folder(self, name: str) -> bool:
-        """Whether a directory has the file's name: then only this file is skipped."""
+        """Return whether a directory has this file's name. Only this file is then skipped, and a
+        warning logged once.
+        """
         path = self.path / name
         if path.is_symlink() or not path.is_dir():
             return False
@@ -215,7 +228,9 @@ class Folder:
         self._since_seen += size
 
     def _look(self, need: int = 0) -> None:
-        """Scan the folder. If ``need`` more bytes exceed the limit, remove the oldest files."""
+        """Scan the folder. If its files and ``need`` more bytes exceed the limit, remove the least
+        recently used files, down to KEEP of the limit.
+        """
         found: list[tuple[int, int, str]] = []
         late = time.time() - STALE_S
         with suppress(OSError), os.scandir(self.path) as entries:
@@ -246,8 +261,8 @@ def _warn(message: str, what: object) -> None:
 
 
 def _check(path: Path) -> None:
-    """Create the folder. Raises FileError if others could write to it: they could inject text into
-    a model's context.
+    """Create the folder. Raises FileError if it is not usable, or if others could write to it:
+    their pages could put text into a model's context.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

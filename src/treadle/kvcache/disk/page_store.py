@@ -46,7 +46,7 @@ DEEPER_NS = 1000  # time-of-use offset per page, so that later pages of a chain 
 
 
 class PageStore:
-    """The page files of one engine's cache, in ``folder``, at most ``n_bytes``.
+    """The page files of one engine's cache, in ``folder``, at most ``n_bytes`` in all.
 
     All methods except ``close`` are called under the engine's lock. Raises FileError for a folder
     that cannot be used, UnsupportedError for a model whose layers keep a state.
@@ -79,7 +79,7 @@ class PageStore:
     # -- names and contents ---------------------------------------------------------------------
 
     def chain(self, node: PageNode) -> bytes:
-        """Return the digest of all tokens up to a node's end."""
+        """Return the digest of all tokens up to the end of a node's page."""
         unnamed = []
         while not node.chain and node.parent is not None:
             unnamed.append(node)
@@ -90,20 +90,26 @@ class PageStore:
         return chain
 
     def _link(self, chain: bytes, ids: Seq[int]) -> bytes:
-        """Return the digest of a page's tokens after ``chain``."""
+        """Return the digest of all tokens up to a page's end: of ``chain``, the digest up to its
+        start, and of its tokens ``ids``.
+        """
         return hashlib.sha256(chain + self.cache.media.portable(ids)).digest()
 
     def _name(self, chain: bytes, pool: Pool) -> str:
         return f"{chain.hex()[:N_CHAIN]}-{self._variant}.{pool.const.name}.page"
 
     def _header(self, pool: Pool, chain: str, data: bytes) -> bytes:
-        """Build a file's header; its length does not depend on the data."""
+        """Return a file's header, with a digest of ``data``; its length does not depend on the
+        data.
+        """
         size = pool.cell_bytes
         tensor = SessionTensor(BYTES, [1, size], size, lambda: [np.frombuffer(data, np.uint8)])
         return build_header(self._about | {"chain": f"{chain:64}"}, {pool.const.name: tensor})
 
     def _read(self, chain: bytes, pool: Pool) -> np.ndarray | None:
-        """Return a page's bytes, or None if there is no valid file."""
+        """Return a page's bytes, uint8 ``[cell_bytes]``, or None if there is no valid file. Removes
+        a damaged one.
+        """
         name = self._name(chain, pool)
         raw = self.folder.read(name, self._sizes[pool])
         if raw is None:
@@ -120,8 +126,9 @@ class PageStore:
     # -- writing -----------------------------------------------------------------------------------
 
     def keep(self, node: PageNode, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
-        """Queue a node's pages for writing; ``depth``: its index in a sequence begun at
-        ``began_ns``. Return their bytes.
+        """Queue a node's pages for writing, except those that have files. ``depth``: the node's
+        page index in a sequence begun at ``began_ns``; ``wait_s``: seconds to wait for a full
+        queue. Return the bytes of these files.
 
         The pages are copied here and written by another thread. If the disk is too slow they are
         skipped; ``save`` tries again.
@@ -140,7 +147,9 @@ class PageStore:
         return n_bytes
 
     def use(self, seq: Sequence, start: int = 0) -> None:
-        """Update the times of use of the files of a sequence's pages, from page ``start`` on."""
+        """Set the times of use of a sequence's page files, from page ``start`` on, to when it was
+        last looked up.
+        """
         if not start:
             seq.began_ns = time.time_ns()
         self.folder.touch(
@@ -151,7 +160,9 @@ class PageStore:
         )
 
     def save(self, timeout_s: float = LAST_S) -> None:
-        """Write the tree's pages that have no file, newest first, within limit and time."""
+        """Queue the tree's pages that have no file, newest first, up to the size limit and for at
+        most ``timeout_s`` seconds.
+        """
         until = time.monotonic() + timeout_s
         now = time.time_ns()
         left = self.folder.bound
@@ -163,14 +174,17 @@ class PageStore:
             waiting += ((child, depth + 1) for child in node.next.values())
 
     def close(self) -> None:
-        """Write the queued files, within LAST_S, and end the thread. Idempotent."""
+        """Wait at most LAST_S seconds for queued files to be written, and end the thread.
+        Idempotent.
+        """
         self.folder.close(LAST_S)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def fetch(self, seq: Sequence, ids: Seq[int]) -> int:
-        """Extend ``seq`` by pages of ``ids`` from files, at most AT_ONCE. Leave at least the last
-        id. Return the number of tokens added.
+        """Extend ``seq`` by the pages of ``ids`` that files have, at most AT_ONCE; at least the
+        last id is left to compute. Return the number of tokens added; if 0, ``left_for`` may have
+        the reason.
         """
         cache = self.cache
         self.left_for = ""
@@ -204,8 +218,9 @@ class PageStore:
     def _find(
         self, start: int, chains: Seq[bytes]
     ) -> tuple[int, dict[tuple[int, Pool], np.ndarray]]:
-        """Return the end of the longest run of pages from ``start`` on that files have in full, and
-        its page data by (page, pool).
+        """Return the end of the longest usable run of pages from page ``start`` on, and the data of
+        its pages by (page, pool). ``chains``: the digests of the pages. Pages before a window may
+        be missing.
         """
         found: dict[tuple[int, Pool], np.ndarray] = {}
 
@@ -233,8 +248,8 @@ class PageStore:
         return end, {(p, pool): data for (p, pool), data in found.items() if p < end}
 
     def is_foreign(self, parent: PageNode, ids: Seq[int]) -> bool:
-        """Whether the last scan of the folder found a page of these tokens after ``parent`` for
-        another model, type or version.
+        """Return whether the folder had, at its last scan, a page of these tokens after ``parent``
+        that another model, KV type or version of treadle wrote.
         """
         if self.folder.names is not self._names:
             self._names = self.folder.names

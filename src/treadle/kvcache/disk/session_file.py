@@ -70,7 +70,7 @@ Octets = np.ndarray  # uint8
 
 @dataclass(frozen=True)
 class SessionTensor:
-    """One tensor to write, as pieces of one page."""
+    """One tensor to write. ``pieces`` returns its bytes in pieces, each of one page."""
 
     dtype: str
     shape: list[int]
@@ -119,13 +119,13 @@ def _tensors_of(seq: Sequence) -> dict[str, SessionTensor]:
 
 
 def _paged(seq: Sequence) -> list[tuple[Pool, Seq[int]]]:
-    """The pools that have layers, each with the sequence's pages."""
+    """Return the pools that have layers, each with the sequence's pages."""
     return [both for both in zip(seq.cache.pools, seq.pages, strict=True) if both[0].layers]
 
 
 def _pieces(pool: Pool, pages: Seq[int], n_last: int) -> Iterator[Octets]:
-    """Yield the contents of ``pages``; of the last one only the first ``n_last`` tokens (0: all),
-    the rest zeroed.
+    """Yield the bytes of ``pages``, page by page. In the last one all but the first ``n_last``
+    tokens are zeroed; 0: it is full.
     """
     for page in pages[:-1] if n_last else pages:
         yield pool.read(page)
@@ -140,7 +140,9 @@ def _state(states: StatePool, slot: int) -> Iterator[Octets]:
 
 
 def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> bytes:
-    """Build a safetensors header, with a digest of each tensor's bytes."""
+    """Return a safetensors header of these tensors, with a digest of each one's bytes. ``about``:
+    further metadata.
+    """
     about = about | {f"sha256.{name}": tensor.digest() for name, tensor in tensors.items()}
     entries: dict[str, Any] = {"__metadata__": about}
     end = 0
@@ -153,7 +155,7 @@ def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> by
 
 
 def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
-    """Return the metadata that a file must have to fit this model."""
+    """Return the metadata that a file must have to fit this engine's model and cache."""
     return {
         "format": kind,
         "version": version,
@@ -165,8 +167,8 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
 
 
 def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
-    """Return the metadata of a session with its adapters and control vectors; a mark is a digest of
-    their weights.
+    """Return the metadata of a session's file: the model's, and the session's adapters, control
+    vectors, pictures and sounds.
     """
     about = _about_lora(engine, seq) if seq.lora else about_of(engine)
     media = engine.media.describe(seq.ids)
@@ -185,8 +187,9 @@ def _about_lora(engine: Engine, seq: Sequence) -> dict[str, str]:
 
 
 def _fingerprint(engine: Engine) -> str:
-    """Digest of all that keys and values depend on: the hyperparameters, and the tensors' names,
-    shapes, types and some of their bytes. Reading all bytes of a large model would take seconds.
+    """Return a digest of all that keys and values depend on: the hyper-parameters, and the tensors'
+    names, shapes, types and some of their bytes. Reading all bytes of a large model would take
+    seconds. Raises TreadleError if the model is closed.
     """
     gguf = engine.gguf
     config = engine.config
@@ -211,11 +214,11 @@ def _fingerprint(engine: Engine) -> str:
 def load_session(
     path: str | os.PathLike[str], engine: Engine, seq: Sequence, make_room: Callable[[int], None]
 ) -> None:
-    """Load a session file into the empty sequence ``seq``. ``make_room`` is called with the number
-    of tokens before pages are taken.
+    """Load a session file into the empty sequence ``seq``. ``make_room(n)`` is called with the
+    number of tokens before pages are taken.
 
     Raises FileError, with the byte offset, for a file that is damaged, not a session, or of another
-    model; ContextFullError if its tokens do not fit. The sequence is closed then.
+    model; ContextFullError if its tokens do not fit. ``seq`` is closed after an error.
     """
     try:
         _load(file_name(path), engine, seq, make_room)
@@ -272,7 +275,9 @@ def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
 
 
 def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
-    """Return the session's adapters and control vectors by index in this model."""
+    """Return the session's adapters and control vectors, by their index in this model. Raises
+    FileError if the metadata is damaged, or if one of them is not loaded.
+    """
     if "lora" not in file.metadata:
         return ()
     found: dict[int, float] = {}
@@ -334,7 +339,9 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
 
 
 def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
-    """Check the shapes of the pools' tensors. Return the first stored page of each pool."""
+    """Check the shapes of the tensors with pages and states. Return, per pool, the index of the
+    first stored page. Raises FileError.
+    """
     n_pages = -(-n // PAGE)
     first = [0] * len(seq.pages)
     for pool, _ in _paged(seq):
@@ -357,7 +364,9 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
 
 
 def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octets]:
-    """Yield the tensor's bytes, ``size`` at a time. Not mapped: a shrunken file is an error."""
+    """Yield a tensor's bytes, ``size`` at a time, and check its digest at the end. The file is
+    read, not mapped, so that a file which shrinks meanwhile raises FileError.
+    """
     state = hashlib.sha256()
     try:
         with tensor.path.open("rb") as file:

@@ -1,9 +1,17 @@
-"""Architectures by GGUF name: each is a row with a graph's name and traits (``arch.py``).
+"""Architectures by GGUF name: each is a row with a graph's name and traits.
 
-A trait states a difference from Llama's data flow. Differences that a tensor's presence shows are
-no traits (biases, q/k norms, norms after the products, fused matrices, tied output, rope factors:
-optional rows of ``models/mixers`` and ``models/ffns``), nor are those that a key states, such as
-experts.
+::
+
+    arch.py      Arch: the record of an architecture's traits
+    decoders.py  dense decoders
+    mixtures.py  decoders with experts
+    states.py    models with recurrent layers
+    encoders.py  encoders, and encoder-decoder models
+
+A trait states a difference from Llama's data flow. Two kinds of differences are not traits: those
+that a tensor's presence shows (biases, q/k norms, norms after the products, fused matrices, tied
+output, rope factors: optional rows of ``models/mixers`` and ``models/ffns``), and those that a key
+states, such as experts.
 """
 
 from __future__ import annotations
@@ -61,15 +69,15 @@ _DSPARK_STREAMS = replace(  # DSpark of DeepSeek V4
     lacks=ARCHS["dflash"].lacks,
     nextn="",
 )
-# Another row for files of an architecture that have this key.
+# By architecture: a key, and the row for files that have this key.
 WITH_KEY = {"dflash": ("dflash.hyper_connection.count", _DSPARK_STREAMS)}
-# Of models that only draft for another one.
+# Graphs of models that only draft for another one.
 DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash", "dspark_streams")
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 
 
 def row_of(name: str, metadata: Container[str]) -> Arch:
-    """Return the row of the architecture ``name`` for a file with these keys."""
+    """Return the row of the architecture ``name`` for a file with the keys ``metadata``."""
     key, other = WITH_KEY.get(name, ("", None))
     return other if other is not None and key in metadata else ARCHS[name]
 

@@ -1,4 +1,4 @@
-"""The record of an architecture's traits."""
+"""Arch: the record of an architecture's traits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
-# To which adapters within a model add: Granite Switch's.
+# Matrices that adapters within a model (Granite Switch) add to.
 SWITCHED_MATRICES = (
     *("attn_q", "attn_k", "attn_v", "attn_output"),
     *("ffn_gate", "ffn_up", "ffn_down"),
@@ -78,39 +78,41 @@ class Arch:
     """The traits of one architecture, named as in GGUF's ``general.architecture``.
 
     graph: the data flow, a name in ``models.graphs.GRAPHS``.
-    rope: which elements of a head form pairs: ``norm``: (2i, 2i+1), ``neox``: (i, i + dims/2).
+    rope: the elements of a head that form pairs: ``norm``: (2i, 2i+1), ``neox``: (i, i + dims/2).
     activation: of the FFN, a name in ``kernels/activations.py``.
-    gated: the activation is applied to a gate; else to the one product before ``ffn_down``.
+    gated: the FFN's activation is applied to a gate; else to the single product before
+        ``ffn_down``.
     norm: ``rms``, ``layer`` for LayerNorm, ``bare`` for LayerNorm without weights, ``bare_rms`` for
-        RMS norm without weights, or ``told``: the one whose epsilon the file has.
+        RMS norm without weights, or ``told``: RMS norm if the file has the key of its epsilon, else
+        LayerNorm.
     needs: optional tensors that every valid file of this architecture has.
     lacks: tensors that other architectures need and files of this one may lack: in all layers, or,
         if named with "blk.N.", in that layer only.
     keys: defaults of keys that files lack, mostly llama.cpp's. A file with a pattern of windows
         must have a window, unless it is 0 here, since valid files of some sizes omit it.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
-    nope: layers without rope: ``global``: those without a window, if the file has a window (even
-        if no layer uses it); ``sparse``: those of them that have experts; ``fourth``: every fourth;
+    nope: layers without rope: ``global``: those without a window, if the file has a window (even if
+        no layer uses it); ``sparse``: those of them that have experts; ``fourth``: every fourth;
         ``told``: all, if the file says so.
     norm_last: q/k norms are applied after the rope.
     divide_logits: logits are divided by ``logit_scale``, not multiplied.
-    width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
-        instead of 1/sqrt(head_dim): Gemma's 27B have no key for it.
+    width_scaled: numbers of layers of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
+        instead of 1/sqrt(head_dim): the 27B sizes of Gemma, whose files have no key for it.
     mixer: mixer of layers with keys and values, a name in ``models.mixers.MIXERS``.
     state: mixer of layers without keys and values, mostly a recurrence.
-    names: tensors with other names in files, without "blk.N.": the file's name, and the graph's;
-        a name that ends with a dot is a prefix.
-    nextn: states that layers for multi-token prediction read: the last layer's, ``plain``,
-        ``normed``, or all ``streams``; "": not supported.
-    pictures: a text file of it alone says that its models read pictures too.
+    names: tensors with other names in files, without "blk.N.": pairs of the file's name and the
+        graph's; a name that ends with a dot is a prefix.
+    nextn: the states that layers for multi-token prediction read: the last layer's (``plain``),
+        these after the last norm (``normed``), or all ``streams``; "": not supported.
+    pictures: a text file alone, without its projector, says that the models read pictures.
     spans: layers in which the tokens of one picture attend to each other in both directions:
         ``all``, or those with a ``window``.
-    causal_widths: ``n_embd`` of the sizes without such layers. Files have no key for it; llama.cpp
+    causal_widths: ``n_embd`` of the sizes without such spans. Files have no key for it; llama.cpp
         tells these sizes by their width too.
-    encoder: the architecture of its encoder, which reads prompts; its tensors' names begin with
-        "enc.". "": the decoder reads them itself.
     interleaved: the components of a position (time, row, column) alternate over the pairs of a head
-        (Qwen3-VL); else each has a run of pairs.
+        (Qwen3-VL); else each has consecutive pairs.
+    encoder: the architecture of the encoder that reads prompts, whose tensors' names begin with
+        "enc."; "": there is none.
     """
 
     name: str

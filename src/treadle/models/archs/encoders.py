@@ -1,5 +1,5 @@
-"""Encoders: models that compute embeddings or scores of texts, and models that generate text of
-what an encoder has read.
+"""Encoders, which compute embeddings or scores of texts; and encoder-decoder models, which generate
+text from a prompt that their encoder has read.
 """
 
 from __future__ import annotations

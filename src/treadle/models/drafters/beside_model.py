@@ -1,7 +1,7 @@
-"""Parts that drafters share which read states from between the layers of another model.
+"""Parts that drafters share which read states between the layers of another model, their target.
 
-A drafter may lack embeddings and an output matrix: it then has those of the model. Its output may
-have rows for some of the tokens only; the table ``d2t`` has the token of each row.
+A drafter may lack embeddings and an output matrix: it then uses the target's. Its output may have
+rows for some of the tokens only; the table ``d2t`` has the token of each row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ I64 = 27  # ggml's number of the type
 
 
 def target_layers(keys: ArchMetadata) -> tuple[int, ...]:
-    """Return the model's layers before which a drafter reads states, or () if the file has none."""
+    """Return the target's layers before which a drafter reads states, or () if the file has none.
+    Raises FileError for a value that is not a list of layers.
+    """
     found = keys.get(TARGET_LAYERS)
     if found is None:
         return ()
@@ -46,12 +48,16 @@ def target_layers(keys: ArchMetadata) -> tuple[int, ...]:
 
 
 def usual_layers(n_layer: int) -> tuple[int, int, int]:
-    """Return the layers before which EAGLE 3 reads states, in a file that names none."""
+    """Return the layers before which EAGLE 3 reads states if its file names none; ``n_layer``: the
+    target's.
+    """
     return 2, n_layer // 2, n_layer - 3
 
 
 def n_draft_vocab(keys: ArchMetadata, n_vocab: int) -> int:
-    """Return the number of tokens that a drafter can draft, if they are not all; else 0."""
+    """Return the number of tokens that a drafter can draft if its file lists them (``d2t``); 0: all
+    tokens.
+    """
     table = keys.gguf.tensors.get(D2T)
     if table is None:
         return 0
@@ -69,7 +75,7 @@ def n_draft_vocab(keys: ArchMetadata, n_vocab: int) -> int:
 
 def tokens_of(gguf: GGUF, n_vocab: int) -> np.ndarray | None:
     """Return the token of each row of logits, int64, or None if a row's number is its token. Raises
-    FileError for tokens beyond ``n_vocab``, and for one with several rows.
+    FileError for a token beyond ``n_vocab``, or one with several rows.
     """
     table = gguf.tensors.get(D2T)
     if table is None:
@@ -86,11 +92,11 @@ def tokens_of(gguf: GGUF, n_vocab: int) -> np.ndarray | None:
 
 
 def bound(config: Config, gguf: GGUF, target: Config, model: GGUF) -> tuple[GGUF, Config]:
-    """Return the drafter of file ``gguf`` beside the model of the file ``model``: with the model's
-    embeddings and output where it has none, and the layers whose states it reads. The result shares
-    the mappings of both files.
+    """Return the drafter in ``gguf`` for the model in the file ``model``, whose config is
+    ``target``: with that model's embeddings and output where it has none, and the layers whose
+    states it reads. The result shares the mappings of both files.
 
-    Raises UnsupportedError if it cannot draft for this model.
+    Raises UnsupportedError if the drafter does not fit this model.
     """
     from treadle.models.graphs import GRAPHS
 
@@ -135,7 +141,9 @@ def bound(config: Config, gguf: GGUF, target: Config, model: GGUF) -> tuple[GGUF
 
 
 def build_nothing(g: Ops) -> Rows:
-    """Return no states: each output starts from inputs of its own."""
+    """Return no rows, as a graph's ``build``: each output of these drafters starts from its own
+    inputs.
+    """
     return Rows("", 0)
 
 
@@ -151,7 +159,9 @@ DRAFT_ROWS = (
 
 
 def sizes_of(config: Config, n_states: int) -> Sizes:
-    """Return the sizes of the rows above; ``n_states``: layers whose states it reads."""
+    """Return the sizes named in DRAFT_ROWS. ``n_states``: number of layers whose states the drafter
+    reads.
+    """
     n_features = n_states * config.n_target
     return {
         **DECODER.sizes(config),

@@ -55,12 +55,12 @@ NOT_SELECTED = "a drafter with a selector of candidates (DFlash 2) is not suppor
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of a block's places."""
+    """Output the logits of a block's rows."""
     decoder.logits(g, decoder.build(g))
 
 
 def keys(g: Ops, x: Rows) -> None:
-    """Store each layer's keys and values of the model's states."""
+    """Store each layer's keys and values, computed from the target's states (input FEATURES)."""
     assert g.config.draft is not None
     n_features = len(g.config.draft.layers) * g.config.n_target
     h = g.linear("fc", g.given(FEATURES, n_features), "fc")
@@ -79,14 +79,18 @@ def keys(g: Ops, x: Rows) -> None:
 
 
 def markov(g: Ops, x: Rows) -> None:
-    """Output given logits, one row for each token, plus the bias by that token."""
+    """Output logits with a bias by the token before: the rows of the input BASE, each plus a
+    low-rank product of its token's embedding (DSpark).
+    """
     base = g.given(BASE, g.config.n_logits)
     token = g.embed("markov_w1", "markov_w1", 1.0)
     g.result("logits", g.add(base, g.linear("markov_w2", token, "markov_w2")))
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read the config. Raises UnsupportedError for kinds of drafters that treadle lacks."""
+    """Return the drafter's config. Raises UnsupportedError for kinds of drafters that are not
+    supported.
+    """
     if keys.integer(SELECTOR, 0, lo=0):
         keys.refuse(SELECTOR, NOT_SELECTED)
     if keys.has(ACTIVATION):
@@ -112,7 +116,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def read_layers(keys: ArchMetadata) -> tuple[int, ...]:
-    """Return the model's layers before which states are read. Raises FileError if none is named."""
+    """Return the target's layers before which the drafter reads states. Raises FileError if none is
+    named.
+    """
     found = target_layers(keys)
     if not found:
         keys.fail(TARGET_LAYERS, "has no entries", "the layers whose states are read")
@@ -120,7 +126,9 @@ def read_layers(keys: ArchMetadata) -> tuple[int, ...]:
 
 
 def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> Config:
-    """Return the config of a drafter of blocks that reads the states before some ``layers``."""
+    """Return ``config`` with the traits of a drafter of blocks that reads the target's states
+    before ``layers``.
+    """
     rank = keys.gguf.tensors.get("markov_w1.weight")
     n_markov = rank.shape[-1] if rank is not None else 0
     traits = DraftTraits(
@@ -141,7 +149,9 @@ def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> 
 
 
 def _mask(keys: ArchMetadata, n_vocab: int) -> int:
-    """Read the token that stands for those to be drafted."""
+    """Return the token that stands for those to be drafted. Raises FileError if the file has
+    none.
+    """
     mask = keys.gguf.metadata.get(MASK)
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < n_vocab:
         found = "is missing" if mask is None else f"is {mask!r:.40}"
@@ -159,7 +169,7 @@ BLOCK_ROWS = (
 
 
 def block_sizes(config: Config) -> Sizes:
-    """Return the sizes of these rows."""
+    """Return the sizes named in BLOCK_ROWS."""
     return {
         **sizes_of(config, len(config.draft.layers) if config.draft else 0),
         "n_markov": config.draft.n_markov if config.draft else 0,

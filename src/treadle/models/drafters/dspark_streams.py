@@ -1,16 +1,16 @@
-"""DSpark of DeepSeek V4 (2026): a drafter of blocks whose layers are those of its model, on several
-streams of states.
+"""DSpark of DeepSeek V4 (2026): a drafter of blocks whose layers are those of its target, on
+several streams of states.
 
 ::
 
-    h = norm(fc(the means of the model's streams before some layers, side by side))
-    the row of each layer = norm(kv(h))              of each token that the model ran
+    h = norm(fc(the means of the target's streams before some layers, side by side))
+    the row of each layer = norm(kv(h))              of each token that the target ran
 
     x = [embed(the text's last token, then the mask)] * n
     x = layer(x)                     attention to the last of those rows, and to all of the block
     logits = linear(norm(sum pre x)) + w2 w1[the token before]
 
-Its layers have no units and no tables of experts.
+Its layers have no units of compressed keys and no tables of experts.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ if TYPE_CHECKING:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of a block's places."""
+    """Output the logits of a block's rows."""
     manifold.logits(g, manifold.build(g))
 
 
 def keys(g: Ops, x: Rows) -> None:
-    """Store each layer's rows of the model's states."""
+    """Store each layer's rows (key and value of all heads), computed from the target's states
+    (input FEATURES).
+    """
     assert g.config.draft is not None
     n_features = len(g.config.draft.layers) * g.config.n_target
     h = g.linear("fc", g.given(FEATURES, n_features), "fc")
@@ -58,7 +60,9 @@ def keys(g: Ops, x: Rows) -> None:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read the config. Raises UnsupportedError for layers with units, or with tables of experts."""
+    """Return the drafter's config. Raises UnsupportedError for layers with units, or with tables of
+    experts.
+    """
     n_layer = keys.integer("block_count", lo=1)
     keys.values = {RATIOS: [0] * n_layer, UNIT_BASE: 10000.0, **keys.values}
     found = read_layers(keys)

@@ -49,12 +49,16 @@ N_STATES = 3  # layers whose states it reads
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output logits, and the states of all tokens, from the drafter's states."""
+    """Output logits, and the states after the layer, computed from the drafter's own states of the
+    token before (input STATES).
+    """
     _predict(g, g.given(STATES, g.config.n_embd))
 
 
 def fused(g: Ops, x: Rows) -> None:
-    """Output the same from the model's states (``FEATURES``)."""
+    """Output logits, and the states after the layer, computed from the target's states of the token
+    before (input FEATURES).
+    """
     assert g.config.draft is not None
     x = g.given(FEATURES, N_STATES * g.config.n_target)
     if g.config.draft.norm_before:
@@ -63,7 +67,9 @@ def fused(g: Ops, x: Rows) -> None:
 
 
 def _predict(g: Ops, states: Rows) -> None:
-    """Build the layer on the states before each token, and output logits and the states after."""
+    """Build the drafter's layer. ``states``: of the token before each. Output the logits, and the
+    states after the layer.
+    """
     assert g.config.draft is not None
     n = g.config.n_embd
     norms = ("blk.0.attn_norm", "blk.0.attn_norm_2")
@@ -78,7 +84,9 @@ def _predict(g: Ops, states: Rows) -> None:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read the config. Raises UnsupportedError for more than one layer."""
+    """Return the drafter's config. Raises UnsupportedError for more than one layer, or another FFN
+    than a gated one.
+    """
     config = reading.read(keys, arch)
     if config.n_layer != 1:
         keys.refuse("block_count", f"is {config.n_layer}: treadle supports drafters of one layer")
@@ -116,7 +124,9 @@ ATTENTION = replace(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return the layer's attention, which reads embeddings and states, and its FFN."""
+    """Return the drafter's two sublayers: an attention that reads embeddings and states, and the
+    FFN.
+    """
     return ATTENTION, FFNS["gated"]
 
 

@@ -1,4 +1,26 @@
-"""FFNs: sublayers that transform each token by itself, one file each."""
+"""FFNs: sublayers that transform each token by itself, one file each.
+
+::
+
+    gated.py        gate, up, down
+    plain.py        without a gate
+    sparse.py       with a sparse gate (Gemma 3n)
+    xielu.py        without a gate, activation xIELU (Apertus)
+    channel_mix.py  RWKV's, on a mix with the previous token
+    behind.py       gated, with a norm after it and none before (OLMo Hybrid)
+    own.py          Gemma's per-layer embeddings
+    streams.py      Gemma 3n's AltUp and LAuReL
+    convolved.py    gated or experts, then a short convolution (Inkling)
+
+    experts.py      mixture of experts, and shared experts
+    routed.py       experts of a smaller width (Kimi K3)
+    capped.py       softcap of the router's scores (Grok)
+    weighed.py      the score scales an expert's input (Llama 4)
+    by_token.py     a table chooses the experts by token (DeepSeek V4)
+    grove.py        small experts that neighbours share (GroveMoE)
+    norm_gated.py   a gate after the norm before the experts (A.X K2)
+    parallel.py     experts in parallel to a dense FFN (Gemma 4)
+"""
 
 from __future__ import annotations
 
@@ -13,11 +35,11 @@ ROUTED_EXPERTS = "experts_routed"  # in a space of smaller width, with gates
 WEIGHED_EXPERTS = "experts_weighed"  # one expert per token, whose input is scaled by its score
 CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
-BEHIND = "gated_behind"  # a norm of its output, and none of its input
+BEHIND = "gated_behind"  # a norm after it, and none before
 TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
-NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate behind the norm before them
-CONVOLVED = "gated_convolved"  # a short convolution of its result
-CONVOLVED_EXPERTS = "experts_convolved"  # the same, with scored shared experts
+NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate after their input norm
+CONVOLVED = "gated_convolved"  # then a short convolution
+CONVOLVED_EXPERTS = "experts_convolved"  # with scored shared experts, then a convolution
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](

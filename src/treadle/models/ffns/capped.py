@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``experts(h)``, or ``(experts(h) + ffn(h)) / sqrt(2)``."""
+    """Return ``experts(h)``; for DENSE_EXPERTS, ``(experts(h) + ffn(h)) / sqrt(2)``."""
     at = f"L{i}.ffn"
     layer = g.config.layers[i]
     assert layer.experts is not None

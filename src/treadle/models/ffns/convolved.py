@@ -1,8 +1,8 @@
-"""FFNs with a short convolution behind them (Inkling): ``x + convolution(x)`` of their results,
-which a factor of the layer multiplies first.
+"""FFNs with a short convolution after them (Inkling): ``x + convolution(x)``, where x is the FFN's
+result times a factor of the layer.
 
-The router scores the experts that every token uses beside the others. Its choice does not see them,
-but the weights of a token's chosen experts and theirs are divided by one sum.
+The router also scores the shared experts, which every token uses. They take no part in the choice
+of the others, but the weights of chosen and shared experts are normalised together.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the convolved result of a dense FFN."""
+    """Return ``x + convolution(x)``, where x is a dense FFN's result times the layer's factor."""
     return _behind(g, i, feed(g, i, h, f"L{i}.ffn"))
 
 
 def build_experts(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the convolved sum of a token's experts."""
+    """Return ``x + convolution(x)``, where x is the sum of a token's experts times the layer's
+    factor.
+    """
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
     made = g.call("experts", at, h, scores, layer=i)

@@ -23,8 +23,10 @@ SUM_BIAS = "exps_bias"
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, plus the
-    shared expert's result. PLAIN_EXPERTS: ``down[e](act(up[e](h)))``; LATENT_EXPERTS: the same in a
-    space of smaller width.
+    shared expert's result.
+
+    PLAIN_EXPERTS: without gate, ``down[e](act(up[e](h)))``. LATENT_EXPERTS: also without gate,
+    between two products to a smaller width and back.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"
@@ -42,7 +44,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
-    """Return the shared expert's result for ``h``, and the score of its weight, if any."""
+    """Return the shared expert's result for ``h``; then the score whose sigmoid weighs it, if there
+    is one. ``at``: the label of its steps.
+    """
     layer = g.config.layers[i]
     blk = f"blk.{i}.ffn"
     fn = layer.activation or g.config.arch.activation
@@ -78,7 +82,7 @@ def _sizes(layer: Layer) -> Sizes:
 
 
 def of_each(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
-    """Return the rows of a matrix per expert, and of its bias."""
+    """Return the tensor rows of a matrix per expert, and of its optional bias."""
     bias = TensorRow(f"{stem}.bias", ("n_expert", shape[0]), optional=True)
     return TensorRow(f"{stem}.weight", ("n_expert", *shape)), bias
 

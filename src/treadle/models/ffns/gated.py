@@ -18,7 +18,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
-    """Return ``down(act(gate(h)) * up(h))``; ``at`` is the label of its steps."""
+    """Return ``down(act(gate(h)) * up(h))``. ``at``: the label of its steps."""
     layer = g.config.layers[i]
     blk = f"blk.{i}.ffn"
     fn = layer.activation or g.config.arch.activation

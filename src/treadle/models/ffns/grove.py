@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``sum w[e] (expert[e](h) + scale * chunk[e // per](h))``."""
+    """Return ``sum w[e] (expert[e](h) + scale * chunk[e // per](h))`` over a token's experts e;
+    ``per`` neighbours share a chunk.
+    """
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
     made = g.call("experts", at, h, scores, layer=i)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """Return ``proj(act(gate(x)) * own)``."""
+    """Return ``proj(act(gate(x)) * own)``; own are the layer's columns of ``owns``."""
     at = f"L{i}.own"
     blk = f"blk.{i}"
     fn = g.config.arch.activation
@@ -23,9 +23,11 @@ def build(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def owns(g: Ops) -> Rows:
-    """Return the per-layer embeddings of all layers, ``[N, n_layer * n_own]``: the scaled sum of a
-    table look-up by token and a projection of the token's embedding. For tokens of media it is row
-    0, that of padding, and a projection of the media row. Without a table it is the projection.
+    """Return the per-layer embeddings of all layers, f32 ``[N, n_layer * n_own]``: the scaled sum
+    of a row of a table, by token, and of a normed projection of the token's embedding.
+
+    A media token has row 0 of the table, that of padding, and a projection of its media row. If the
+    file has no table, only the projection is returned.
     """
     config = g.config
     n = config.layers[0].n_own

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``expert(h * sigmoid(score)) + shared(h)``."""
+    """Return ``expert(h * sigmoid(score)) + shared(h)``; ``score`` is that of the token's only
+    expert.
+    """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")

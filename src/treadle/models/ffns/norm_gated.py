@@ -1,4 +1,4 @@
-"""Experts with a gate behind the norm of their input (A.X K2)."""
+"""Experts with a gate after the norm of their input (A.X K2)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """Return ``norm(ffn(norm(x))) + norm(experts(norm(x)))``; the router has a norm too."""
+    """Return ``norm(ffn(norm(x))) + norm(experts(norm(x)))``, with different weights for each norm;
+    the router has a norm of its own.
+    """
     at = f"L{i}.ffn"
     blk = f"blk.{i}"
     h = g.norm(f"{at}.norm", x, f"{blk}.ffn_norm")

@@ -1,4 +1,4 @@
-"""Gated FFN with a norm of its output and none of its input (OLMo Hybrid's attention layers)."""
+"""Gated FFN with a norm after it and none before (OLMo Hybrid's attention layers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated FFN with a sparse gate, which most values do not pass (Gemma 3n's first layers)."""
+"""Gated FFN with a sparse gate, of which most values are 0 (Gemma 3n's first layers)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``down(act(relu(gate(h) - c)) * up(h))``; c is ``Layer.cut`` standard deviations above
-    the gate's mean.
+    """Return ``down(act(relu(gate(h) - c)) * up(h))``; c is the mean of the token's gate values
+    plus ``Layer.cut`` standard deviations.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"

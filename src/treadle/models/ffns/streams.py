@@ -1,5 +1,5 @@
-"""AltUp (several streams of hidden states, of which layers compute the first) and LAuReL (a
-low-rank product in parallel to the mixer).
+"""Gemma 3n's AltUp (several streams of hidden states, of which each layer computes the first and
+corrects the others) and LAuReL (a low-rank product in parallel to the mixer).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def predicted(g: Ops, i: int, x: Rows) -> Rows:
-    """Return the predicted streams, each a combination of all streams in ``x``."""
+    """Return the predicted streams, f32 ``[N, n_streams * n_embd]``; each is a combination of all
+    streams in ``x``.
+    """
     at = f"blk.{i}.altup"
     n = g.config.n_streams
     more = {"router": f"{at}_router", "coef": f"{at}_predict_coef"}
@@ -23,8 +25,8 @@ def predicted(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
-    """Correct the streams ``x`` in place by the layer's result ``y`` for the first stream; return
-    the first stream, scaled.
+    """Correct all streams ``x`` in place, by the difference of the layer's result ``y`` and the
+    first stream; return the first stream, scaled.
     """
     at = f"blk.{i}.altup"
     n = g.config.n_streams
@@ -33,18 +35,20 @@ def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
 
 
 def low_rank(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``right(left(h))``."""
+    """Return LAuReL's product ``right(left(h))``."""
     h = g.linear(f"L{i}.laurel.left", h, f"blk.{i}.laurel_l")
     return g.linear(f"L{i}.laurel.right", h, f"blk.{i}.laurel_r")
 
 
 def spread(g: Ops, x: Rows) -> Rows:
-    """Return the initial streams: the embeddings, and projections scaled to their magnitude."""
+    """Return the initial streams: the embeddings ``x``, and projections of them scaled to the
+    magnitude of ``x``.
+    """
     return g.call("spread", "altup.spread", x, g.linear("altup.proj", x, "altup_proj"))
 
 
 def joined(g: Ops, x: Rows) -> Rows:
-    """Return the mean of the first stream and of projections of the others, scaled to its
+    """Return the mean of the streams: the first one, and projections of the others scaled to its
     magnitude.
     """
     n = g.config.n_streams

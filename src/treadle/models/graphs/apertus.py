@@ -1,4 +1,6 @@
-"""Apertus: an activation with parameters per layer, which files store as keys."""
+"""Apertus: a decoder whose activation (xIELU) has parameters per layer, which files store as
+keys.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _FFN = "xielu"
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read the config. Two parameters pass through softplus, to be above 0 and above beta."""
+    """Return the config. Two parameters of xIELU pass through softplus, so that they are above 0
+    and above beta.
+    """
     config = read(keys, arch)
     # Their names have no architecture prefix.
     whole = keys_of.MetadataReader(keys.gguf.metadata, keys.path, missing="the key is missing")
@@ -42,7 +46,7 @@ def _softplus(x: float) -> float:
 
 
 def _per_layer(keys: keys_of.MetadataReader, key: str, n_layer: int) -> list[float]:
-    """Return a number for each layer, stored as an array or as one number."""
+    """Return a key's number for each layer; files store an array, or one number for all."""
     value = keys.get(key)
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         return [keys.number(key, lo=-_MOST, hi=_MOST)] * n_layer

@@ -1,18 +1,18 @@
 """Gemma 4's assistant: a drafter whose layers have no keys and values, but read those that the
-model has of the text.
+target model has of the text.
 
 ::
 
-    x = pre_projection([embedding, state])      both the model's, of the last token
-    x = layer(x)                                attention over the model's keys and values
+    x = pre_projection([embedding, state])      both the target's, of the last token
+    x = layer(x)                                attention over the target's keys and values
     logits = linear(norm(x))
     state = post_projection(norm(x))            for the next token that it drafts
 
-The assistants of E2B and E4B have an output in clusters of tokens that are near each other: a
-centroid for each says which few of them are worth their products.
+The assistants of E2B and E4B have an output matrix in clusters of similar tokens. Scores of the
+clusters' centroids choose the few clusters that are multiplied.
 
 All tokens of one draft have the position of the text's last token, and attend to the tokens before
-it. Layers with a window read the model's last layer with one, the others its last layer without.
+it. Layers with a window read the target's last layer with one, the others its last layer without.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WHOLE = 64  # rows: clusters of a multiple of these are multiplied separately
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers on the projected input."""
+    """Build the layers, on the projected input GIVEN; return the states after the last."""
     x = g.given(GIVEN, 2 * g.config.n_target)
     x = g.linear("nextn.pre_projection", x, "nextn.pre_projection")
     for i in g.config.here:
@@ -61,7 +61,7 @@ def build(g: Ops) -> Rows:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output the logits of the requested rows, and the state that follows each."""
+    """Output the logits of the requested rows, and the projected state after each."""
     if g.config.clusters is None:
         h = normed(g, g.outputs(x))
         y = g.linear("output", h, "token_embd")
@@ -75,8 +75,11 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read the config; layers do not know yet which of the model's they read (``bound``)."""
-    keys.values = {key: value for key, value in keys.values.items() if key != NEXTN}  # all are
+    """Return the config. Which of the target's layers a layer reads is not known yet; ``bound``
+    sets it.
+    """
+    # The key counts all of the file's layers, which reading would leave out.
+    keys.values = {key: value for key, value in keys.values.items() if key != NEXTN}
     config = reading.read(keys, arch)
     n_target = keys.integer(N_TARGET, lo=1, hi=SIZE_MAX)
     most = config.layers[0]
@@ -93,7 +96,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _clusters(keys: ArchMetadata, n_vocab: int) -> Clusters | None:
-    """Read the clusters of the output's rows, if there are some."""
+    """Return the clusters of the output's rows, None if there are none. Raises FileError if a
+    tensor of them is missing.
+    """
     n = keys.n_rows(CENTROIDS)
     has = bool(n), ORDERING in keys.gguf.tensors
     if has == (False, False):
@@ -108,11 +113,11 @@ def _clusters(keys: ArchMetadata, n_vocab: int) -> Clusters | None:
 
 
 def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
-    """Return an assistant whose output has its rows cluster by cluster, in memory. One without
-    clusters is returned as it is; one whose clusters are not of a multiple of ``WHOLE`` rows loses
-    them, and multiplies all rows.
+    """Return the assistant with its output matrix reordered in memory, cluster by cluster. Without
+    clusters it is returned as it is; clusters that are no multiple of ``WHOLE`` rows are dropped,
+    and all rows are multiplied.
 
-    Raises FileError for an order that is none of all tokens.
+    Raises FileError if the file's order does not have each token once.
     """
     if config.clusters is None:
         return gguf, config
@@ -142,7 +147,9 @@ def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
 
 
 def order_of(gguf: GGUF) -> np.ndarray:
-    """Return the token of each row, int64. Raises FileError if some token has no row."""
+    """Return the token of each row of the reordered output, int64. Raises FileError unless each
+    token is there once.
+    """
     table = gguf.tensors[ORDERING]
     kinds = {26: "<i4", 27: "<i8"}  # ggml's numbers of integers of 32 and 64 bits
     if table.ggml_type not in kinds:
@@ -157,10 +164,10 @@ def order_of(gguf: GGUF) -> np.ndarray:
 
 
 def bound(config: Config, gguf: GGUF, target: Config) -> Config:
-    """Return the config of an assistant of file ``gguf`` beside a model: its layers' ``kv_from``
-    are the model's layers, counted from behind its own.
+    """Return the assistant's config for the model ``target``: ``kv_from`` of each layer is the
+    number of layers of the assistant plus a layer of the target.
 
-    Raises UnsupportedError if ``target`` is not a model that it can draft for.
+    Raises UnsupportedError if the assistant cannot draft for this model.
     """
 
     def refuse(what: str) -> UnsupportedError:

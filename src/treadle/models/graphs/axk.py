@@ -1,4 +1,4 @@
-"""A.X K2 (SK Telecom): DeepSeek V3.2's layers with gates behind norms and of attention.
+"""A.X K2 (SK Telecom): DeepSeek V3.2's layers, with gates after norms and a gate of attention.
 
 llama.cpp has no such architecture. The keys are those of DeepSeek V3.2, and the rank of the gates.
 """
@@ -22,7 +22,7 @@ NORM_RANK = "gated_norm_rank"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the rank of the gates behind norms."""
+    """Return a decoder's config, with the rank of the gates after norms."""
     config = reading.read(keys, arch)
     rank = keys.integer(NORM_RANK, lo=1, hi=SIZE_MAX)
 

@@ -1,4 +1,6 @@
-"""MiniMax M3: a decoder whose layers with experts attend to blocks of keys."""
+"""MiniMax M3: a decoder whose layers with experts attend to blocks of keys that an indexer
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MOST_UNIT = 4096
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with an indexer in each layer with experts."""
+    """Return a decoder's config, with an indexer in each layer that has experts."""
     config = reading.read(keys, arch)
     layers = [
         replace(at, mixer=BLOCKS, indexer=_read_indexer(keys, config, at)) if at.experts else at

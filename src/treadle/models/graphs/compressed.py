@@ -1,5 +1,5 @@
-"""DeepSeek V4: streams of hidden states, caches of compressed keys, and experts that the first
-layers choose by the token.
+"""DeepSeek V4: streams of hidden states, caches of compressed keys, and in the first layers experts
+that a table chooses by token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_GROUPS = 256
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with streams, units and indexers."""
+    """Return a decoder's config, with streams, units of compressed keys, and indexers."""
     own: dict[str, Any] = {}
     if not keys.has(N_FF):  # there are no dense layers
         own[N_FF] = keys.integer(N_FF_EXP, lo=1, hi=SIZE_MAX)
@@ -85,7 +85,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _units(keys: ArchMetadata, n_layer: int) -> list[int]:
-    """Return the tokens of each layer's units, 0 where there are none."""
+    """Return the number of tokens in a unit of each layer, 0 for layers without units."""
     found = keys.get(RATIOS)
     if not hasattr(found, "__len__") or isinstance(found, (str, bytes)) or len(found) < n_layer:
         keys.fail(RATIOS, f"is {found!r:.60}", f"at least {n_layer} numbers, one for each layer")
@@ -131,7 +131,9 @@ def _read_indexer(keys: ArchMetadata, arch: Arch, n_rope: int) -> Indexer:
 
 
 def further(config: Config) -> Layer:
-    """Return the record of an MTP layer: it has rows without units, and a router."""
+    """Return the record of an MTP layer: its attention has rows but no units, and a router chooses
+    its experts.
+    """
     at = config.layers[-1]
     assert at.compressed is not None
     assert at.experts is not None

@@ -29,14 +29,14 @@ ENCODED = "encoded"  # the encoder's rows that a run of CROSS_KEYS is given
 
 
 def thirds_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's attention, cross attention and FFN."""
+    """Return a layer's three sublayers: attention, cross attention and FFN."""
     from treadle.models.ffns import FFNS
 
     return MIXERS[layer.mixer], CROSS, FFNS[layer.ffn]
 
 
 def _keys(g: Ops) -> Rows:
-    """Store all layers' keys and values of the encoder's rows, and return these."""
+    """Store all layers' keys and values of the encoder's rows; return these rows."""
     encoded = g.given(ENCODED, g.config.n_embd)
     for i in range(g.config.n_layer):
         build_keys(g, i, encoded)

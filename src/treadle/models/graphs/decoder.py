@@ -6,8 +6,8 @@
     x = layer(x)                         each: models/layer.py
     logits = linear(norm(x))
 
-A stage (``Config.stage``) has some of the layers. Its input are the hidden states before them, its
-output the states after them (``stream``), except at the ends of the model.
+A pipeline stage (``Config.stage``) has some of the layers. Its input is the hidden states before
+them, its output the states after them (``stream``), except at the ends of the model.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ TAPPED = "tapped"
 
 
 def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's mixer and FFN, or the one that it has."""
+    """Return a layer's mixer and FFN, or the only one that it has."""
     mixer = (MIXERS[layer.mixer],) if layer.mixer else ()
     return *mixer, *((FFNS[layer.ffn],) if layer.ffn else ())
 
 
 def build(g: Ops, halves: Halves = halves_of) -> Rows:
-    """Build this stage's layers; return the states after the last. ``halves``: a layer's halves."""
+    """Build this stage's layers; return the states after the last. ``halves``: returns a layer's
+    sublayers.
+    """
     x = first(g)
     here = g.config.here
     n_deepstack = g.config.media.n_deepstack if g.config.with_media else 0
@@ -53,7 +55,9 @@ def build(g: Ops, halves: Halves = halves_of) -> Rows:
 
 
 def first(g: Ops) -> Rows:
-    """Return the states before this stage's first layer."""
+    """Return the states before this stage's first layer: the embeddings, or the states of the stage
+    before.
+    """
     if g.config.here.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
@@ -72,7 +76,9 @@ def first(g: Ops) -> Rows:
 
 
 def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
-    """Return the states after the last norm, if there is one, times ``scale``."""
+    """Return the states after the model's last norm, times ``scale``; ``x`` if there is no such
+    norm.
+    """
     weight = "output_norm" if g.has("output_norm.weight") else ""
     if not (weight or g.config.bare):  # with norms after the sums, x is normed already
         return x
@@ -80,7 +86,9 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of the requested rows."""
+    """Output "logits": those of the requested rows. Raises UnsupportedError for a head that scores
+    pairs.
+    """
     if g.config.scores:
         raise UnsupportedError(
             "no logits: the file's head is a scoring head and does not generate text"
@@ -91,7 +99,9 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output logits, and the states of all tokens for a nextn layer (``spec_decode/mtp.py``)."""
+    """Output "logits", and as "ahead" the states of all tokens, for an MTP layer
+    (``spec_decode/mtp.py``).
+    """
     logits(g, x)
     if g.config.arch.nextn == "normed":
         x = g.norm("output_norm.all", x, "output_norm", centred=g.config.centred)
@@ -99,8 +109,8 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def tapped(g: Ops, x: Rows) -> None:
-    """Output logits; the states before each layer of ``Config.taps`` are outputs as well, by the
-    word ``layer`` (``tap_name``).
+    """Output "logits". The states before each layer of ``Config.taps`` are outputs as well, named
+    by ``tap_name``; the op ``layer`` declares them.
     """
     logits(g, x)
 
@@ -111,7 +121,9 @@ def tap_name(i: int) -> str:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Output a pooled vector for each input, and the same scaled to length 1."""
+    """Output a pooled vector for each input ("pooled"), and the same scaled to length 1
+    ("embedding").
+    """
     h = normed(g, x)
     how = g.config.pool
     g.result("pooled", g.pool("pool", h, how))
@@ -119,12 +131,12 @@ def embedding(g: Ops, x: Rows) -> None:
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output the last layer's normed states of all tokens."""
+    """Output "states": those of all tokens after the last norm."""
     g.result("states", normed(g, x))
 
 
 def stream(g: Ops, x: Rows) -> None:
-    """Output the states of all tokens, for the layers of the next stage."""
+    """Output "stream": the states of all tokens, for the layers of the next stage."""
     g.result("stream", x)
 
 

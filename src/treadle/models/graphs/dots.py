@@ -1,12 +1,12 @@
 """dots3-note: latent attention of two sizes. Layers with a window have heads, ranks and a rope base
 of their own; the others attend to keys that an indexer chooses.
 
-The part of a cached row that turns has a norm before its rope. GGUF's norms of ranks have the
-factor ``sqrt(n_embd / rank)`` in their weights, which checkpoints lack.
+The rotated part of a cached row has a norm before its rope. GGUF's norms of ranks have the factor
+``sqrt(n_embd / rank)`` in their weights, which checkpoints lack.
 
-The indexer's pairs are neighbours, as in transformers and vLLM, which say so of the checkpoint.
-llama.cpp's graph of 2026 rotates halves of them, on the same rows: texts of no more tokens than an
-indexer chooses (2048) are equal all the same.
+The indexer rotates pairs of neighbours, as transformers and vLLM do for this checkpoint.
+llama.cpp's graph of 2026 rotates halves instead, on the same rows. Both give the same text as long
+as it has no more tokens than an indexer chooses (2048).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOCAL = "_swa"  # suffix of keys of layers with a window
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with two sizes of latent attention."""
+    """Return a decoder's config, with two sizes of latent attention."""
     plain = copy(keys)  # as if no layer had a window
     own = (LOCAL_BASE, WINDOW, PATTERN, INDEXER_TYPES)
     plain.values = {key: value for key, value in keys.values.items() if key not in own}
@@ -73,12 +73,14 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _scaled(sizes: Latent, eps: float) -> Latent:
-    """Return the sizes with their own scale of scores, and the model's epsilon."""
+    """Return the sizes with a scale of scores by their own query width, and the epsilon ``eps``."""
     return replace(sizes, norm_eps=eps, scale=1.0 / math.sqrt(sizes.n_q))
 
 
 def _read_local(keys: ArchMetadata, wide: Latent) -> Latent:
-    """Read the sizes of layers with a window; as many dims turn as in the others."""
+    """Return the sizes of layers with a window; they rotate as many dims as the other layers
+    (``wide``).
+    """
     rank = keys.integer(f"{KV_RANK}{LOCAL}", lo=1, hi=SIZE_MAX)
     n_q = keys.integer(f"{KEY}_mla{LOCAL}", lo=wide.n_rope + 1, hi=SIZE_MAX)
     n_v = keys.integer(f"{VALUE}_mla{LOCAL}", lo=1, hi=SIZE_MAX)

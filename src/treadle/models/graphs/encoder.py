@@ -1,7 +1,7 @@
 """The encoder: a decoder's layers with bidirectional attention, and no logits.
 
-All tokens of an input are in one run. EmbeddingGemma 2 has heads of another width in layers with a
-window, norms of values, and per-layer embeddings that are projections alone.
+All tokens of an input are in one run. EmbeddingGemma 2 also has wider or narrower heads in layers
+with a window, norms of values, and per-layer embeddings that are only projections.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ N_TYPES = "tokenizer.ggml.token_type_count"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config; a window reaches half of the key's number to each side."""
+    """Return an encoder's config. A window reaches half of the key's number to each side. Raises
+    UnsupportedError for causal attention.
+    """
     if keys.flag("attention.causal", False):
         keys.refuse("attention.causal", "causal attention is not supported in an encoder")
     n_types = keys.gguf.metadata.get(N_TYPES)
@@ -62,14 +64,16 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _with_window(keys: ArchMetadata, layer: Layer) -> Layer:
-    """Return a layer with a window, whose heads may have widths of their own."""
+    """Return a layer with a window of half the key's number to each side, and its own head
+    widths.
+    """
     head_dim = keys.integer("attention.key_length_swa", layer.head_dim, lo=1, hi=SIZE_MAX)
     wide = keys.integer("attention.value_length_swa", layer.head_dim_v, lo=1, hi=SIZE_MAX)
     return replace(layer, window=layer.window // 2 + 1, head_dim=head_dim, head_dim_v=wide)
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return an encoder's sublayers, and that of per-layer embeddings."""
+    """Return a layer's mixer and FFN, and its per-layer embeddings if it has some."""
     return *halves_of(layer), *((OWN,) if layer.n_own else ())
 
 

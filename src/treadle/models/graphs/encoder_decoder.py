@@ -1,9 +1,9 @@
-"""An encoder, which reads a prompt, and a decoder, which writes text and attends to the encoder's
-rows (T5).
+"""T5: an encoder, which reads a prompt, and a decoder, which generates text and attends to the
+encoder's rows.
 
-Both are in one file. The encoder is another graph with a ``Config`` of its own
-(``Config.encoder``); the keys and values that the decoder attends to are stored by
-``ENCODER_DECODER_KEYS``, once for each prompt (``cross.py``).
+Both are in one file. The encoder is another graph with its own ``Config`` (``Config.encoder``). The
+graph ``ENCODER_DECODER_KEYS`` stores the keys and values of the encoder's rows, once for each
+prompt (``cross.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ LOGIT_SCALE = "logit_scale"  # treadle's; llama.cpp scales no logits of T5
 
 
 def encoder_view(gguf: GGUF) -> GGUF:
-    """Return a view of a file with the encoder's tensors alone, under its graph's names."""
+    """Return a view of a file with the encoder's tensors only, under the names of the encoder's
+    graph.
+    """
     made = copy.copy(gguf)
     own = {n.removeprefix(ENC): at for n, at in gguf.tensors.items() if n.startswith(ENC)}
     both = {n: at for n, at in gguf.tensors.items() if n == EMBEDDINGS}
@@ -42,21 +44,23 @@ def encoder_view(gguf: GGUF) -> GGUF:
 
 
 def encoder_config(config: Config) -> Config:
-    """Return the checked config of the encoder, of that of a checked file."""
+    """Return the config of the encoder, with its optional tensors. ``config``: the decoder's,
+    checked.
+    """
     assert config.encoder is not None
     own = frozenset(name.removeprefix(ENC) for name in config.optional if name.startswith(ENC))
     return replace(config.encoder, optional=own)
 
 
 def keys_config(config: Config) -> Config:
-    """Return the config of the graph that stores keys and values of the encoder's rows."""
+    """Return the config of the graph that stores the keys and values of the encoder's rows."""
     arch = replace(config.arch, graph="encoder_decoder_keys")
     return replace(config, arch=arch, ignored=(), encoder=None)
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read both configs. The first T5 has no gate, and logits scaled where they are made of the
-    embeddings; files of llama.cpp have no key for either.
+    """Return the decoder's config, with the encoder's. The first T5 has no gate, and scales logits
+    if the embeddings are its output matrix; llama.cpp's files have no key for either.
     """
     tensors = keys.gguf.tensors
     has_gate = any(f"blk.0.{name}" in tensors for name in GATE)
@@ -88,10 +92,12 @@ def _sizes(config: Config) -> Sizes:
 
 
 class EncoderDecoder(Graph):
-    """A decoder's graph, whose files have an encoder's tensors too."""
+    """A decoder's graph for files that have an encoder's tensors too."""
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
-        """See ``Graph.tensors``; names of the encoder's rows begin with ``ENC``."""
+        """Yield the decoder's rows as ``Graph.tensors``, then the encoder's, whose names begin with
+        ``ENC``.
+        """
         yield from super().tensors(config)
         assert config.encoder is not None
         for row, places in GRAPHS[config.encoder.arch.graph].tensors(config.encoder):
@@ -100,7 +106,9 @@ class EncoderDecoder(Graph):
                 yield replace(row, name=ENC + row.name), named
 
     def unread(self, config: Config, name: str) -> bool:
-        """See ``Graph.unread``. No file has further layers."""
+        """Return whether valid files may have this tensor although nothing reads it: those listed
+        for cross attention. Such files have no MTP layers.
+        """
         i, stem = layer_of(name)
         return not name.startswith(ENC) and 0 <= i < config.n_layer and stem in CROSS.unread
 

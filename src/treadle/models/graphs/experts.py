@@ -1,4 +1,6 @@
-"""Keys of experts: which layers have them, their number and sizes."""
+"""Keys of experts: which layers have them, their number and sizes, and how the router weighs
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ CHOSEN_ALONE = 3
 
 
 def has_experts(keys: ArchMetadata, i: int) -> bool:
-    """Return whether layer ``i`` has experts: the leading layers do not, and of the others perhaps
-    only every n-th, which is the second of n in Nomic's BERT and the last elsewhere.
+    """Return whether layer ``i`` has experts. The first LEADING_DENSE layers have none. Of the
+    others, depending on the architecture, those have some whose router is in the file, or all, or
+    every n-th: the second of n in Nomic's BERT, the last of n elsewhere.
     """
     n_dense = keys.integer(LEADING_DENSE, 0, lo=BY_TENSORS)
     if not keys.integer("expert_count", 0, lo=0) or i < n_dense:
@@ -48,7 +51,9 @@ def has_experts(keys: ArchMetadata, i: int) -> bool:
 
 
 def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts | None:
-    """Read the experts of layer ``i``; a shared expert has the width of the file's matrix."""
+    """Return the experts of layer ``i``, None if it has none. The width of a shared expert is that
+    of its matrix in the file. Raises FileError, UnsupportedError.
+    """
     if not n_ff or not has_experts(keys, i):
         return None
     n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
@@ -85,8 +90,9 @@ def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts |
 
 
 def _lacking_gating(keys: ArchMetadata, arch: Arch, i: int) -> int:
-    """Return the gating for a file without this key: DeepSeek 2 has softmax. GLM 4.7 Flash, of the
-    same architecture, has sigmoids, like all its models with a bias in the router's choice.
+    """Return the gating (a key of GATINGS) for a file without the key: sigmoid for latent attention
+    with a bias in the router's choice (GLM 4.7 Flash), else softmax (DeepSeek 2, of the same
+    architecture).
     """
     by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
     return SIGMOID if arch.mixer.startswith("latent") and by_bias else 0

@@ -53,7 +53,9 @@ ROWS = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the differences between layers."""
+    """Return a decoder's config, with streams, per-layer embeddings, and the layers whose gates are
+    sparse or that read another layer's keys and values.
+    """
     config = reading.read(keys, arch)
     # A float, 10.0, in the first files.
     shared = keys.number(gemma4.N_SHARED, 0.0, lo=0, hi=config.n_layer)
@@ -80,7 +82,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
     """Return each layer's gate threshold in standard deviations above the mean; minus infinity for
-    dense gates.
+    dense gates. Raises FileError.
     """
     given = keys.get(CUTS)
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
@@ -94,7 +96,7 @@ def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mean of the streams after the last."""
+    """Build the layers; return the mean of the streams after the last (``joined``)."""
     x = spread(g, g.embed("token_embd", "token_embd", g.config.embd_scale))
     for i in g.config.here:
         x = g.steer(f"L{i}.control", _layer(g, i, x), layer=i)
@@ -102,7 +104,7 @@ def build(g: Ops) -> Rows:
 
 
 def _layer(g: Ops, i: int, x: Rows) -> Rows:
-    """Build layer ``i`` on the streams ``x``."""
+    """Build layer ``i`` on the streams ``x``; return the new streams."""
     mixer, ffn = halves_of(g.config.layers[i])
     at = f"L{i}"
     blk = f"blk.{i}"
@@ -121,7 +123,7 @@ def _layer(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and AltUp, LAuReL and the per-layer embeddings."""
+    """Return a layer's mixer and FFN, and AltUp, LAuReL and the per-layer embeddings."""
     return *halves_of(layer), ALTUP, LAUREL, OWN
 
 

@@ -1,5 +1,6 @@
-"""Gemma 4: a decoder whose kinds of layers have different head widths. Some sizes have per-layer
-embeddings, or last layers that read other layers' keys and values.
+"""Gemma 4: a decoder with two kinds of layers, with a window and without, that have different head
+widths. Some sizes have per-layer embeddings, or last layers that read other layers' keys and
+values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROWS = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the differences between layers."""
+    """Return a decoder's config, with each layer's head widths, mixer and FFN."""
     config = reading.read(keys, arch)
     n_own = keys.integer(N_OWN, 0, lo=0, hi=SIZE_MAX)
     for row in ROWS if n_own else ():
@@ -60,15 +61,18 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _values_are_keys(keys: ArchMetadata, config: Config) -> bool:
-    """Return whether no layer without a window has a matrix for values."""
+    """Return whether no layer without a window has a matrix for values: its values are then its
+    keys.
+    """
     wide = (i for i, at in enumerate(config.layers) if not at.window)
     names = (f"blk.{i}.{stem}.weight" for i in wide for stem in ("attn_v", "attn_qkv"))
     return not any(name in keys.gguf.tensors for name in names)
 
 
 def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
-    """Return for each layer the one whose keys and values it reads: the last ``n_shared`` layers
-    read those of the last layer of their kind that has its own.
+    """Return for each layer the layer whose keys and values it reads. The last ``n_shared`` layers
+    read those of the last earlier layer with the same window; the others their own. Raises
+    FileError if there is none.
     """
     n_own = config.n_layer - n_shared
     last = dict[int, int]()
@@ -87,7 +91,7 @@ def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and that of per-layer embeddings."""
+    """Return a layer's mixer and FFN, and its per-layer embeddings if it has some."""
     return *halves_of(layer), *((OWN,) if layer.n_own else ())
 
 

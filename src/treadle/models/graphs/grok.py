@@ -20,7 +20,7 @@ LENGTH = "attention.temperature_length"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config; all layers have experts."""
+    """Return a decoder's config. Raises FileError for a file without experts."""
     config = reading.read(keys, arch)
     _ = keys.integer("expert_count", lo=1)
     cap = keys.number(CAP, 0.0, lo=0.0)

@@ -1,4 +1,6 @@
-"""GroveMoE: a decoder whose experts share additional small experts."""
+"""GroveMoE: a decoder with experts, of which groups of neighbours share an additional small
+expert.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SCALE = "expert_group_scale"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config; all layers have experts."""
+    """Return a decoder's config, with the small experts. Raises FileError for a file without
+    experts.
+    """
     config = reading.read(keys, arch)
     n = keys.integer("expert_count", lo=1)
     per = keys.integer(PER, lo=1, hi=n)

@@ -1,4 +1,4 @@
-"""Keys of an indexer, which chooses the keys that attention sees."""
+"""Keys of an indexer, which chooses the keys that latent attention attends to."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST_HEADS = 256
 
 
 def read_indexer(keys: ArchMetadata, arch: Arch, latent: Latent | None) -> Indexer:
-    """Read the sizes of a latent attention's indexer.
+    """Return the sizes of a latent attention's indexer.
 
-    Its queries are made of the rank of attention's queries, which the file must have. As many dims
-    turn as attention's. Raises FileError for sizes out of range.
+    Its queries are products of attention's query rank, which the file must have; it rotates as many
+    dims as attention does. Raises FileError for sizes out of range.
     """
     assert latent is not None
     if not latent.n_q_rank:

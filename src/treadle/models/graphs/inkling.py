@@ -1,5 +1,5 @@
-"""Inkling (Thinking Machines): attention with profiles of distances in place of a rope, and short
-convolutions of keys, values and each half's result.
+"""Inkling (Thinking Machines): attention with biases by distance (profiles) in place of a rope, and
+short convolutions of keys, values and the results of attention and FFN.
 
 llama.cpp has no such architecture. Names and keys are those of the forks whose files are published.
 """
@@ -37,7 +37,7 @@ REACH_MAX = 1 << 16  # tokens; rows of biases are made for all of them
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the sizes of profiles and convolutions."""
+    """Return a decoder's config, with the sizes of profiles and convolutions."""
     divisor = keys.number(DIVISOR, lo=1e-9)
     own = {LEADING_DENSE: keys.integer(N_DENSE, 0, lo=0), "logit_scale": divisor}
     keys.values = {**keys.values, **own}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the rank as the length of values: llama.cpp's converter writes
-    the checkpoint's head_dim there, which is unused.
+    """Return a decoder's config. The length of values is taken from the key of the rank:
+    llama.cpp's converter writes the checkpoint's head_dim as that length, which is unused.
     """
     keys.values = {**keys.values, VALUE: keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)}
     return reading.read(keys, arch)

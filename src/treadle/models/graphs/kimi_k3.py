@@ -1,4 +1,4 @@
-"""Kimi K3: each half of a layer reads states from between earlier layers too (attention residuals).
+"""Kimi K3: each sublayer also reads states from between earlier layers (attention residuals).
 
 ::
 
@@ -13,8 +13,8 @@
     logits = linear(norm(mix(bank, x)))
 
 ``mix`` is a weighted sum of the bank's states and ``x``; a token's weights are the softmax of their
-scores. Mixers are Kimi Delta Attention or latent attention without rope, with gates of each value;
-experts are of smaller width; activations are SiTU.
+scores. Mixers are Kimi Delta Attention, or latent attention without rope, each with a gate for
+every value. Experts have a smaller width than the states, and activations are SiTU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
-BLOCK = "attn_res.block_size"  # layers of a block, before which states are kept
+BLOCK = "attn_res.block_size"  # layers of a block; the states before each block are kept
 EXPERT_WIDTH = "expert_latent_length"
 BOUND = "activation.situ_beta"  # of gates
 BOUND_UP = "activation.situ_linear_beta"  # of what is gated; 0 or less: none
@@ -47,7 +47,7 @@ _WIDE = "latent_wide"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the layers of a block, the width of experts and the bounds of
+    """Return a decoder's config, with the layers of a block, the width of experts and the bounds of
     activations. Raises UnsupportedError for more than MOST_KEPT blocks.
     """
     config = kimi.read(keys, arch)
@@ -73,11 +73,11 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the kept states and those after the last layer."""
+    """Build the layers; return the mix of the bank and the states after the last layer."""
     every = g.config.n_bank
     n_kept = -(-g.config.n_layer // every)
     x = first(g)
-    kept: list[Rows] = []  # the bank, once for each of its rows
+    kept: list[Rows] = []  # the bank after each of its states was added
     for i in g.config.here:
         x = g.layer(i, x)
         mixer, ffn = halves_of(g.config.layers[i])
@@ -94,7 +94,9 @@ def build(g: Ops) -> Rows:
 
 
 def _mixed(g: Ops, label: str, x: Rows, kept: list[Rows], weight: str) -> Rows:
-    """Return the weighted sum of the kept states and ``x``."""
+    """Return the weighted sum of the bank's states ``kept`` and of ``x``. ``weight``: stem of the
+    scores' vector.
+    """
     return g.call("mixed_bank", label, x, *kept[-1:], n=len(kept), weight=weight)
 
 
@@ -108,7 +110,7 @@ SCORES = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and the weights of scores."""
+    """Return a layer's mixer and FFN, and the vectors of the scores."""
     return *halves_of(layer), SCORES
 
 

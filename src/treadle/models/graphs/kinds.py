@@ -1,4 +1,4 @@
-"""Kinds of mixers, FFNs, norms and pooling, derived from a file's keys and tensors."""
+"""Kinds of mixers, FFNs, norms and pooling of a layer, by a file's keys and tensors."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 
 
 def pooling_of(keys: ArchMetadata, arch: Arch) -> str:
-    """Return the pooling of hidden states. Models that score pairs ("rank") use one of the states,
-    even if llama.cpp's converter has not written that pooling type.
+    """Return the pooling of hidden states: "none", "first", "last" or "mean". Models that score
+    pairs use the first or the last state, even if llama.cpp's converter has not written the pooling
+    type "rank".
     """
     scores = keys.n_rows("cls.output.weight") == 1
     kind = keys.integer("pooling_type", RANK if scores else 1, lo=0, hi=RANK)
@@ -61,9 +62,11 @@ def pooling_of(keys: ArchMetadata, arch: Arch) -> str:
 def mixer_of(
     keys: ArchMetadata, arch: Arch, i: int, n_head: int, n_head_kv: int, local: bool = False
 ) -> str:
-    """Return the mixer of layer ``i``: the architecture's, or a variant of it by the file's tensors
-    and keys: fused q, k and v, q/k norm weights or a gate value for each head, the layer's own
-    relative bias, queries by a single matrix. Only layers with a window (``local``) have sinks.
+    """Return the mixer of layer ``i``, a name in MIXERS: the architecture's, or a variant of it
+    that the file's tensors and keys show (fused q, k and v; q/k norm weights or gate values for
+    each head; the layer's own relative bias; queries by a single matrix).
+
+    local: whether the layer has a window: only such layers have sinks.
     """
     if not n_head_kv:
         return arch.state
@@ -91,7 +94,9 @@ def mixer_of(
 
 
 def has_indexer(keys: ArchMetadata, i: int) -> bool:
-    """Return whether layer ``i`` has an indexer; else it has an earlier layer's choice."""
+    """Return whether layer ``i`` has an indexer of its own; else it uses an earlier layer's
+    choice.
+    """
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     kinds = keys.get(INDEXER_TYPES)
     n = len(kinds) if isinstance(kinds, Sequence) else n_block  # files may leave out further layers
@@ -100,14 +105,17 @@ def has_indexer(keys: ArchMetadata, i: int) -> bool:
 
 def has_kv_b(keys: ArchMetadata, arch: Arch) -> bool:
     """Return whether latent attention has one matrix for keys and values: in some architectures,
-    and in files of the others from before the spring of 2025. The first layers may have a state.
+    and in the others in files from before the spring of 2025. Any layer may show it, since the
+    first ones may have a state instead.
     """
     ending = f".attn{KV_B}.weight"
     return arch.mixer.endswith(KV_B) or any(name.endswith(ending) for name in keys.gguf.tensors)
 
 
 def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
-    """Return the FFN of layer ``i``: experts, gated (perhaps with gate and up fused), or plain."""
+    """Return the FFN of layer ``i``, a name in FFNS: experts, gated (perhaps with gate and up
+    fused), or plain; "" for none. Raises UnsupportedError for AWQ activation scales.
+    """
     if not n_ff:
         return ""
     if (name := f"blk.{i}.ffn_act.scales") in keys.gguf.tensors:
@@ -127,7 +135,9 @@ def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
 
 
 def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
-    """Return whether q/k norms span all heads together."""
+    """Return whether q/k norms span all heads together. Raises UnsupportedError for weights per
+    head in a mixer that does not support them.
+    """
     name = f"blk.{i}.{Q_NORM}"
     norm = keys.gguf.tensors.get(name)
     if norm is None or mixer == HEAD_NORMS:
@@ -141,11 +151,11 @@ def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: in
 
 
 def ffn_norm_of(keys: ArchMetadata, arch: Arch) -> str:
-    """Return the name of the norm before the FFN; "" if the FFN reads the mixer's input.
+    """Return the stem of the norm before the FFN; "" if the FFN reads the same input as the mixer.
 
-    ``post_attention_norm`` is Gemma's norm after the product, but the one before the FFN in files
-    that have no other. Falcon 40B has two norms before its parallel halves: ``attn_norm`` is the
-    FFN's, and attention has ``attn_norm_2``.
+    ``post_attention_norm`` is Gemma's norm after attention, but in files without another norm it is
+    the one before the FFN. Falcon 40B has two norms before its parallel halves: ``attn_norm`` is
+    the FFN's, and attention has ``attn_norm_2``.
     """
     tensors: Mapping[str, Tensor] = keys.gguf.tensors
     found = {

@@ -27,7 +27,7 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def check_head_rows(keys: ArchMetadata, key: str, size: int) -> None:
-    """Raise UnsupportedError if matrices of heads have rows that are no multiple of HEAD_ROWS."""
+    """Raise UnsupportedError if ``size``, a head's rows by ``key``, is no multiple of HEAD_ROWS."""
     if size % HEAD_ROWS:
         keys.refuse(key, f"{size}: expected a multiple of {HEAD_ROWS}")
 
@@ -40,12 +40,13 @@ def read_latent(
     head_dim: int,
     head_dim_v: int,
 ) -> tuple[Latent, tuple[Rope, ...], float]:
-    """Read the sizes, the rope tables, and the scale of scores.
+    """Return the sizes of latent attention, the rope tables, and the scale of scores.
 
     If one matrix makes keys and values, ``head_dim`` and ``head_dim_v`` are those of a head;
-    otherwise they are the cached row's, and there are other keys for the heads' sizes.
+    otherwise they are the cached row's, and other keys have the heads' sizes.
 
-    Raises UnsupportedError for heads whose matrices are not a multiple of HEAD_ROWS.
+    Raises FileError for sizes that do not match, UnsupportedError for heads whose rows are not a
+    multiple of HEAD_ROWS.
     """
     kv_rank = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)
     own = "_mla"

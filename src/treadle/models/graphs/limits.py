@@ -1,4 +1,6 @@
-"""Keys of FFN activations: clamped gates in some layers, and the file's own function."""
+"""Keys of FFN activations: layers whose gates are clamped, and files that name their own
+activation.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _LEAST = 1e-6  # smaller limits mean none, as in llama.cpp
 
 
 def activation_of(keys: ArchMetadata, arch: Arch, i: int, key: str) -> str:
-    """Return layer ``i``'s activation, a name in ``kernels/activations.py``; "" without a limit."""
+    """Return layer ``i``'s activation with the limit that ``key`` gives, a name in
+    ``kernels/activations.py``; "" without a limit.
+    """
     found = keys.get(key)
     if found is None:
         return ""
@@ -44,12 +48,16 @@ ACTIVATIONS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu", "silu": "silu"}
 
 
 def takes_activation(arch: Arch) -> bool:
-    """Return whether the file may name its activation, because models of an architecture differ."""
+    """Return whether files of this architecture may name their activation, because its models
+    differ in it.
+    """
     return arch.graph == "encoder" or (not arch.gated and arch.activation.startswith("gelu"))
 
 
 def with_activation(keys: ArchMetadata, arch: Arch) -> Arch:
-    """Return the architecture with the file's activation (Granite's ModernBERT, GPT-NeoX-20B)."""
+    """Return the architecture with the activation that the file names, if it may (Granite's
+    ModernBERT, GPT-NeoX-20B). Raises UnsupportedError for an unknown name.
+    """
     if not (keys.has(ACTIVATION) and takes_activation(arch)):
         return arch
     word = keys.text(ACTIVATION)

@@ -23,12 +23,16 @@ N_WITHOUT_NORM = 128  # experts of the size without q/k norms, for which there i
 
 
 def has_norms(n_expert: int) -> bool:
-    """Return whether queries and keys with rope have a norm, by the model's number of experts."""
+    """Return whether rotated queries and keys have a norm; files have no key for it, but the model
+    without these norms is the only one with N_WITHOUT_NORM experts.
+    """
     return n_expert != N_WITHOUT_NORM
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the differences between layers."""
+    """Return a decoder's config, with chunked attention, query temperature and norms in the layers
+    that have them. Raises UnsupportedError for files without a window.
+    """
     if not keys.integer(WINDOW, lo=0):
         keys.refuse(
             WINDOW, "is 0: a Llama 4 without chunked attention (MobileLLM) is not supported"
@@ -58,7 +62,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _alone(keys: ArchMetadata, experts: Experts) -> Experts:
-    """Return experts with weight 1: the score chooses the expert, and scales only its input."""
+    """Return experts whose result has weight 1: the score chooses the expert, and scales only its
+    input. Raises UnsupportedError for several experts per token.
+    """
     if experts.n_used != 1:
         key = "expert_used_count"
         keys.refuse(

@@ -1,4 +1,6 @@
-"""Architectures whose files omit or misstate values that sizes or the architecture determine."""
+"""Architectures whose files omit or misstate values that follow from sizes or from the
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ _PHIMOE_FACTOR = 1.243163121016122
 
 
 def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a MiniCPM. Files of 2024, and those of MiniCPM 3, lack the three scales, which follow
-    one rule in all these models.
+    """Return the config of a MiniCPM. Files of 2024, and those of MiniCPM 3, lack three scales,
+    which follow the same rule in all these models.
     """
     n_layer = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
@@ -34,7 +36,7 @@ def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
-    """Return the scales of embeddings and residuals, and the divisor of logits."""
+    """Return MiniCPM's scales of embeddings and residuals, and its divisor of logits, by key."""
     return {
         "embedding_scale": 12.0,
         "residual_scale": 1.4 / math.sqrt(n_layer),
@@ -43,7 +45,9 @@ def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
 
 
 def _baichuan(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a Baichuan: the 13B has ALiBi instead of rope."""
+    """Return the config of a Baichuan: the 13B, known by its 40 layers, has ALiBi instead of
+    rope.
+    """
     if keys.integer("block_count", lo=1, hi=N_LAYER_MAX) == _ALIBI_LAYERS:
         keys.defaults = {**keys.defaults, ALIBI: 8.0}
         arch = replace(arch, rope="none")
@@ -51,13 +55,15 @@ def _baichuan(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _jais(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a Jais: scores are divided by the size of a head, not by its square root."""
+    """Return the config of a Jais: scores are divided by head_dim, not by its square root."""
     config = read(keys, arch)
     return replace(config, attn_scale=1.0 / config.layers[0].head_dim)
 
 
 def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a first-generation Qwen, whose FFN key counts the rows of gate and up together."""
+    """Return the config of a first-generation Qwen, whose FFN key counts the rows of gate and up
+    together.
+    """
     config = read(keys, arch)
     layers = []
     for layer in config.layers:
@@ -68,7 +74,9 @@ def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _phimoe(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a PhiMoE, with the right factor for Phi-3.5-MoE, the only one with long factors."""
+    """Return the config of a PhiMoE. Phi-3.5-MoE, the only one with long rope factors, gets its own
+    factor of cosines in place of Phi 3's, which files have.
+    """
     config = read(keys, arch)
     rope = config.ropes[0]
     if rope.long_factors and math.isclose(rope.attn_factor, _PHI3_FACTOR, rel_tol=1e-6):

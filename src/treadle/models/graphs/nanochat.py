@@ -23,7 +23,7 @@ _LATER = "lambda"  # in tensor names of later versions: factors that mix streams
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config. Raises UnsupportedError for a model of a later version."""
+    """Return a decoder's config. Raises UnsupportedError for a model of a later version."""
     if name := next((name for name in keys.gguf.tensors if _LATER in name), ""):
         what = (
             "belongs to a later NanoChat with different layers: treadle supports the 2025 version"
@@ -35,7 +35,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _backwards(rope: Rope) -> Rope:
-    """Return the rope with negated frequencies. Norms cancel the factor of cos and sin."""
+    """Return the rope with negated frequencies. Cosines and sines get no factor, since norms would
+    cancel it.
+    """
     short = rope.factors or (1.0,) * (rope.dims // 2)
     long = rope.long_factors
     return replace(

@@ -1,14 +1,14 @@
-"""A layer for multi-token prediction (MTP, DeepSeek-AI, 2024) as a model of its own.
+"""A layer for multi-token prediction (MTP, DeepSeek-AI, 2024) as a model of its own, which drafts.
 
 ::
 
-    x = eh_proj([norm(embed(ids)), norm(states)])     states: the model's, of the previous tokens
+    x = eh_proj([norm(embed(ids)), norm(states)])     states: the target's, of the previous tokens
     x = layer(x)
     logits = linear(norm(x))
 
-In a file it follows the model's own layers, as ``blk.N`` with ``nextn.*`` tensors. It uses the
-model's embedding, last norm and head if it has none of its own. Models with several streams of
-states may have such a layer on all of them (``graphs/streams/nextn.py``).
+In a file it follows the target's own layers, as ``blk.N`` with ``nextn.*`` tensors. If it has no
+embedding, last norm or head, it uses the target's. Models with several streams of states may have
+an MTP layer on all of them (``graphs/streams/nextn.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GIVEN = "nextn.states"  # the second half of each row; ``build`` writes the firs
 
 
 def build(g: Ops) -> Rows:
-    """Build the layer; return its states."""
+    """Build the layer on the input GIVEN; return the states after it."""
     n = g.config.n_embd
     x = g.call(
         "embedded_beside",
@@ -71,7 +71,7 @@ NEXTN = replace(
 
 
 def has_nextn(gguf: GGUF, config: Config) -> bool:
-    """Return whether a file has an MTP layer, and its architecture's are supported."""
+    """Return whether a file has an MTP layer of a kind that is supported."""
     return bool(
         config.arch.nextn
         and gguf.metadata.get(f"{config.arch.name}.{N_NEXTN}")
@@ -80,8 +80,8 @@ def has_nextn(gguf: GGUF, config: Config) -> bool:
 
 
 def is_nextn_alone(gguf: GGUF, arch: Arch) -> bool:
-    """Return whether a file has MTP layers and none of the model's, as llama.cpp's converter writes
-    with ``--mtp``.
+    """Return whether a file has MTP layers but not the target's layers, as llama.cpp's converter
+    writes with ``--mtp``.
     """
     n_layer = _layers_before(gguf, arch.name)
     return (
@@ -92,7 +92,9 @@ def is_nextn_alone(gguf: GGUF, arch: Arch) -> bool:
 
 
 def _layers_before(gguf: GGUF, arch: str) -> int:
-    """Return the number of layers before the MTP layers by a file's keys; 0 if they name none."""
+    """Return the number of layers before the MTP layers, by a file's keys; 0 if it has no MTP
+    layers.
+    """
     n = gguf.metadata.get(f"{arch}.{N_NEXTN}")
     n_block = gguf.metadata.get(f"{arch}.block_count")
     if not isinstance(n, int) or not isinstance(n_block, int) or not 0 < n < n_block:
@@ -101,10 +103,10 @@ def _layers_before(gguf: GGUF, arch: str) -> int:
 
 
 def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
-    """Return a file of MTP layers alone with what it lacks of the model's embeddings, last norm
-    and head. It shares the mappings of both files.
+    """Return ``draft``, a file with MTP layers only, with the target's embeddings, last norm and
+    head where it has none. The result shares the mappings of both files.
 
-    Raises UnsupportedError if its layers are not those of such a model.
+    Raises UnsupportedError if its layers are not those of the target, whose config is ``config``.
     """
     arch = config.arch.name
     found = draft.metadata.get("general.architecture")
@@ -121,8 +123,8 @@ def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
 
 
 def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
-    """Return the file's ``i``-th MTP layer as a GGUF and its config. It shares the mappings of
-    ``gguf``: close that one, not this.
+    """Return the file's ``i``-th MTP layer as a model: a GGUF with its tensors, and its config. It
+    shares the mappings of ``gguf``: close that one, not this.
 
     Raises FileError if a tensor is missing or has a wrong shape.
     """

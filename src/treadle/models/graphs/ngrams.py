@@ -1,4 +1,4 @@
-"""Embeddings of n-grams: their keys, and the tensors of the layer that adds them."""
+"""N-gram embeddings: their keys, and the tensors of the layer that adds them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ MOST_TAPS = 16
 
 
 def read_ngrams(keys: ArchMetadata, config: Config) -> Ngrams:
-    """Read the hashes of n-grams. Raises FileError for rows that the table lacks."""
+    """Return the sizes and hashes of n-gram embeddings. Raises FileError for hashes beyond the
+    table's rows.
+    """
     n = keys.integer(NGRAM_SIZE, lo=2, hi=MOST_GRAMS)
     heads = keys.integer(NGRAM_HEADS, lo=1, hi=MOST_HEADS)
     n_heads = (n - 1) * heads
@@ -65,7 +67,9 @@ def read_ngrams(keys: ArchMetadata, config: Config) -> Ngrams:
 
 
 def read_numbers(keys: ArchMetadata, key: str, lo: int, hi: int) -> list[int]:
-    """Return the integers of an array, each from ``lo`` to ``hi``."""
+    """Return the integers of an array, each from ``lo`` to ``hi``. Raises FileError for anything
+    else.
+    """
     found: Sequence[int] | object = keys.get(key)
     if not hasattr(found, "__len__") or isinstance(found, (str, bytes)):
         keys.fail(key, keys.missing if found is None else f"is {found!r:.60}", "an array")

@@ -1,4 +1,4 @@
-"""OLMo Hybrid: recurrent layers have norms before their halves, attention layers after them."""
+"""OLMo Hybrid: recurrent layers have norms before their sublayers, attention layers after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _EPS = 1e-5  # of the norm after the recurrence's heads; independent of other no
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the differences between kinds of layers."""
+    """Return a decoder's config, with the norms of each kind of layer and the range of the delta
+    rule's beta.
+    """
     config = reading.read(keys, arch)
     most = 2.0 if keys.flag(SIGNED, True) else 1.0
 

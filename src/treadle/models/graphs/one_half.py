@@ -1,4 +1,6 @@
-"""A decoder whose layers have one half each: an FFN if the layer has an FFN width, else a mixer."""
+"""Nemotron-H: a decoder whose layers have one sublayer each: an FFN if the layer has an FFN width,
+else a mixer.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,22 @@ if TYPE_CHECKING:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config; a layer with an FFN has no mixer, whatever its heads."""
+    """Return a decoder's config; a layer with an FFN has no mixer, even if the file gives it
+    heads.
+    """
     config = reading.read(keys, arch)
     layers = (replace(at, mixer="" if at.ffn else at.mixer) for at in config.layers)
     return replace(config, layers=tuple(layers))
 
 
 def half_of(layer: Layer) -> tuple[Sublayer]:
-    """Return the only half of a layer."""
+    """Return the only sublayer of a layer."""
     return (MIXERS[layer.mixer] if layer.mixer else _alone(layer.ffn),)
 
 
 @cache
 def _alone(name: str) -> Sublayer:
-    """Return an FFN whose input norm has the name of a mixer's."""
+    """Return the FFN ``name`` with the input norm that mixers have, ``attn_norm``."""
     ffn = FFNS[name]
     rows = (row for row in ffn.rows if row not in NORMS_BEFORE)
     return replace(ffn, before="attn_norm", rows=(*with_bias("attn_norm", "n_embd"), *rows))

@@ -1,7 +1,8 @@
-"""GLM-5.3-Flash: streams of hidden states, Kimi Delta Attention in most layers, and latent
-attention without rope, to units of keys that an indexer chooses, in the others.
+"""GLM-5.3-Flash: streams of hidden states, and Kimi Delta Attention in most layers. The others have
+latent attention without rope, to units of keys that an indexer chooses.
 
-Its MTP layer is one of attention on a single stream, and reads the normed mean of the model's.
+Its MTP layer has such attention, on a single stream, and reads the normed mean of the target's
+streams.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MOST_UNIT = 4096
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with streams, and indexers of units."""
+    """Return a decoder's config, with streams, and indexers of units."""
     config = reading.read(keys, arch)
     hyper = read_hyper(keys, config.n_embd)
     index = _read_indexer(keys)
@@ -51,7 +52,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _read_indexer(keys: ArchMetadata) -> Indexer:
-    """Read the sizes of an indexer of units."""
+    """Return the sizes of an indexer of units. Raises FileError, UnsupportedError."""
     keys.integer(Q_RANK, lo=1, hi=SIZE_MAX)  # of which its queries are made
     unit = keys.integer(UNIT, lo=LEAST_UNIT, hi=MOST_UNIT)
     if unit & (unit - 1):
@@ -73,7 +74,7 @@ def _read_indexer(keys: ArchMetadata) -> Indexer:
 
 
 def further(config: Config) -> Layer:
-    """Return the record of an MTP layer: it has an indexer of its own, and one stream of states."""
+    """Return the record of an MTP layer: it has its own indexer, and one stream of states."""
     last = config.layers[-1]
     return replace(
         last_with_keys(config),

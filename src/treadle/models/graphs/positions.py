@@ -1,4 +1,4 @@
-"""Keys of attention windows and rope tables of each layer."""
+"""Keys of positions: the attention windows and rope tables of each layer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ NOPE_PERIOD = 4  # layers, of which the last has no rope, in archs with ``nope="
 
 
 def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
-    """Read the window, and which layers have it. The pattern's key is a period, whose last layer
-    (first, if negative) has no window, or a flag per layer, perhaps including MTP layers. Without
-    that key no layer has a window, as in llama.cpp: Qwen2 files have an unused window.
+    """Return the window in tokens (0: none), and for each layer whether it has the window.
+
+    The pattern's key is a period (``by_period``), or a flag per layer, perhaps with MTP layers.
+    Without it no layer has a window, as in llama.cpp: Qwen2 files have an unused window.
     """
     flags = keys.get(PATTERN)
     # A pattern without a window does not determine how far those layers attend.
@@ -31,8 +32,8 @@ def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, t
 
 
 def by_period(period: int, n_layer: int) -> list[bool]:
-    """Return which layers have the window: all but the last of each period, or all but the first if
-    the period is negative; all if it is 0.
+    """Return for each layer whether it has the window: all but the last of each period; if the
+    period is negative, all but the first; if it is 0, all.
     """
     if period < 0:
         return [i % -period > 0 for i in range(n_layer)]
@@ -47,8 +48,9 @@ def read_tables(
     head_dim: int,
     n_ctx_train: int,
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
-    """Read the rope tables, and each layer's table index. Layers with a window have their own table
-    if the file has a base for it. ``window`` is the file's, even if no layer has it.
+    """Return the rope tables, and each layer's table index, None for layers without rope. Layers
+    with a window (``local``) have their own table if the file has a base for it. ``window``: the
+    file's, even if no layer uses it.
     """
     told = arch.nope == "told" and not keys.flag("rope.scaling.finetuned", True)
     if arch.rope == "none" or told:
@@ -70,8 +72,8 @@ def read_tables(
 
 
 def read_temperature(keys: ArchMetadata, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
-    """Append a table for queries with a temperature that grows with position (Ministral 3), if the
-    file has one.
+    """Return ``ropes``, with another table for queries if the file has a temperature that grows
+    with position (Ministral 3).
     """
     temperature = keys.number("attention.temperature_scale", 0.0, lo=0.0)
     if not temperature:

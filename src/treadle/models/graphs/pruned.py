@@ -1,4 +1,4 @@
-"""A pruned decoder: some layers have no attention, no FFN, or neither."""
+"""A pruned decoder (Nemotron 49B to 253B): some layers have no attention, no FFN, or neither."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config. A layer with query heads and no key heads has one matrix instead of
-    attention; without heads it has no mixer.
+    """Return a decoder's config. A layer with query heads and no key heads has one matrix instead
+    of attention; a layer without heads has no mixer.
     """
     config = reading.read(keys, arch)
     heads = keys.per_layer("attention.head_count", config.n_layer, lo=0)

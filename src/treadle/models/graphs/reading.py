@@ -1,4 +1,4 @@
-"""Reading of a decoder's or an encoder's keys into a ``Config``."""
+"""The reading of a decoder's or an encoder's keys into a ``Config``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ CLAMP = "attention.clamp_kqv"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read the config of a decoder. Raises UnsupportedError for an encoder."""
+    """Return the config of a decoder. Raises UnsupportedError for an encoder, FileError for invalid
+    keys.
+    """
     if not keys.flag("attention.causal", True):
         what = "with bidirectional attention (an encoder)"
         raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
@@ -45,7 +47,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def read_config(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read all keys, and the factors of the rope."""
+    """Return the config of a decoder or an encoder, by all keys that most architectures share.
+    Raises FileError, UnsupportedError.
+    """
     arch = with_activation(keys, with_norm(keys, arch))
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     # Layers for multi-token prediction follow the others, and are left out.
@@ -139,7 +143,9 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
-    """Return the earlier layer whose indexer chooses a layer's keys, or -1, for each layer."""
+    """Return for each layer the earlier layer whose indexer chooses its keys, -1 if it is its own
+    or none.
+    """
     found: list[int] = []
     last = -1  # layer with an indexer
     for i, mixer in enumerate(mixers):
@@ -152,7 +158,7 @@ def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
 
 
 def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
-    """Return the dims of a key, and of a value."""
+    """Return the dims of a head's key, and of its value."""
     if n_embd % heads and not keys.has("attention.key_length"):
         keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
     head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
@@ -160,7 +166,7 @@ def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
 
 
 def _check_output(keys: ArchMetadata) -> None:
-    """Raise FileError for a bias without a matrix."""
+    """Raise FileError if the output has a bias and no matrix."""
     if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
         what = "has no matrix"
         expected = "output.weight in the same file"
@@ -168,7 +174,7 @@ def _check_output(keys: ArchMetadata) -> None:
 
 
 def _clamp(keys: ArchMetadata, arch: Arch) -> float:
-    """Return the limit of queries, keys and values; 0 if there is none."""
+    """Return the limit to which queries, keys and values are clamped; 0.0 if there is none."""
     limit = keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf)
     if limit and arch.mixer != "attention":
         keys.refuse(CLAMP, f"clamping is not supported in {arch.mixer}")

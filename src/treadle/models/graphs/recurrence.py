@@ -27,9 +27,11 @@ N_CONV_MAX = 64
 
 
 def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[int]]:
-    """Return query heads, and key/value heads, of each of ``n`` layers; 0 for recurrent layers.
-    Files with one head count for all layers mark recurrent layers by a flag each, or by an interval
-    of layers with attention.
+    """Return the query heads and the key/value heads of each of ``n`` layers; 0 for recurrent
+    layers.
+
+    Files with one head count for all layers mark recurrent layers by flags, or give the interval of
+    layers with attention. Raises FileError for counts that do not divide.
     """
     least = int(not arch.state)
     n_head = list(keys.per_layer("attention.head_count", n, lo=least))
@@ -49,7 +51,9 @@ def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[
 
 
 def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence | None:
-    """Read the sizes of recurrent layers, if any. Raises FileError for sizes that do not divide."""
+    """Return the sizes of recurrent layers, None for architectures without such layers, or whose
+    graph reads them itself. Raises FileError for sizes that do not divide.
+    """
     if arch.state in ("", "linear", "wkv"):
         return None
     if arch.state == "shortconv":
@@ -99,7 +103,7 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
 
 
 def _floor(keys: ArchMetadata, arch: Arch) -> float:
-    """Return the least logarithm of a decay, 0.0 if there is none."""
+    """Return the least logarithm of a decay in Kimi Delta Attention, 0.0 if there is none."""
     if arch.state in ("kda", "kda_signed") or (
         arch.state == "kda_whole" and not keys.has(KDA_FLOOR)
     ):
@@ -110,15 +114,17 @@ def _floor(keys: ArchMetadata, arch: Arch) -> float:
 
 
 def with_norm(keys: ArchMetadata, arch: Arch) -> Arch:
-    """Return the architecture with the file's kind of norm, if the trait is ``told``."""
+    """Return the architecture; if its norm is ``told``, with the kind of norm whose epsilon the
+    file has.
+    """
     if arch.norm != "told":
         return arch
     return replace(arch, norm="rms" if keys.has(RMS_EPS) else "layer")
 
 
 def read_norm_eps(keys: ArchMetadata, arch: Arch) -> float:
-    """Read the epsilon of norms. If only the other kind's key exists, it is used: LayerNorm's for
-    RMS norms (Nemotron-H), RMS norms' for LayerNorms (Phi's MoE).
+    """Return the epsilon of norms. If the file has only the other kind's key, that one is used:
+    LayerNorm's for RMS norms (Nemotron-H), RMS norms' for LayerNorms (Phi's MoE).
     """
     own, other = (RMS_EPS, LAYER_EPS) if "rms" in arch.norm else (LAYER_EPS, RMS_EPS)
     return keys.number(own if keys.has(own) or not keys.has(other) else other, lo=0.0, hi=1.0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops) -> Rows:
-    """Build a decoder whose layers begin with the router."""
+    """Build a decoder whose layers begin with the router; return the states after the last."""
     x = first(g)
     for i in g.config.here:
         x = g.layer(i, x)
@@ -34,7 +34,7 @@ def _fed(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config; all layers have experts."""
+    """Return a decoder's config. Raises FileError for a file without experts."""
     keys.integer("expert_count", lo=1)
     return reading.read(keys, arch)
 

@@ -1,8 +1,8 @@
 """Granite Switch: a decoder with adapters within it, which control tokens of the text choose.
 
-The control tokens are inputs of a run's host side (``models/switch.py``): the decoder reads their
-substitutes, and plans for texts with adapters have steps for these (``plan/lowering/lora.py``).
-Nothing of the graph differs otherwise.
+The host handles the control tokens (``models/switch.py``): the decoder reads their substitutes, and
+plans for texts with adapters have further steps (``plan/lowering/lora.py``). The graph itself is a
+decoder's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _WIDTHS = {  # of each matrix: its rows and columns
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, and the control tokens."""
+    """Return a decoder's config, with the adapters and control tokens. Raises UnsupportedError for
+    layers with experts.
+    """
     config = reading.read(keys, arch)
     for i, layer in enumerate(config.layers):
         if layer.ffn != "gated":
@@ -90,7 +92,7 @@ ADAPTERS = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and the tensors of the adapters."""
+    """Return a layer's mixer and FFN, and the tensors of the adapters."""
     return *halves_of(layer), ADAPTERS
 
 

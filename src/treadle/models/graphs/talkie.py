@@ -8,8 +8,8 @@
     logits = linear(norm(x))
 
 Queries and keys are normed after the rope, and queries have a factor for each head. Without weights
-this equals a norm before it. The rope of its own model turns the other way, which is in the rows of
-GGUF files: half of them have the opposite sign.
+this equals a norm before the rope. The original model rotates in the opposite direction; GGUF files
+account for it by the sign of half of the rows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ EMBD_SKIP = "embd_skip"  # GGUF's layer_output_scale, which scales a layer's sum
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config."""
+    """Return a decoder's config, with norms of queries and keys."""
     config = reading.read(keys, arch)
     return replace(config, layers=tuple(replace(at, qk_norm=True) for at in config.layers))
 
 
 def build(g: Ops) -> Rows:
-    """Build a decoder's layers, with the embeddings added after each."""
+    """Build a decoder's layers, each followed by the sum with the embeddings; return the states
+    after the last.
+    """
     embd = g.embed("token_embd", "token_embd", g.config.embd_scale)
     x = g.norm("token_embd_norm", embd, "")
     for i in g.config.here:
@@ -53,7 +55,7 @@ SKIP = built_by_graph("skip", (TensorRow(f"{EMBD_SKIP}.weight", ("one",)),))
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and the factor of the embeddings."""
+    """Return a layer's mixer and FFN, and its factor of the embeddings."""
     return *halves_of(layer), SKIP
 
 

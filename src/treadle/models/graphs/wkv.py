@@ -25,7 +25,9 @@ DECAY, RATE, VALUE, GATE = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with state sizes. An FFN without a gate has a token shift too."""
+    """Return a decoder's config, with the sizes of the states. An FFN without a gate (RWKV's own)
+    also keeps the previous token.
+    """
     config = reading.read(keys, arch)
     n_embd = config.n_embd
     size = keys.integer(HEAD, lo=1, hi=SIZE_MAX)

@@ -1,4 +1,4 @@
-"""Attention over the keys and values of all previous tokens, or of a window."""
+"""Attention over the keys and values of all tokens so far, or of a window of them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ Choice = Callable[["Ops", int, "Rows"], "Rows"]
 
 
 def build(g: Ops, i: int, h: Rows, *, choice: Choice | None = None) -> Rows:
-    """Return ``output(attention(h))``; with a gate, attention's result is multiplied by the gate's
-    sigmoid or softplus. ``choice``: returns the keys that each token sees, of the layer's input.
+    """Return ``output(attention(h))``. If the layer has a gate, attention's result is multiplied by
+    the gate's sigmoid or softplus. ``choice``: a function of the layer's input that returns the
+    keys that each token attends to; None: all.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -87,14 +88,17 @@ def build(g: Ops, i: int, h: Rows, *, choice: Choice | None = None) -> Rows:
 
 
 def _distances(g: Ops, i: int) -> str:
-    """Return the name of the relative bias: the layer's own, else the first layer's, else ""."""
+    """Return the stem of the relative bias: the layer's own, else the first layer's; "" if there is
+    none.
+    """
     names = (f"blk.{j}.attn_rel_b" for j in (i, 0) if g.config.n_buckets)
     return next((name for name in names if g.has(f"{name}.weight")), "")
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
-    """Return queries, keys, values, and a gate that has its own matrix. A layer that reads another
-    layer's keys and values has none; with KEYS_ALONE, values are the keys before norm and rope.
+    """Return queries, keys, values, and the gate, None if it has no matrix of its own. A layer that
+    reads another layer's keys and values has neither; with KEYS_ALONE, values are the keys before
+    norm and rope.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -113,7 +117,9 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
 
 
 def _matrices(layer: Layer, stem: str) -> list[TensorName]:
-    """Return the matrices of queries, keys and values; rows of one matrix if they are fused."""
+    """Return the names of the matrices of queries, keys and values; slices of one matrix if they
+    are fused.
+    """
     if layer.mixer not in (FUSED, SINKS_FUSED, SIGMOID_FUSED):
         return [stem + name for name in "qkv"]
     sizes = _sizes(layer)

@@ -4,14 +4,14 @@ Qwen Sparse Attention (2026), with a gate::
 
     score(block) = sum over heads of max(0, q . k)      k: the mean of the block's keys, normed
 
-Each token sees the blocks with the largest scores, and the keys behind the last whole block.
+Each token sees the blocks with the largest scores, and the keys after the last whole block.
 
 MiniMax Sparse Attention (2026)::
 
     score(block) = the largest q . k of its keys        for each head of the indexer
 
-The heads of attention that share a key head see the blocks that one head of the indexer chooses,
-and the last ones always.
+For each key head of attention, one head of the indexer chooses blocks; its query heads see these,
+and always the last ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 def choose(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the keys that each token sees in layer ``i``."""
+    """Return the keys that each token sees in layer ``i``, as the op ``chosen`` returns them.
+    Blocks are scored by the mean of their keys.
+    """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"
     blk = f"blk.{i}.indexer."
@@ -43,7 +45,9 @@ def choose(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def choose_by_head(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the keys that each token sees in layer ``i``, for each key head of attention."""
+    """Return the keys that each token sees in layer ``i``, for each key head of attention, as the
+    op ``chosen`` returns them.
+    """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"
     blk = f"blk.{i}.indexer."

@@ -26,7 +26,7 @@ SUMS = 3  # numbers that a column of an unfinished unit has (``kernels/recurrent
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return attention's result in layer ``i``."""
+    """Return ``output_b(output_a(y))``: attention's result in layer ``i`` for the input ``h``."""
     layer = g.config.layers[i]
     sizes = _sizes_of(layer)
     at = f"L{i}.attn"
@@ -67,7 +67,9 @@ def _indexer_of(layer: Layer) -> Indexer:
 
 
 def _columns(layer: Layer, width: int) -> int:
-    """Return the columns of what units are made of, if their rows are ``width`` wide."""
+    """Return the number of columns from which units are made, if their rows are ``width`` wide:
+    twice as many if units overlap.
+    """
     return width * (1 + _sizes_of(layer).overlap)
 
 

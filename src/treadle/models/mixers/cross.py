@@ -1,7 +1,7 @@
-"""Cross attention: each token attends to the rows of an encoder, all of them.
+"""Cross attention: each token attends to all rows of an encoder.
 
-Their keys and values are computed once for each input (``graphs/cross.py``) and lie in pages of
-their own, which all layers with this mixer share.
+The keys and values of these rows are computed once for each input (``graphs/cross.py``). They are
+in pages of their own, in a pool that all layers with this mixer share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def build_keys(g: Ops, i: int, encoded: Rows) -> None:
-    """Store the layer's keys and values of an encoder's rows."""
+    """Store the layer's keys and values of an encoder's rows ``encoded``."""
     at = f"L{i}.cross"
     k, v = g.linears(f"{at}.kv", encoded, [f"blk.{i}.{STEM}_k", f"blk.{i}.{STEM}_v"])
     g.call("cross_store", f"{at}.store", k, v, layer=i)

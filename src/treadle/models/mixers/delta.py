@@ -1,5 +1,5 @@
 """Gated delta net (Yang and others, 2024) of Qwen 3.5 and Qwen3-Next: a head's state maps keys to
-values, decays, and is corrected by its prediction error for each token.
+values. For each token it decays, and is corrected by the error of its prediction of the value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(norm(y) * silu(z))``; y are the states applied to queries.
+    """Return ``out(norm(y) * silu(z))``; y is each token's query times the state.
 
     GROUPED: one matrix has beta and alpha side by side for each key head, and neighbouring value
     heads share a key head. Otherwise value heads cycle through the key heads.

@@ -1,4 +1,4 @@
-"""Attention with the layer's own relative bias, where T5's layers share that of the first layer."""
+"""Attention with a relative bias for each layer; in T5 all layers share that of the first."""
 
 from __future__ import annotations
 

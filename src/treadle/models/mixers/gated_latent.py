@@ -1,5 +1,5 @@
-"""Latent attention with a gate of each value before the output (Kimi K3, 2026), and with sinks as
-well (Hunyuan 4, 2026).
+"""Latent attention with a gate for each value of its result (Kimi K3, 2026), and with sinks as well
+(Hunyuan 4, 2026).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Latent attention to the keys that a lightning indexer chooses (DeepSeek-V3.2, 2025)::
 
-    score(key) = sum over heads of w max(0, q . k)      q: of the rank of queries
+    score(key) = sum over heads of w max(0, q . k)      q: a product of the query rank
 
 Each token sees the keys with the largest scores. Some layers have no indexer, and see the keys that
-the last one before them has chosen (GLM-5.2).
+the last indexer before them has chosen (GLM-5.2).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
-    """Return the keys that each token sees in layer ``i``, and in those that share its choice."""
+    """Return the keys that each token sees in layer ``i``, as the op ``chosen`` returns them; later
+    layers may share them. ``rank``: the normed query rank.
+    """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"
     blk = f"blk.{i}.indexer."
@@ -38,7 +40,9 @@ def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
 
 
 def shared(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
-    """Return the keys that an earlier layer's indexer has chosen."""
+    """Return the keys that the indexer of an earlier layer has chosen. Raises UnsupportedError if
+    that layer is in another pipeline stage.
+    """
     of = g.config.layers[i].chosen_by
 
     def missing(g: Ops) -> Rows:

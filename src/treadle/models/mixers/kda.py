@@ -1,6 +1,6 @@
 """Kimi Delta Attention (Kimi Team, 2025): the delta rule with a decay for each channel of a head's
-key, computed from each token by a low-rank product; or, with a bound, by a plain one (Ling 3).
-Gates of the result are of low rank too, or (Kimi K3) of a plain product.
+key. Decays are a low-rank product of the token's states; with a bound, a plain product (Ling 3).
+Gates of the result are a low-rank product too, or a plain one (Kimi K3).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``, or of ``g(h)``; y are the states applied
-    to queries.
+    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``, or with ``g(h)`` as the gate; y is each
+    token's query times the state.
     """
     at = f"L{i}.kda"
     blk = f"blk.{i}.ssm"
@@ -46,7 +46,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def convolved(g: Ops, i: int, at: str, qkv: Sequence[Rows]) -> list[Rows]:
-    """Apply a separate short convolution to queries, keys and values each."""
+    """Return queries, keys and values after a short convolution each. ``at``: the label of its
+    steps.
+    """
     result: list[Rows] = []
     before = 0
     for name, x in zip("qkv", qkv, strict=True):

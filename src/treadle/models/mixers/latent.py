@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024): a token caches one row that all heads share;
-each head's keys and values are linear maps of it.
+"""Multi-head latent attention (MLA; DeepSeek-V2, 2024): a token caches one row that all heads
+share; each head's keys and values are linear maps of it.
 
-The key map is applied to the query instead (``k_b``), and the value map to attention's result
-(``v_b``): heads attend to the rows themselves, and keys and values are never computed. Files with
+The key map (``k_b``) is applied to the query instead, and the value map (``v_b``) to attention's
+result. So heads attend to the rows themselves, and keys and values are never computed. Files with
 both maps in one matrix (``kv_b``) are computed in the same way, from the two parts of each head.
 """
 
@@ -33,11 +33,13 @@ def build(
     choice: Choice | None = None,
     ranked: bool = False,
 ) -> Rows:
-    """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps. With a
-    gate, each head's result is multiplied by the sigmoid of one value. ``choice``: returns the keys
-    that each token sees, of the layer's input and the normed rank of its queries. A gate may also
-    have a value for each value. ``ranked``: it is made of the rank of queries, before its norm.
-    Sinks are scores of one more key for each head.
+    """Return ``output(v_b(attention(k_b(q), rows)))``, times the sigmoid of a gate before
+    ``output`` if the file has one, with a value per head or per value.
+
+    whole: name of the matrix with both maps, "" if they are apart.
+    choice: a function of the layer's input and the normed query rank that returns the keys that
+        each token sees; None: all.
+    ranked: the gate is made of the query rank, before its norm; else of the layer's input.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(h)``."""
+    """Return ``output(h)``, with attention's output matrix alone."""
     return g.linear(f"L{i}.attn.output", h, f"blk.{i}.attn_output")
 
 

@@ -1,4 +1,6 @@
-"""Mamba-2 (Dao and Gu, 2024): each head's state is a matrix that decays and is added to."""
+"""Mamba-2 (Dao and Gu, 2024): each head's state is a matrix that decays and to which each token
+adds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(norm(y * silu(z)))``; y is the output of the scan. Falcon has no norm there."""
+    """Return ``out(norm(y * silu(z)))``; y is the output of the scan. The norm is optional (Falcon
+    has none).
+    """
     at = f"L{i}.ssm"
     blk = f"blk.{i}.ssm"
     state = state_of(g.config.layers[i])
@@ -32,13 +36,13 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def state_of(layer: Layer) -> Recurrence:
-    """Return the sizes of a recurrent layer."""
+    """Return the state sizes of a recurrent layer."""
     assert layer.state is not None
     return layer.state
 
 
 def sizes_of(layer: Layer) -> Sizes:
-    """Return the named sizes of a recurrence's tensors."""
+    """Return the sizes named in the tensor shapes of a recurrent layer."""
     state = state_of(layer)
     return {
         "one": 1,

@@ -1,4 +1,6 @@
-"""Attention and Mamba-2 in parallel (Falcon-H1): both read the same input, and are added."""
+"""Attention and Mamba-2 in parallel (Falcon-H1): both read the same input, and their results are
+added.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Latent attention to units of keys that a lightning indexer chooses (GLM-5.3-Flash, 2026)::
 
     unit = sum_t softmax_t(gate(h_t) + bias_t) norm(k(h_t))     over the unit's tokens t
-    score(unit) = sum over heads of w max(0, q . unit)          q: of the rank of queries
+    score(unit) = sum over heads of w max(0, q . unit)          q: a product of the query rank
 
-Each token sees the keys of the units with the largest scores, and those behind the last whole unit.
-Some layers have no indexer, and see the keys that the last one before them has chosen.
+Each token sees the keys of the units with the largest scores, and those after the last whole unit.
+Some layers have no indexer, and see the keys that the last indexer before them has chosen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
-    """Return the keys that each token sees in layer ``i``, and in those that share its choice."""
+    """Return the keys that each token sees in layer ``i``, as the op ``units_chosen`` returns them;
+    later layers may share them. ``rank``: the normed query rank.
+    """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"
     blk = f"blk.{i}.indexer"

@@ -1,5 +1,5 @@
-"""Attention with a norm of its output and none of its input, in models whose other layers have
-input norms (OLMo Hybrid).
+"""Attention with a norm after it and none before, in models whose other layers have input norms
+(OLMo Hybrid).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``norm(attention(h))``; the norm has the name of other layers' norm before the FFN."""
+    """Return ``norm(attention(h))``. The norm's tensor has the name that the norm before the FFN
+    has in other layers.
+    """
     y = ATTENTION.build(g, i, h)
     return g.norm(f"L{i}.attn.post_norm", y, f"blk.{i}.post_attention_norm")
 

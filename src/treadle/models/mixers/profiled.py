@@ -6,8 +6,9 @@
     score = q . k / head_dim + (r profiles)[distance]
     y = output(attention)                y + convolution(y) is the layer's result
 
-The convolutions are short, causal and by channel. Their last inputs, and those of the convolution
-behind the FFN (``ffns/convolved.py``), are one state of the layer, in the order of CONVOLVED.
+The convolutions are short, causal and by channel. The inputs that they keep, and those of the
+convolution after the FFN (``ffns/convolved.py``), are one state of the layer, in the order of
+CONVOLVED.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CONVOLVED = ("k", "v", "attn", "mlp")
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the output with its convolution."""
+    """Return ``y + convolution(y)``, where y is attention's output."""
     layer = g.config.layers[i]
     at = f"L{i}.attn"
     blk = f"blk.{i}.attn"
@@ -49,7 +50,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def convolved(g: Ops, i: int, at: str, x: Rows, which: str, gain: str = "") -> Rows:
-    """Return ``x + convolution(x)``; ``gain``: the tensor whose value multiplies ``x`` first."""
+    """Return ``x + convolution(x)``. ``which``: the convolution, a name in CONVOLVED; ``gain``: the
+    tensor whose value multiplies ``x`` first, or "".
+    """
     weight = f"blk.{i}.shortconv_{which}.weight"
     before = sum(_channels(g, i)[: CONVOLVED.index(which)])
     label = f"{at}.{which}_conv"

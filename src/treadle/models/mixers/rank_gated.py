@@ -1,5 +1,5 @@
-"""Latent attention to chosen keys, with a gate of each value that is made of the rank of queries
-before its norm, and a gate behind the norm of its input (A.X K2, 2026).
+"""Latent attention to chosen keys (A.X K2, 2026), with two gates: one for each value of its result,
+made of the query rank before its norm, and one after the norm of its input.
 """
 
 from __future__ import annotations

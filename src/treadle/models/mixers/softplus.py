@@ -1,4 +1,4 @@
-"""Attention with a required gate matrix: softplus of a value per output element or per head
+"""Attention with a required matrix for its gate: softplus of a value per output element or per head
 (Laguna), or sigmoid of a value per head (Step 3.5, LFM 3, Spark X2.5).
 """
 

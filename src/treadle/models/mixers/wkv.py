@@ -1,6 +1,6 @@
-"""WKV-7 (Peng and others, 2025): each token removes from the state along one direction and adds
-along another. Its input is mixed with the previous token, and its values with those of the first
-layer.
+"""WKV-7 (Peng and others, 2025), RWKV-7's recurrence: each token removes from the state along one
+direction and adds along another. The token is mixed with the previous one first, and its values are
+mixed with those of the first layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ N_MIXED = 5  # mixtures of a token and the previous one; a gate needs one more
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(g (norm(y) + bonus))``; y are the states applied to ``r``."""
+    """Return ``output(g (norm(y) + bonus))``; y is the state applied to each token's ``r``, and the
+    bonus comes from the token's own key and value.
+    """
     at = f"L{i}.wkv"
     blk = f"blk.{i}.time_mix"
     n = h.width
@@ -43,7 +45,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def _narrow(g: Ops, i: int, name: str, x: Rows, fn: str = "") -> Rows:
-    """Return a product with two narrow matrices, with ``fn`` between them."""
+    """Return ``B fn(A x)`` with two narrow matrices, whose names end with ``name``; ``fn``: an
+    activation, "" for none.
+    """
     at = f"L{i}.wkv.{name}"
     blk = f"blk.{i}.time_mix_{name}"
     x = g.linear(f"{at}1", x, f"{blk}1")

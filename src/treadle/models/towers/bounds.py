@@ -1,4 +1,4 @@
-"""Bounds of a tower's matrices: tensors of one value, beside the matrix that they belong to."""
+"""Bounds of a tower's matrices: tensors of one value, which clamp a matrix' input and result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SUFFIXES = tuple(f".{side}_{end}" for side in SIDES for end in ENDS)
 
 
 def bounded_stem(name: str) -> str:
-    """Return the matrix' stem of a bound's name; "" for other tensors."""
+    """Return the stem of the matrix that the tensor ``name`` bounds; "" if it is no bound."""
     suffix = next((each for each in SUFFIXES if name.endswith(each)), "")
     return name.removesuffix(suffix) if suffix else ""
 
 
 def find_bounds(gguf: GGUF, matrices: Container[str]) -> frozenset[str]:
-    """Return the names of the bounds of ``matrices``, given by their tensors' names; vectors among
-    them have none.
+    """Return the names of the tensors that are bounds of ``matrices``, a set of tensor names;
+    vectors in it have no bounds.
 
     Raises FileError for a bound that is no single number, or a minimum above the maximum.
     """

@@ -18,12 +18,12 @@ GRAPH = "tower"
 
 @dataclass(frozen=True)
 class TowerConfig(Config):
-    """The hyper-parameters of a tower, or of a projector, which has no layers.
+    """The hyper-parameters of a tower, or of a projector, which is a tower without layers.
 
-    n_given: width of the rows that a run is given, such as the values of a patch.
-    stem: stages before the layers, of which the first takes the given rows.
+    n_given: width of the rows that the host writes for a run, such as the values of a patch.
+    stem: stages before the layers; the first reads the given rows.
     tail: stages after the layers; a tower without layers needs none.
-    deep: layers whose states are results too, ``deep.N``.
+    deep: layers whose states are results too, named ``deep.N``.
     """
 
     n_given: int = 0
@@ -45,8 +45,11 @@ def tower_layer(
     v_norm: bool = False,
     windowed: bool = False,
 ) -> Layer:
-    """Return layer ``i`` of a tower. ``fused``: queries, keys and values are one matrix; ``rope``:
-    it rotates by the tower's table; ``windowed``: patches see those of their window only.
+    """Return the record of layer ``i`` of a tower.
+
+    gated: the FFN has a gate. fused: queries, keys and values are one matrix. rope: queries and
+        keys are rotated by the tower's table. windowed: patches attend to those of their window
+        only.
     """
     dims = head_dim or n_embd // n_head
     return Layer(
@@ -86,8 +89,8 @@ def tower_config(
     ropes: tuple[Rope, ...] = (),
     attn_scale: float = 0.0,
 ) -> TowerConfig:
-    """Return a tower's configuration. ``name``: for messages; ``attn_scale``: 0.0 for
-    1/sqrt(head_dim).
+    """Return a tower's configuration. ``name``: for messages; ``pairs``: ``Arch.rope``;
+    ``attn_scale``: scale of scores, 0.0 for 1/sqrt(head_dim).
     """
     dims = layers[0].head_dim if layers else 1
     return TowerConfig(

@@ -1,4 +1,4 @@
-"""Stages of a tower's stem and tail, and of projectors: each maps rows to rows."""
+"""Stages of a tower's stem and tail: each maps rows to rows."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ POSITIONS = "positions"  # name of the given rows of learned positions
 
 
 class TowerStage(ABC):
-    """One stage. Its tensors are named by their stems, without ``.weight``."""
+    """One stage of a stem or a tail. Its tensors are named by their stems, without ``.weight``."""
 
     @property
     @abstractmethod
     def weights(self) -> tuple[str, ...]:
-        """The stems of its tensors."""
+        """The stems of the stage's tensors."""
 
     @abstractmethod
     def build(self, g: Ops, x: Rows) -> Rows:
-        """Return its result for the rows ``x``."""
+        """Return the stage's result for the rows ``x``."""
 
     def check(self, gguf: GGUF, width: int) -> int:
-        """Return the width of its result for rows of ``width`` values. Raises FileError for a
-        tensor that is missing or has another shape.
+        """Return the width of the stage's result for rows of ``width`` values. Raises FileError for
+        a tensor that is missing or has another shape.
         """
         return width
 
 
 @dataclass(frozen=True)
 class NormStage(TowerStage):
-    """A norm of each row. ``centred``: LayerNorm, else RMS norm; ``weight``: "" for none; ``eps``:
-    None for the tower's; ``scale``: a factor of the result.
+    """A norm of each row: LayerNorm if ``centred``, else RMS norm. ``weight``: "" for none;
+    ``eps``: None for the tower's; ``scale``: a factor of the result.
     """
 
     weight: str
@@ -80,7 +80,7 @@ class LinearStage(TowerStage):
 
 @dataclass(frozen=True)
 class ActivationStage(TowerStage):
-    """An activation of each value, by its name in ``kernels/activations.py``."""
+    """An activation of each value. ``fn``: its name in ``kernels/activations.py``."""
 
     fn: str
 
@@ -94,7 +94,7 @@ class ActivationStage(TowerStage):
 
 @dataclass(frozen=True)
 class GatedStage(TowerStage):
-    """The product ``fn(gate(x)) * up(x)`` of two matrices of one shape."""
+    """The gated product ``fn(gate(x)) * up(x)``; ``gate`` and ``up`` are matrices of one shape."""
 
     gate: str
     up: str
@@ -118,7 +118,7 @@ class GatedStage(TowerStage):
 
 @dataclass(frozen=True)
 class AddGivenStage(TowerStage):
-    """The sum with rows that each run is given, such as learned positions."""
+    """The sum with rows ``name`` that the host writes for each run, such as learned positions."""
 
     name: str
 
@@ -144,7 +144,9 @@ def _check_bias(gguf: GGUF, weight: str, width: int) -> None:
 
 
 def _check_matrix(gguf: GGUF, weight: str, width: int) -> int:
-    """Return the rows of a matrix, checked with its bias."""
+    """Return the number of rows of a matrix, after a check of its shape and its bias. Raises
+    FileError.
+    """
     tensor = gguf.tensors.get(f"{weight}.weight")
     if tensor is None:
         raise _missing(gguf, f"{weight}.weight", f"[n, {width}]")

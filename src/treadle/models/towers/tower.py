@@ -34,13 +34,15 @@ STATES = "states"
 
 
 def tower_of(config: Config) -> TowerConfig:
-    """Return the configuration, known to be a tower's."""
+    """Return ``config`` as a TowerConfig, which it must be."""
     assert isinstance(config, TowerConfig)
     return config
 
 
 def build(g: Ops) -> Rows:
-    """Build stem and layers; return the states after the last layer."""
+    """Build the stem and the layers; return the states after the last layer. Results ``deep.N`` are
+    declared here.
+    """
     config = tower_of(g.config)
     x = g.given(GIVEN, config.n_given)
     for stage in config.stem:
@@ -58,7 +60,7 @@ def deep(i: int) -> str:
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output the rows after the tail."""
+    """Output "states": the rows after the tail."""
     for stage in tower_of(g.config).tail:
         x = stage.build(g, x)
     g.result(STATES, x)
@@ -80,7 +82,8 @@ TOWER = Graph(
 
 
 def checked(gguf: GGUF, config: TowerConfig) -> tuple[TowerConfig, int]:
-    """Return the configuration with the file's optional tensors, and the width of the result.
+    """Check a file's tensors against a tower's. Return the configuration with the file's optional
+    tensors, bounds and ignored tensors, and the width of the result.
 
     Raises FileError for a tensor that is missing or has another shape.
     """

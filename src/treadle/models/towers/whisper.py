@@ -1,4 +1,4 @@
-"""Whisper's encoder: the tower of Whisper itself, and of models that listen with it.
+"""Whisper's encoder: the tower of Whisper itself, and of other models that read sound with it.
 
 ::
 
@@ -8,7 +8,7 @@
     x = layer(x)                         each; all rows see each other
     states = tail(x)
 
-The host lines up the rows of the convolutions (im2col), which are products.
+The host gathers the input rows of each convolution (im2col), so that the convolution is a product.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ GELU = "gelu_erf"
 
 
 def whisper_stems(name: str, n_mels: int, n_embd: int) -> tuple[TowerConfig, ...]:
-    """Return the plans of both convolutions. ``name``: for messages."""
+    """Return the configurations of Whisper's two convolutions, each a tower without layers.
+    ``name``: for messages.
+    """
     widths = zip(CONVOLUTIONS, (n_mels, n_embd), strict=True)
     return convolution_stems(name, {each: TAPS * width for each, width in widths})
 
 
 def convolution_stems(name: str, widths: Mapping[str, int]) -> tuple[TowerConfig, ...]:
-    """Return the plans of convolutions, each with a GELU behind it. ``widths``: the number of
-    values that a result reads, by the name of the convolution's tensors.
+    """Return the configurations of convolutions followed by a GELU, each a tower without layers.
+    ``widths``: the number of values that one result reads, by the name of the convolution's
+    tensors.
     """
     return tuple(
         tower_config(
@@ -65,9 +68,11 @@ def whisper_tower(
     n_given: int = 0,
     stem: tuple[TowerStage, ...] = (),
 ) -> TowerConfig:
-    """Return the plan behind the convolutions, whose runs are given their rows and ``POSITIONS``.
-    ``stem``: stages before positions are added, for rows of ``n_given`` values; ``tail``: those
-    behind the layers.
+    """Return the configuration of the tower after the convolutions. Its runs are given the rows of
+    these, and ``POSITIONS``.
+
+    ``stem``: stages before positions are added, for rows of ``n_given`` values; ``tail``: stages
+    after the layers.
     """
     layers = (tower_layer(i, n_embd=n_embd, n_head=n_head, n_ff=n_ff) for i in range(n_layer))
     return tower_config(

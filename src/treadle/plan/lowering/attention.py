@@ -1,5 +1,5 @@
-"""Attention steps: tiles of queries, single queries of few tokens, and the merge of split
-histories.
+"""Attention steps: tiles of queries, single queries of sequences with few tokens in the batch, and
+the merge of results over parts of a long history.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ def emit_attention(
     *,
     pool: Pool | None = None,
 ) -> Buffer:
-    """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
-    heads. ``chosen``: the keys that an indexer has chosen, if not all; ``profiles``: each query's
-    biases by distance; ``pool``: the pages of an encoder's rows, for cross attention.
+    """Emit attention of queries, normed and rotated in ``qkv``, over the layer's pages. Return f32
+    ``[N, n_head * head_dim_v]``.
+
+    sinks, distances: as in ``Ops.attend``.
+    chosen: bits of the keys that an indexer chose for each token; None: all keys.
+    profiles: each query's biases of scores by distance.
+    pool: for cross attention, the pages of an encoder's rows.
     """
     at = steps.config.layers[layer]
     source = at.kv_from if pool is None else layer
@@ -118,7 +122,9 @@ def emit_attention(
 
 
 def _by_distance(steps: Steps, stem: str, causal: bool) -> Const:
-    """Return the relative-position biases by distance; one copy for all plans and layers."""
+    """Return the biases of scores for each distance up to REACH and each head, made of the biases
+    by bucket in the tensor ``stem``. All plans and layers share one copy.
+    """
     name = f"{stem}.weight"
     steps.plan.tensors_used.add(name)
     key = f"{name}:by distance"

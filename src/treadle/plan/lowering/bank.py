@@ -1,4 +1,6 @@
-"""Ops of attention residuals: states from between layers are kept side by side, and mixed."""
+"""Ops of attention residuals (Kimi K3): the states before some layers are kept in a *bank*, f32
+``[N, n * n_embd]``, and mixed with the current states.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def banked(ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, at: int, n: int) -> Rows:
-    """Return the bank of ``n`` rows of states with a copy of ``x`` in place ``at``; a new bank if
-    there is none.
+    """Copy ``x`` into place ``at`` of the bank, and return the bank; without one, return a new bank
+    with ``n`` places.
     """
     rows, column = ops.place(x)
     out = ops.steps.floats(label, n * x.width) if bank is None else ops.floats(bank)
@@ -37,9 +39,11 @@ def banked(ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, at: i
 def mixed_bank(
     ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, n: int, weight: str
 ) -> Rows:
-    """Return the weighted sum of the first ``n`` rows of the bank and ``x``, by the softmax of
-    their scores; ``weight``: a score is the sum of the row's RMS norm with these weights. Without a
-    bank it is ``x``, and files have weights that nothing reads.
+    """Return the weighted sum of the first ``n`` places of the bank and of ``x``, f32
+    ``[N, n_embd]``. A token's weights are the softmax of scores; a score is the dot product of the
+    vector ``weight`` and the RMS norm of the states.
+
+    Without a bank, return ``x``; the file's vector is then unused.
     """
     if bank is None:
         ops.steps.plan.tensors_ignored |= {f"{weight}.weight"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Bounds(NamedTuple):
-    """The least and the largest value; infinite where the file has no bound."""
+    """A smallest and a largest value; -inf and inf where the file has no bound."""
 
     low: float
     high: float
@@ -30,8 +30,8 @@ FREE = Bounds(-math.inf, math.inf)
 
 
 def bounded_products(ops: PlanOps, label: str, x: Rows, stems: Sequence[TensorName]) -> list[Rows]:
-    """Return ``clamp(clamp(x) W^T)`` for each of several matrices, each with its own bounds, as
-    columns of one buffer.
+    """Return ``clamp(clamp(x) W^T)`` for each of several matrices, with the matrix' bounds of its
+    input and of its output.
 
     Matrices with equal bounds of their inputs read the same clamped rows, in one product.
     """
@@ -64,7 +64,7 @@ def bounded_products(ops: PlanOps, label: str, x: Rows, stems: Sequence[TensorNa
 def _clamped(
     ops: PlanOps, label: str, x: Rows, bounds: Bounds, out: Buffer, out_column: int
 ) -> Rows:
-    """Write ``x``, clamped, into ``out`` from a column on."""
+    """Emit a step that writes ``x``, clamped to ``bounds``, into ``out`` from ``out_column`` on."""
     steps = ops.steps
     rows, column = ops.place(x)
     steps.emit(
@@ -83,7 +83,7 @@ def _clamped(
 
 
 def _bounds(steps: Steps, stem: TensorName, side: str) -> Bounds:
-    """Return the bounds of a matrix' "input" or "output"."""
+    """Return a matrix' bounds on one ``side``, "input" or "output"."""
     found = []
     for end, without in (("min", FREE.low), ("max", FREE.high)):
         name = bound_of(stem, side, end)

@@ -1,4 +1,4 @@
-"""The lowering of an output whose rows lie in clusters: only the rows of a token's best clusters
+"""The op ``clustered``: an output matrix whose rows lie in clusters, of which only a token's best
 are multiplied.
 """
 
@@ -22,8 +22,11 @@ CHOSEN = "clusters"  # output of the plan: each token's clusters, i32 [N, n_used
 def clustered(
     ops: PlanOps, label: str, h: Rows, scores: Rows, *, weight: str, n: int, n_used: int
 ) -> Rows:
-    """Return the products of ``h`` and the rows of the ``n_used`` of ``n`` equal parts of a matrix
-    that have the largest ``scores``, side by side, best part first.
+    """Return the products of ``h`` with parts of a matrix, f32 ``[N, n_used * m]``, and emit the
+    output CHOSEN.
+
+    The matrix ``weight`` has ``n`` equal parts of ``m`` rows. A token's products are those of the
+    ``n_used`` parts with the largest ``scores [N, n]``, the best part first.
     """
     steps = ops.steps
     name = f"{weight}.weight"

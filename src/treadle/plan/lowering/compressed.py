@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 def units_stored(
     ops: PlanOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
 ) -> Rows:
-    """Make the rows of units, of values ``kv`` and scores ``gate`` of each token, and store them:
-    attention's, or with ``index`` those of its indexer. ``stem``: of the bias, and of the norm if
-    the file has one.
+    """Emit the rows of units (compressed keys), and store them: attention's, or with ``index``
+    those of the layer's indexer. Return them, f32 ``[N, width]``.
+
+    kv, gate: each token's values and scores; a unit's row is the sum of its tokens' values, weighed
+        by the softmax of their scores.
+    stem: prefix of the tensors ``_ape`` (bias of scores) and ``_norm``, which a file may lack.
     """
     steps = ops.steps
     cache = steps.cache
@@ -68,9 +71,9 @@ def units_stored(
 
 
 def rows_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
-    """Return the units that an indexer chooses for queries ``q``, ``[N, heads * head_dim]``, with a
-    weight for each head, as lists. In a context that has no more units than it chooses, nothing is
-    computed.
+    """Return the units that an indexer chooses for queries ``q [N, heads * head_dim]``, whose heads
+    have ``weights [N, heads]``: a list of unit numbers for each token, i32. If the context has no
+    more units than the indexer chooses, all are chosen and nothing is emitted.
     """
     steps = ops.steps
     index = _indexer_of(ops, layer)
@@ -92,8 +95,9 @@ def rows_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int)
 
 
 def units_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
-    """Return the keys of the units that an indexer chooses, as bits, and those behind the last
-    whole unit; else as ``rows_chosen``.
+    """Return, as bits, the keys that each token sees: those of the units that an indexer chooses,
+    and those after the last whole unit. ``q``, ``weights`` and the case of a short context: as in
+    ``rows_chosen``.
     """
     steps = ops.steps
     index = _indexer_of(ops, layer)
@@ -115,8 +119,8 @@ def units_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int
 
 
 def _scores(ops: PlanOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
-    """Emit the scores of units; return them, f32 ``[N, most units]``, or None if the context has no
-    more units than are chosen.
+    """Emit the scores of units by an indexer. Return them, f32 ``[N, most units]``, or None if the
+    context has no more units than are chosen.
     """
     steps = ops.steps
     index = _indexer_of(ops, layer)
@@ -175,10 +179,12 @@ def rows_attended(
     norm: str,
     sinks: str,
 ) -> Rows:
-    """Attention of ``q`` to the rows of the last tokens, of which ``kv`` are the batch's own, and
-    to the layer's rows of units, of which ``chosen`` are seen, if not all.
+    """Store the batch's own rows ``kv``, and return attention of ``q`` to the rows of the last
+    tokens and to the layer's rows of units, f32 ``[N, n_head * head_dim]``.
 
-    Queries are normed head by head; ``norm``: stem of that of rows. The result is turned back.
+    A row is key and value of all heads. Queries are normed head by head, without weights; ``norm``
+    is the stem of the norm of rows. ``chosen``: the units that each token sees, None for all;
+    ``sinks``: stem of the sinks. The result is rotated back by the token's position.
     """
     steps = ops.steps
     cache = steps.cache
@@ -238,7 +244,7 @@ def rows_attended(
 
 
 def rows_stored(ops: PlanOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
-    """Store the rows of tokens, to which nothing attends in the same run; return ``kv``."""
+    """Store the rows ``kv`` of tokens, to which no token of the same run attends; return ``kv``."""
     rows, column = ops.place(kv)
     _store(ops, label, rows, column, ops.steps.cache.pool_of(layer), layer, norm)
     return kv
@@ -266,7 +272,9 @@ def _turn(
     pool: Pool,
     **more: Any,
 ) -> None:
-    """Emit the rotation of heads in place."""
+    """Emit a step that rotates each head of ``x`` in place; ``more``: further fields of
+    ``TurnHeads``, such as ``inverse`` or a norm.
+    """
     table = ops.config.layers[layer].rope
     assert table is not None
     spec = TurnHeads(
@@ -285,7 +293,9 @@ def _turn(
 def _store(
     ops: PlanOps, label: str, rows: Buffer, column: int, pool: Pool, layer: int, norm: str
 ) -> None:
-    """Emit the store of rows."""
+    """Emit a step that norms, rotates and stores rows in the layer's pages. ``rows``, ``column``:
+    where they are; ``norm``: stem of a norm that the file may lack.
+    """
     steps = ops.steps
     table = ops.config.layers[layer].rope
     normed = ops.has(f"{norm}.weight")

@@ -1,4 +1,4 @@
-"""The step that adds control vectors to the states behind a layer."""
+"""The step that adds control vectors to the states after a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def emit_control(ops: PlanOps, label: str, x: Rows, layer: int) -> Rows:
-    """Add each sequence's control vectors to ``x``, the states behind ``layer``, in place."""
+    """Add to ``x``, the states after ``layer``, the control vectors of each row's sequence, in
+    place. Without a direction for this layer, return ``x``.
+    """
     steps = ops.steps
     weights = steps.weights
     if not any(layer in directions for directions in weights.directions):
@@ -41,8 +43,8 @@ def emit_control(ops: PlanOps, label: str, x: Rows, layer: int) -> Rows:
 
 
 def _packed(ops: PlanOps, label: str, layer: int) -> Const:
-    """Return the directions of all vectors, f32 ``[n_vectors, n_embd]``, zeros for those without
-    one, in the unit of the residual stream.
+    """Return the directions of all control vectors for a layer, f32 ``[n_vectors, n_embd]``, zeros
+    for those without one; divided by ``residual_scale``, as the residual stream is.
     """
     weights = ops.steps.weights
     rows = np.zeros((len(weights.directions), ops.config.n_embd), np.float32)

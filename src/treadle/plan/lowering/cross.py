@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def cross_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
-    """Store keys and values of all rows in the layer's pages of the encoder; return ``k``."""
+    """Store the keys ``k`` and values ``v`` of an encoder's rows in the layer's cross pool; return
+    ``k``.
+    """
     steps = ops.steps
     at = steps.config.layers[layer]
     pool = steps.cache.cross_of(layer)
@@ -41,7 +43,9 @@ def cross_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Ro
 
 
 def cross_attend(ops: PlanOps, label: str, q: Rows, *, layer: int) -> Rows:
-    """Return the attention of each token over the encoder's rows of its sequence."""
+    """Return the attention of each token over its sequence's encoder rows, f32
+    ``[N, n_head * head_dim_v]``.
+    """
     steps = ops.steps
     at = steps.config.layers[layer]
     rows = ops.floats(q)

@@ -1,5 +1,5 @@
-"""Deferred values: an op's result before its code exists, so that the consumer chooses layout and
-fusion.
+"""Deferred values: the result of an op whose steps are emitted on first use, so that the consumer
+chooses layout and fusion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Value(Rows):
-    """Rows that are materialised on use: as f32 in columns of a buffer, or as activations."""
+    """The deferred result of an op: f32 in columns of a buffer, or rows in the layout of a
+    product.
+    """
 
     outputs: bool = field(default=False, kw_only=True)  # one row per output, not per token
     acts: dict[ActivationLayout, Buffer] = field(default_factory=dict, kw_only=True)  # written
@@ -29,7 +31,7 @@ class Value(Rows):
 
 @dataclass(eq=False)
 class Floats(Value):
-    """Materialised f32 rows, from a column of a buffer on."""
+    """f32 rows that exist: columns of ``buffer``, from ``column`` on."""
 
     buffer: Buffer
     column: int = 0
@@ -37,7 +39,7 @@ class Floats(Value):
 
 @dataclass(eq=False)
 class Chosen(Value):
-    """The keys that an indexer has chosen for each token; without ``bits`` all of them."""
+    """The keys or units that an indexer has chosen for each token; ``bits`` None: all of them."""
 
     bits: Buffer | None
 
@@ -51,7 +53,7 @@ class OutputRows(Value):
 
 @dataclass(eq=False)
 class NormOf(Value):
-    """A norm of ``x``."""
+    """A deferred norm of ``x``, or of each of its ``heads`` equal parts."""
 
     x: Rows
     weight: str
@@ -65,7 +67,7 @@ class NormOf(Value):
 
 @dataclass(eq=False)
 class RopeOf(Value):
-    """``x`` with its pairs rotated."""
+    """A deferred rotation of the pairs of ``x`` by rope table ``table``."""
 
     x: Rows
     table: int
@@ -73,7 +75,7 @@ class RopeOf(Value):
 
 @dataclass(eq=False)
 class GateUp(Value):
-    """The deferred result of ``fn(gate) * up``."""
+    """A deferred ``fn(gate) * up``."""
 
     gate: Rows
     up: Rows
@@ -82,7 +84,7 @@ class GateUp(Value):
 
 @dataclass(eq=False)
 class ActivationOf(Value):
-    """The deferred result of ``fn(x)``, an activation."""
+    """A deferred activation ``fn(x)``."""
 
     x: Rows
     fn: str
@@ -90,14 +92,18 @@ class ActivationOf(Value):
 
 @dataclass(eq=False)
 class StepOutput(Value):
-    """Rows written by a separate step, in the layout passed to ``make``."""
+    """Rows of an op with a step of its own; ``make(layout)`` emits it and returns a buffer in that
+    layout.
+    """
 
     make: Callable[[ActivationLayout], Buffer]
 
 
 @dataclass(eq=False)
 class Products:
-    """Products of one input, side by side in one buffer once they are computed."""
+    """Deferred products of one input ``x`` with several matrices. ``heights``: rows of each matrix;
+    once emitted, ``y`` has all products side by side, from ``columns`` on.
+    """
 
     label: str
     x: Rows
@@ -109,7 +115,7 @@ class Products:
 
 @dataclass(eq=False)
 class Product(Value):
-    """One of several ``Products``."""
+    """The product with one matrix of ``Products``, by its index."""
 
     of: Products
     index: int
@@ -117,7 +123,7 @@ class Product(Value):
 
 @dataclass(eq=False)
 class ExpertSum(Value):
-    """The weighted sum of experts' rows."""
+    """The deferred weighted sum of the rows of each token's experts."""
 
     y: Buffer
     weights: Buffer
@@ -134,7 +140,9 @@ def of_outputs(x: Rows) -> bool:
 
 
 class HeadTransforms(NamedTuple):
-    """Transforms of queries or keys before attention: norm, rope, and their order."""
+    """The norm and the rope that are applied to queries or keys (``source``) before attention, and
+    their order.
+    """
 
     source: Rows
     norm: NormOf | None
@@ -142,13 +150,15 @@ class HeadTransforms(NamedTuple):
     norm_last: bool
 
     def alike(self, other: HeadTransforms) -> bool:
-        """Return whether both have the same transforms, weights and tables aside."""
+        """Return whether both have the same kinds of transforms in the same order; weights and
+        tables may differ.
+        """
         mine, its = ((way.table is None, way.norm is None, way.norm_last) for way in (self, other))
         return mine == its
 
 
 def unwrap(x: Rows) -> HeadTransforms:
-    """Strip a norm and a rope, in either order, from ``x``."""
+    """Return what is under a norm and a rope of ``x``, in either order, with these transforms."""
     norm = None
     table = None
     norm_last = False
@@ -167,7 +177,7 @@ def unwrap(x: Rows) -> HeadTransforms:
 
 
 class ExpertMatrix(NamedTuple):
-    """One matrix of every expert."""
+    """A tensor with one matrix per expert, such as all ``up`` matrices of a layer."""
 
     stem: TensorName  # of the tensor, or of its rows from the first expert's on
     height: int
@@ -176,12 +186,13 @@ class ExpertMatrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Branch:
-    """Layout of the expert rows that take one path (gemv or tiles).
+    """The rows of experts that take one path through a mixture: gemv or tiles.
 
-    ``tiles`` lists the tiles; ``rows`` the token of each row, in groups of ``block``. Without
-    ``rows``, rows are choices and ``tiles`` holds each choice's expert.
-
-    Results begin at row ``first``; ``met``: the numbers of rows of an expert that take this path.
+    tiles: the tiles, each of one expert; without ``rows`` it is the expert of each choice.
+    n_rows: most rows.
+    rows: the token of each row, in groups of ``block`` rows; None: there is one row per choice.
+    first: index of the branch's first row in the result.
+    met: the numbers of rows with which an expert takes this path.
     """
 
     label: str

@@ -1,7 +1,7 @@
-"""Ops that change rows value by value: clamps, factors, xIELU, residual streams, sparse gates.
+"""Ops that change rows value by value: clamps, factors, xIELU, AltUp, LAuReL, sparse gates, and
+embeddings beside hidden states.
 
-Those of layers with several residual streams are AltUp's and LAuReL's. A model needs few of these
-ops, so each imports its own kernels.
+A model needs few of these ops, so each imports its own kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def capped(ops: PlanOps, label: str, x: Rows, *, cap: float) -> Rows:
 
 
 def tempered(ops: PlanOps, label: str, x: Rows, *, table: int) -> Rows:
-    """Multiply ``x`` in place by each token's cosine in a rope table used for scaling only."""
+    """Multiply each token's row of ``x``, in place, by its cosine in a rope table that only scales
+    queries.
+    """
     from treadle.kernels.elementwise.scale import Temper
 
     rows, column = ops.place(x)
@@ -74,8 +76,8 @@ def multiplied(ops: PlanOps, label: str, x: Rows, *, gain: float) -> Rows:
 
 
 def normed_heads(ops: PlanOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
-    """RMS norm without weights of each of ``heads`` equal parts, in place. ``gains``: the tensor
-    with a factor for each part.
+    """Return the RMS norm, without weights, of each of ``heads`` equal parts of ``x``, in place.
+    ``gains``: a tensor with a factor for each part, or "".
     """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
     from treadle.kernels.recurrent.gates import UnitHeads
@@ -96,14 +98,16 @@ def normed_heads(ops: PlanOps, label: str, x: Rows, *, heads: int, gains: str = 
 
 
 def normed_times(ops: PlanOps, label: str, x: Rows, *, factor: str) -> Rows:
-    """RMS norm without weights, times the only value of the tensor ``factor``."""
+    """Return the RMS norm of ``x``, without weights, times the only value of the tensor
+    ``factor``.
+    """
     (value,) = ops.steps.weights.tensor(factor).dequantize().ravel().tolist()
     ops.steps.plan.tensors_used.add(factor)
     return ops.norm(label, x, "", scale=value)
 
 
 def weighed(ops: PlanOps, label: str, x: Rows, scores: Rows) -> Rows:
-    """``x`` times the sigmoid of each token's largest score."""
+    """Return ``x`` times the sigmoid of each token's largest score."""
     from treadle.kernels.elementwise.scale import ScaleByExpert
 
     rows = ops.floats(x)
@@ -154,8 +158,8 @@ def xielu(ops: PlanOps, label: str, x: Rows, *, layer: int) -> Rows:
 def embedded_beside(
     ops: PlanOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
 ) -> Rows:
-    """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
-    place.
+    """Write the tokens' embeddings, times ``scale``, into the first half of the rows of ``x``, and
+    norm each half by ``norms``, in place.
     """
     rows = ops.floats(x)
     _embed_half(ops, label, rows, weight, scale, x.width // 2, norms)
@@ -165,7 +169,9 @@ def embedded_beside(
 def embedded_before(
     ops: PlanOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
 ) -> Rows:
-    """Return the tokens' embeddings and ``x`` side by side, each with a norm of its own."""
+    """Return the tokens' embeddings and ``x`` side by side, f32 ``[N, 2 * width]``, each normed by
+    one of ``norms``.
+    """
     from treadle.kernels.elementwise.altup import CopyColumns
 
     (rows, column) = ops.place(x)
@@ -186,7 +192,7 @@ def embedded_before(
 
 
 def side_by_side(ops: PlanOps, label: str, *parts: Rows) -> Rows:
-    """Return rows of equal width as parts of one row."""
+    """Return the parts, of equal width, side by side in one row."""
     from treadle.kernels.elementwise.altup import CopyColumns
 
     n = parts[0].width
@@ -216,8 +222,8 @@ def _embed_half(
     width: int,
     norms: tuple[str, str],
 ) -> None:
-    """Write the tokens' embeddings into the first ``width`` columns of ``rows``, and norm these and
-    the next ``width``.
+    """Write the tokens' embeddings into the first ``width`` columns of ``rows``; norm these by
+    ``norms[0]``, and the next ``width`` columns by ``norms[1]``.
     """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
 
@@ -254,8 +260,8 @@ SLICES = 4
 
 
 def spread(ops: PlanOps, label: str, x: Rows, y: Rows) -> Rows:
-    """Concatenate ``x`` with the parts of ``y``, each as wide as ``x`` and rescaled to its
-    magnitude.
+    """Return ``x`` and the parts of ``y`` side by side; each part is as wide as ``x`` and is
+    rescaled to its magnitude.
     """
     from treadle.kernels.elementwise.altup import SpreadStreams
 
@@ -279,7 +285,7 @@ def spread(ops: PlanOps, label: str, x: Rows, y: Rows) -> Rows:
 
 
 def take(ops: PlanOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
-    """Copy ``n`` values of each row, from ``first`` on, into a new buffer."""
+    """Return a copy of ``n`` columns of ``x``, from ``first`` on, in a buffer of its own."""
     from treadle.kernels.elementwise.altup import CopyColumns
 
     steps = ops.steps
@@ -323,7 +329,9 @@ def join(ops: PlanOps, label: str, x: Rows, y: Rows, total: Rows | None = None, 
 
 
 def predict(ops: PlanOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
-    """AltUp's prediction of each stream from all streams ``x``."""
+    """Return AltUp's predictions of ``n`` streams, each a combination of all streams
+    ``x [N, n * n_embd]``. ``router``, ``coef``: stems of its tensors.
+    """
     from treadle.kernels.elementwise.altup import Predict
 
     steps = ops.steps
@@ -348,8 +356,9 @@ def predict(ops: PlanOps, label: str, x: Rows, *, n: int, router: str, coef: str
 def correct(
     ops: PlanOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
 ) -> Rows:
-    """Correct the streams ``x`` in place by the difference between ``y`` and its prediction; return
-    the first stream times ``scale``.
+    """Correct the ``n`` streams ``x`` in place: the layer's result ``y`` for the first stream
+    differs from its prediction, and each stream gets a share of the difference. Return the first
+    stream times ``scale``.
     """
     from treadle.kernels.elementwise.altup import Correct
 
@@ -376,7 +385,9 @@ def correct(
 
 
 def add_beside(ops: PlanOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
-    """Add the norm of ``y`` to all streams of ``x`` but the first, in place."""
+    """Add the RMS norm of ``y``, with weights ``weight``, to all streams of ``x`` but the first, in
+    place.
+    """
     from treadle.kernels.elementwise.altup import AddBeside
 
     steps = ops.steps
@@ -406,7 +417,9 @@ def laurel(
     norms: tuple[str, str, str],
     scale: float,
 ) -> Rows:
-    """Return ``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
+    """Return ``scale * (x + norm(x) + norm(a) + norm(b))``; ``norms``: the weights of the three
+    norms.
+    """
     from treadle.kernels.elementwise.altup import Laurel
 
     steps = ops.steps
@@ -432,8 +445,7 @@ def laurel(
 
 
 def sparse_gate(ops: PlanOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
-    """Return ``fn(max(0, gate - c)) * up``, c being the row's mean plus ``cut`` standard
-    deviations.
+    """Return ``fn(max(0, gate - c)) * up``; c is the row's mean plus ``cut`` standard deviations.
 
     It is written in the layout of the next product. ``gate`` and ``up`` must be products of one
     input.
@@ -459,6 +471,8 @@ def sparse_gate(ops: PlanOps, label: str, gate: Rows, up: Rows, *, fn: str, cut:
 
 
 def _slices(ops: PlanOps, width: int) -> int:
-    """Return the number of parts that a token's row is split into, one thread each."""
+    """Return the number of slices that a token's row is split into, so that several threads have
+    work.
+    """
     few = ops.steps.plan.n_tokens <= FEW
     return SLICES if few and not width % (SLICES * BLOCK) else 1

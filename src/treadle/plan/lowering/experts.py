@@ -67,9 +67,11 @@ def emit_fetch(
     chosen: Buffer | None = None,
     tiles: Buffer | None = None,
 ) -> None:
-    """Emit a step that asks the system for the experts' matrices, all at once.
+    """Emit a step that asks the OS to page in the chosen experts' matrices (``madvise``), without
+    waiting. Nothing is emitted if memory holds the model.
 
-    With many tokens, callers pass one product's at a time: they may be most of what memory holds.
+    With many tokens, callers pass the matrices of one product at a time: more may not fit in
+    memory.
     """
     told = SYSTEM.fetch_call() if steps.scarce else None
     if told is None:
@@ -103,8 +105,8 @@ def emit_fetch(
 
 
 def expert_table(steps: Steps, name: str, n: int) -> Const:
-    """Return the table of each token's experts, i32. Raises FileError for an expert that is none of
-    the ``n``.
+    """Return the table of each token's experts, i32 ``[n_vocab * n_used]``. Raises FileError for
+    another type, or an expert that is none of the ``n``.
     """
     weights = steps.weights
     steps.plan.tensors_used.add(name)
@@ -126,7 +128,7 @@ def expert_table(steps: Steps, name: str, n: int) -> Const:
 
 
 class Mixture:
-    """The mixture of experts of one layer."""
+    """The parts of a layer's mixture of experts: routing, kernels, products, gate, adapters."""
 
     def __init__(
         self,
@@ -159,7 +161,9 @@ class Mixture:
         self.n_choices = self.at.n_used * self.steps.plan.n_tokens
 
     def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
-        """Emit the router; return each choice's expert, i32, and its weight, f32."""
+        """Emit the router. Return each choice's expert, i32 ``[N * n_used]``, and its weight,
+        f32.
+        """
         at = self.routed
         rows = self.ops.floats(scores)
         # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
@@ -218,8 +222,8 @@ class Mixture:
         return chosen, weights
 
     def alike(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
-        """Group the matrices into steps, by name: one step if their formats, biases and factors
-        match.
+        """Return the first products as named steps: one step for gate and up if their formats,
+        biases and factors match, else two.
         """
         if not self.gated:
             return [("up", both)]
@@ -237,9 +241,9 @@ class Mixture:
         return [("gate", both[:1]), ("up", both[1:])]
 
     def has_factor(self, stem: TensorName) -> bool:
-        """Return whether a product is multiplied by a factor.
+        """Return whether the products with the matrix ``stem`` are multiplied by a factor.
 
-        The factor of ``down`` is folded into the routing weights unless a bias is added first.
+        The factor of ``down`` is part of the routing weights, unless a bias is added before it.
         """
         steps = self.steps
         last = f"{self.blk}_down_{self.exps}"
@@ -251,7 +255,7 @@ class Mixture:
         return self.steps.weights.format(tensor_of(matrices[0].stem, "weight"))
 
     def fields(self, matrices: list[ExpertMatrix]) -> dict[str, Any]:
-        """Return the fields that all kernels for these matrices have."""
+        """Return the kernel fields that all kernels for these matrices share."""
         stem = matrices[0].stem
         return {
             "segments": len(matrices),
@@ -261,15 +265,17 @@ class Mixture:
         }
 
     def first_rows(self, branch: Branch, both: list[ExpertMatrix]) -> tuple[Buffer, int]:
-        """Return the buffer of the first products, side by side, and the columns of each."""
+        """Return a buffer for the first products (gate, up), side by side, and the columns of
+        each.
+        """
         pitch = round_up(self.at.n_ff, COLUMNS)
         return Buffer(f"{branch.label}.gate_up", branch.n_rows, len(both) * pitch * 4), pitch
 
     def gate(
         self, branch: Branch, down: ExpertMatrix, x: Buffer, up: int, act: ActivationLayout
     ) -> tuple[Buffer, Buffer]:
-        """Return the gated or activated rows in the layout ``act``, and in f32 where an adapter
-        needs them.
+        """Emit the activation of the first products ``x``; ``up``: first column of the up products.
+        Return the rows in the layout ``act``, and as f32 if an adapter of ``down`` needs them.
         """
         plain = ActivationLayout("f32", act.k)
         if act == plain or not self.adapted([down]):
@@ -290,13 +296,13 @@ class Mixture:
         return out
 
     def packed(self, branch: Branch, name: str, act: ActivationLayout) -> Buffer:
-        """Return a buffer for the rows of ``branch`` in the layout ``act``, one record per group of
+        """Return a buffer for the branch's rows in the layout ``act``: one record per group of
         ``act.group`` rows.
         """
         return Buffer(f"{branch.label}.{name}", branch.n_rows // act.group, act.group_bytes, "u1")
 
     def adapted(self, matrices: list[ExpertMatrix]) -> bool:
-        """Return whether any adapter adds to their products."""
+        """Return whether an adapter adds to the products with these matrices."""
         return self.ops.adapted([each.stem for each in matrices])
 
     def adapt(
@@ -307,9 +313,10 @@ class Mixture:
         y: Buffer,
         first: int = 0,
     ) -> None:
-        """Add the adapters' products of ``x`` to the rows of ``y`` from ``first`` on.
+        """Add the adapters' products of ``x`` to the rows of ``y`` from ``first`` on, if there are
+        any.
 
-        ``x``: one row per token, or as a Buffer one per row of the branch.
+        x: one row per token; a Buffer has one per row of the branch.
         """
         if not self.adapted(matrices):
             return
@@ -338,8 +345,9 @@ class Mixture:
         *,
         of_tokens: bool = False,
     ) -> None:
-        """Emit products. ``x``: one row per row of the branch, or ``of_tokens`` per token;
-        ``first``: the first row in ``y``.
+        """Emit the products of a branch with its experts' matrices, into ``columns`` of ``y``.
+        ``x``: one row per row of the branch, or with ``of_tokens`` one per token; ``first``: the
+        branch's first row in ``y``.
         """
         steps = self.steps
         at = self.at
@@ -392,11 +400,13 @@ def experts(
     chunks: bool = False,
     sinks: bool = False,
 ) -> Rows:
-    """Return the weighted sum of each token's experts applied to ``h``.
+    """Return the weighted sum of each token's experts, applied to ``h``, plus the shared expert's
+    rows.
 
-    ``shared``: the shared expert's rows, which are added, and their gate's score. ``chunks``: use
-    the experts that each group of neighbouring experts shares (``chexps``). ``sinks``: use those
-    that every token uses (``shexp``), by their own scores.
+    scores: the router's scores, f32 ``[N, n]``.
+    shared: the shared expert's rows, then the score whose sigmoid weighs them, if any.
+    chunks: use the small experts that groups of neighbours share (``chexps``), by the same scores.
+    sinks: use the experts that every token uses (``shexp``), by their own scores.
     """
     at = ops.config.layers[layer].experts
     if at is None or of_outputs(h):
@@ -429,7 +439,9 @@ class _Experts(Mixture):
     def _by_choice(
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
-        """Return f32 rows ``[N * n_used, n_embd]``, one per choice."""
+        """Emit the mixture for few tokens. Return the results, f32 ``[N * n_used, n_embd]``, one
+        row per choice, and None.
+        """
         grid = Grid(self.at.n_used, "n_tokens")
         emit_fetch(self.steps, self.label, [*both, down], grid, chosen=chosen)
         y = self._result(h, self.n_choices)
@@ -439,7 +451,9 @@ class _Experts(Mixture):
     def _by_expert(
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
-        """Return f32 rows sorted by expert, and the row of each choice."""
+        """Emit the mixture with rows sorted by expert. Return the results, f32 rows, and the row of
+        each choice, i32.
+        """
         n_choices = self.n_choices
         sizes = (self.at.n, self.at.n_used)
         few = 0 if self.steps.deterministic else few_rows(self.steps.isa)
@@ -466,7 +480,9 @@ class _Experts(Mixture):
     def _sort(
         self, kind: str, spec: Sort, chosen: Buffer, places: Buffer, n_rows: int, first: int
     ) -> Branch:
-        """Emit a sort: the tiles, each row's token, and each choice's row, from ``first`` on."""
+        """Emit a sort of choices by expert: the branch's tiles, each row's token, and each choice's
+        row, counted from ``first`` on.
+        """
         label = f"{self.label}.{kind}"
         n_tiles = blocks_most(min(n_rows, self.n_choices), self.at.n, spec.most)
         tiles = Buffer(f"{label}tiles", 1, 8 + n_tiles * TILE.itemsize, "i8")
@@ -512,8 +528,8 @@ class _Experts(Mixture):
     # -- experts with many rows ---------------------------------------------------------------
 
     def _gemms(self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix) -> tuple[Gemms, Matmul]:
-        """Return the kernels of the first products and of the last, for the expected rows per
-        expert.
+        """Return the kernels of the first products and of ``down``, chosen for the expected number
+        of rows per expert.
         """
         n = self.n_choices // self.at.n
         n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # the fewest tokens that a gemm is for
@@ -562,7 +578,9 @@ class _Experts(Mixture):
         self.adapt(branch, [down], floats, y)
 
     def _gather(self, branch: Branch, h: Rows, act: ActivationLayout, more: bool) -> Buffer:
-        """Copy the tokens' activations into rows sorted by expert."""
+        """Emit a copy of the tokens' activations into rows sorted by expert, in the layout ``act``.
+        ``more``: another layout of these rows exists already.
+        """
         name = "gather" + (f".{act.kind}_group{act.group}_sub{act.sub}" if more else "")
         out = self.packed(branch, name, act)
         spec = Gather(act.kind, act.k, act.group, act.sub, branch.block, act.unit)
@@ -573,7 +591,9 @@ class _Experts(Mixture):
     def _fused(
         self, both: list[ExpertMatrix], k: int, out: ActivationLayout, n: int
     ) -> Gated | None:
-        """Return the kernel that fuses both products and the activation, or None."""
+        """Return the kernel that computes gate, up and the activation in one step, or None if there
+        is none.
+        """
         steps = self.steps
         stem = both[0].stem
         alone = self.steps.deterministic

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def moving_mean(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int) -> Rows:
-    """Replace each token's ``x`` by the mean of the last ``n`` tokens', in place."""
+    """Replace each token's ``x`` by the mean of its own and the ``n - 1`` tokens' before it, in
+    place.
+    """
     steps = ops.steps
     rows, column = ops.place(x)
     states = steps.cache.states_of(layer)
@@ -48,11 +50,13 @@ def moving_mean(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int) -> Row
 def chosen(
     ops: PlanOps, label: str, q: Rows, k: Rows, weights: Rows | None = None, *, layer: int
 ) -> Rows:
-    """Store the indexer's keys ``k``, and return the keys that it chooses for queries ``q``.
+    """Store the indexer's keys ``k``, and return the keys that it chooses for queries ``q``, as
+    bits.
 
-    ``q`` is ``[N, heads * head_dim]``, ``k`` is normed, ``weights`` has one for each head; without
-    them all are 1. In a context that no query sees more of than its choice, all keys are chosen,
-    and nothing but the keys is computed.
+    q: ``[N, heads * head_dim]``. k: normed. weights: of the heads, ``[N, heads]``; None: all are 1.
+
+    If the context is too short for a choice, all keys are chosen: keys are stored and nothing else
+    is emitted.
     """
     steps = ops.steps
     at = ops.config.layers[layer]
@@ -142,7 +146,7 @@ def chosen(
 
 
 def rotation_back(ops: PlanOps, table: int, n: int) -> Const:
-    """Return the cosines and sines of a rotation back by ``n`` positions."""
+    """Return the cosines and sines, f32 ``[dims]``, that rotate a key back by ``n`` positions."""
     inverse = ops.config.ropes[table].frequencies(ops.config.n_ctx_train)[0]
     angles = np.asarray(inverse) * -n
     turn = np.concatenate([np.cos(angles), np.sin(angles)])
@@ -153,7 +157,9 @@ _PARTS = "weight", "bias"
 
 
 def ignore(steps: Steps, *unused: Rows | None) -> None:
-    """Mark the weights of rows that nothing reads, so that the plan does not miss them."""
+    """List the weights of rows that no step reads as ignored, so that ``Plan.check`` accepts
+    them.
+    """
     stems: list[Any] = []
     for rows in unused:
         if isinstance(rows, NormOf):

@@ -1,4 +1,6 @@
-"""Steps that store a layer's keys and values, to which nothing attends in the same run."""
+"""The op ``kv_store``: stores a layer's keys and values, to which no token of the same run
+attends.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def kv_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
-    """Norm and rotate keys as ``attend`` would, and store them and the values in the layer's pages;
-    return ``k``.
+    """Store the keys ``k`` and values ``v`` in the layer's pages, after the norms and the rope that
+    ``attend`` would apply; return ``k``.
     """
     steps = ops.steps
     config = steps.config

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def by_head(ops: PlanOps, label: str, x: Rows, *, weight: str, heads: int) -> Rows:
-    """Multiply each of ``heads`` equal parts of ``x`` by its own matrix; the products are side by
-    side.
+    """Return the product of each of ``heads`` equal parts of ``x`` with a matrix of its own, side
+    by side. ``weight``: the stem of all these matrices.
     """
     rows, column = ops.place(x)
     m = ops.steps.weights.n_rows(f"{weight}.weight") // heads
@@ -56,11 +56,13 @@ def latent(
     whole: str = "",
     sinks: str = "",
 ) -> Rows:
-    """Attention of ``q``, absorbed by ``weight`` (``k_b``), over cached latent rows.
+    """Return the attention of ``q`` over cached latent rows, f32 ``[N, n_head * n_kv_rank]``: for
+    each head a weighted sum of rows. Queries are first multiplied by ``weight`` (``k_b``).
 
-    ``kv``: the batch's own latent rows. The result has for each head a weighted sum of latent rows,
-    as wide as ``k_b`` has rows. ``whole``: the matrix from which ``k_b`` and ``v_b`` are cut, if
-    the file has one. ``chosen``: the keys that an indexer has chosen; ``sinks``: as in ``attend``.
+    kv: the batch's own latent rows, which are normed, rotated and stored.
+    whole: stem of the matrix from which ``k_b`` and ``v_b`` are cut, "" if the file has these.
+    chosen: the keys that an indexer has chosen; None: all.
+    sinks: as in ``Ops.attend``.
     """
     if whole:
         _cut(ops.steps, layer, f"{whole}.weight")
@@ -118,7 +120,7 @@ def latent(
 
 
 def _cut(steps: Steps, layer: int, name: str) -> None:
-    """Cut ``k_b`` and ``v_b`` from the matrix that holds both, once per model."""
+    """Cut ``k_b`` and ``v_b`` from the tensor ``name``, which holds both, once per model."""
     at = steps.config.layers[layer]
     weights = steps.weights
     assert at.latent is not None
@@ -142,10 +144,11 @@ def _multiply(
     y_pitch: int,
     scale: float = 1.0,
 ) -> None:
-    """Multiply the first ``k`` columns of each head, times ``scale``, by a matrix of ``m`` rows.
+    """Emit ``scale * x W^T`` for each head: its first ``k`` columns times its own matrix of ``m``
+    rows.
 
-    ``x``: f32 rows, the column of the first head, and the columns between heads. The products are
-    ``y_pitch`` columns of ``y`` apart.
+    ``x``: f32 rows, the column of the first head, and the columns from head to head. In ``y`` the
+    heads' products are ``y_pitch`` columns apart.
     """
     steps = ops.steps
     rows, column, pitch = x
@@ -202,10 +205,11 @@ F16_MOST = 65504.0
 
 
 def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Tensor, Tensor]:
-    """Return ``k_b`` and ``v_b``, in memory; ``n_nope``: rows of a head that make its key.
+    """Return ``k_b`` (transposed) and ``v_b`` as tensors in memory, cut from ``kv_b``; ``n_nope``:
+    rows of each head that make its key.
 
-    Values keep their format, and so do keys whose format stores each weight by itself. Blocks lie
-    along rows, so transposed blocks are converted to F16, whose 11 bits exceed those of the codes.
+    ``v_b`` keeps the file's format. So does ``k_b`` if the format stores each weight by itself; a
+    format of blocks, which lie along rows, is converted to F16, whose 11 bits exceed its codes'.
     """
     rows = fmt.join(whole.arrays).reshape(n_head, whole.shape[0] // n_head, -1)
     made = []
@@ -227,7 +231,7 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
 
 
 def _numbers(fmt: Format, rows: Bytes) -> tuple[Format, Bytes]:
-    """Convert to F16, or to F32 if the values exceed F16's range."""
+    """Return rows converted to F16, or to F32 if a value exceeds F16's range; and that format."""
     floats = fmt.dequantize_rows(rows)
     to = by_name("F16" if np.abs(floats).max() <= F16_MOST else "F32")
     return to, to.quantize_rows(floats)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def emit_result(steps: Steps, name: str, x: Rows, buffer: Buffer) -> None:
-    """Make ``x``, held in ``buffer``, an output of the plan; ``logits`` also get the output
-    ``top``.
+    """Make ``x``, which ``buffer`` holds, the plan's output ``name``. For "logits", also emit the
+    largest logits of each row, as the output "top".
     """
     steps.plan.outputs[name] = buffer
     if name == "logits":
@@ -31,7 +31,9 @@ def emit_result(steps: Steps, name: str, x: Rows, buffer: Buffer) -> None:
 
 
 def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
-    """Emit softcap and top-logits steps for ``y``, f32 ``[n_outputs, n_vocab]``."""
+    """Emit the softcap of ``y``, f32 ``[n_outputs, n_vocab]``, the mask of rows that are no tokens,
+    and the largest logits by the queries of samplers.
+    """
     plan = steps.plan
     stride = y.row_bytes // 4
     cap = steps.config.logit_softcap

@@ -38,7 +38,7 @@ FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step e
 
 @dataclass
 class PackedAdapters:
-    """All adapters of one product, packed for its two steps."""
+    """All adapters of one product, packed for its two steps (``_pack``)."""
 
     w: str  # the format of a and b
     a: Const
@@ -52,7 +52,9 @@ class PackedAdapters:
 
 
 def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
-    """Add the adapters' products of ``x``, f32 rows, to the products in ``y``."""
+    """Add the adapters' products of ``x``, f32 rows, to ``y``, the products ``of`` several
+    matrices.
+    """
     weights = steps.weights
     key = tuple(of.stems)
     if key not in weights.packed:
@@ -75,7 +77,8 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
 def emit_embedding_lora(
     steps: Steps, label: str, names: Sequence[str], y: Buffer, width: int, scale: float
 ) -> None:
-    """Add to the embeddings in ``y`` the adapters' terms for the tables ``names``.
+    """Add the adapters of the embedding tables ``names`` to the embeddings in ``y``, times
+    ``scale``.
 
     Each token reads one row of all B matrices, side by side; each adapter's columns of it are
     multiplied by its A.
@@ -113,8 +116,9 @@ def emit_embedding_lora(
 def _tables(
     weights: Weights, names: Sequence[str]
 ) -> tuple[Floats, list[dict[TensorName, LowRank]]]:
-    """Return all B matrices ``[n_vocab, columns]``, and for each adapter a low-rank pair under the
-    first name: as A a selection of its columns, as B its transposed A matrices.
+    """Return all B matrices of the tables ``names`` side by side, ``[n_vocab, columns]``, and for
+    each adapter a low-rank pair under the first name: its A selects the adapter's columns, its B is
+    the adapter's A, transposed.
 
     A B of one row is the same for all tokens.
     """
@@ -152,10 +156,8 @@ def emit_experts_lora(
     n_used: int,
     of_tokens: bool,
 ) -> None:
-    """Add the adapters' products of ``x``, f32 rows, to the experts' products side by side in
-    ``y``, from row ``first`` on.
-
-    ``of_tokens``: as in ``kernels/matmul/lora_experts.py``.
+    """Add the adapters' products of ``x``, f32 rows, to the experts' products in ``y``, from row
+    ``first`` on. ``of_tokens``: ``x`` has one row per token, not one per row of the branch.
     """
     weights = steps.weights
     key = tuple(each.stem for each in matrices)
@@ -202,10 +204,10 @@ def _emit(
     into: dict[str, Any],
     given: dict[str, Any],
 ) -> None:
-    """Emit both steps.
+    """Emit the two steps of adapters: ``t = x A^T``, then ``y += t B^T``.
 
-    ``grid`` maps items per tile or choice to a grid; ``into``: the arguments for the rows to add
-    to; ``given``: ``t`` and the other arguments of both kernels.
+    ``grid(n)`` returns the grid for ``n`` items per tile or choice; ``into``: the arguments that
+    name ``y``; ``given``: ``t`` and the other arguments of both steps.
     """
     t = given["t"]
     n_columns = packed.n_groups * GROUP
@@ -245,9 +247,11 @@ def _pack(
     k: int,
     width: int,
 ) -> PackedAdapters:
-    """Pack the adapters of the named matrices; ``width``: f32 values in a row of the products.
+    """Return the adapters of the matrices ``stems``, packed for both steps. ``heights``,
+    ``columns``: rows of each matrix, and where its products begin in ``y``; ``width``: f32 values
+    in a row of ``y``.
 
-    A matrix without experts is packed as one expert's.
+    A matrix without experts is packed as that of one expert.
     """
     n_strips = width // STRIP
     n = 1
@@ -307,5 +311,5 @@ def _pack(
 
 
 def _holds(fmt: Format, values: Floats) -> bool:
-    """Return whether the format holds all values exactly."""
+    """Return whether ``fmt`` holds all values exactly."""
     return bool(np.array_equal(fmt.dequantize_rows(fmt.quantize_rows(values)), values))

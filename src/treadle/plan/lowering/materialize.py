@@ -1,5 +1,5 @@
-"""Materialise deferred values: allocate buffers and emit steps on first use, in the consumer's
-layout.
+"""Materialisation of deferred values: on first use, buffers are allocated and steps emitted, in the
+layout that the consumer wants.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 
 
 class Materializer:
-    """Materialises the values of one plan."""
+    """Materialises the deferred values of one plan."""
 
     config: Config
     steps: Steps
 
     def floats(self, x: Rows) -> Buffer:
-        """Return ``x`` as f32 rows that begin at column 0."""
+        """Return ``x`` as f32 rows that begin at column 0. Raises UnsupportedError if it begins
+        elsewhere.
+        """
         buffer, column = self.place(x)
         if column:
             raise UnsupportedError(
@@ -54,7 +56,9 @@ class Materializer:
         return buffer
 
     def place(self, x: Rows) -> tuple[Buffer, int]:
-        """Return ``x`` as f32 rows, and the column where it begins."""
+        """Return ``x`` as f32 rows, and the column where it begins. Raises UnsupportedError for
+        rows that exist only in a product's layout.
+        """
         if isinstance(x, Product):
             return self._multiply(x.of), x.of.columns[x.index]
         if isinstance(x, Floats):
@@ -70,7 +74,7 @@ class Materializer:
         raise UnsupportedError(f"{x.label}: cannot be materialised as f32 rows")
 
     def column_norm(self, x: NormOf, rows: Buffer, column: int) -> None:
-        """Norm ``x.heads`` parts of each row in place, from a column on."""
+        """Emit the norm of ``x.heads`` equal parts of each row, in place, from ``column`` on."""
         from treadle.kernels.elementwise.column_norm import ColumnNorm
 
         bias = f"{x.weight}.bias"
@@ -87,7 +91,9 @@ class Materializer:
         )
 
     def combine(self, x: ExpertSum, residual: Buffer | None = None) -> Buffer:
-        """Emit the weighted sum of experts, plus ``residual`` if given."""
+        """Emit the weighted sum of experts' rows, with the shared expert, plus ``residual`` if
+        given. Return f32 rows.
+        """
         from treadle.kernels.moe.dispatch import Combine
 
         shared, gate = (*x.shared, None, None)[:2]
@@ -118,7 +124,7 @@ class Materializer:
         return out
 
     def activations(self, x: Rows, act: ActivationLayout) -> Buffer:
-        """Return ``x`` in the layout ``act``."""
+        """Return ``x`` in the layout ``act``; the steps are emitted once for each layout."""
         assert isinstance(x, Value)
         if act not in x.acts:
             if isinstance(x, NormOf) and x.heads == 1:
@@ -139,7 +145,7 @@ class Materializer:
         return x.acts[act]
 
     def _pack_columns(self, label: str, rows: Buffer, act: ActivationLayout, column: int) -> Buffer:
-        """Pack one of several products on its own."""
+        """Emit the layout ``act`` of one of several products, which begins at ``column``."""
         from treadle.kernels.attention.latent_steps import PackHeads  # few models need it
 
         out = self.steps.activations(label, act)
@@ -165,7 +171,9 @@ class Materializer:
         return out
 
     def summand(self, x: Rows) -> Buffer:
-        """Return ``x`` in f32, in rows padded like a product's."""
+        """Return ``x`` as f32 rows that are padded like a product's, so that a product can add
+        them.
+        """
         wide = self.steps.floats(f"{x.label}.rows", x.width)
         act = ActivationLayout("f32", x.width)
         if not isinstance(x, NormOf) or act.group_bytes == wide.row_bytes:
@@ -231,8 +239,8 @@ class Materializer:
         up: int | None = None,
         apart: Buffer | None = None,
     ) -> Buffer:
-        """Pack ``fn(x)``; ``up``: the first column of the factors it gates, in ``apart`` if given,
-        else in ``x``.
+        """Emit ``fn(x)`` in the layout ``act``, times the values from column ``up`` on if given;
+        these are in ``apart``, else in ``x``.
         """
         out = self.steps.activations(label, act)
         gated = up is not None or fn == "copy"
@@ -246,10 +254,10 @@ class Materializer:
         return out
 
     def _gate(self, x: GateUp, act: ActivationLayout) -> Buffer:
-        """Gate and up products with their activation.
+        """Emit ``fn(gate) * up`` in the layout ``act``.
 
-        One fused step for many tokens, if both matrices have one format; else products and an
-        activation step. Gate and up may be any rows.
+        For many tokens, if gate and up are products with matrices of one format, this is one step
+        with both products; else an activation step. Gate and up may be any rows.
         """
         steps = self.steps
         gate = x.gate
@@ -280,7 +288,9 @@ class Materializer:
         return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
 
     def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
-        """Emit products; matrices of the same format, factors and biases share one step."""
+        """Emit products, plus ``residual`` if given. Matrices with the same format, bias and factor
+        share one step. Return the buffer of all products.
+        """
         steps = self.steps
         outputs = of_outputs(of.x)
         if of.y is not None:
@@ -338,8 +348,8 @@ class Materializer:
         return any(not names.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
 
     def adapted_tables(self, weight: str) -> list[str]:
-        """Return the embedding tables to which an adapter adds: ``weight``, and the type table if
-        it has a single row, added to all tokens; empty without such an adapter.
+        """Return the embedding tables to be adapted: ``weight``, and the type table if its single
+        row is added to all tokens; none if no adapter adds to them.
         """
         weights = self.steps.weights
         tables = [weight]
@@ -350,8 +360,8 @@ class Materializer:
         return tables if any(met) else []
 
     def _rows(self, of: Products, layouts: Sequence[ActivationLayout]) -> Buffer:
-        """Return the input in f32, and derive every layout from it, so that the op before runs
-        once.
+        """Return the products' input as f32, and pack every layout from it, so that the op before
+        them is emitted once.
         """
         x = of.x
         assert isinstance(x, Value)
@@ -366,5 +376,5 @@ class Materializer:
 
 
 def _nth(x: Value, act: ActivationLayout) -> str:
-    """Return the label suffix of a second layout of the same rows."""
+    """Return a suffix of the label for a second layout of the same rows, "" for the first."""
     return f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else ""

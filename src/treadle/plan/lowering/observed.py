@@ -1,4 +1,4 @@
-"""The lowering of plans with hooks: the same steps, and the places of the states between layers.
+"""The lowering of plans with hooks: the usual steps, and the places of the states between layers.
 
 States that a plan would keep deferred, such as a norm that every consumer computes in its own
 layout, are written in f32 once, so that a hook sees and changes what all of them read.
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class ObservedOps(PlanOps):
-    """The ops of a plan with hooks; ``Plan.states`` has the states before each layer, and after the
-    last.
+    """The ops of a plan with hooks; ``Plan.states`` gets the states before each layer, and after
+    the last.
     """
 
     def layer(self, i: int, x: Rows) -> Rows:
@@ -31,8 +31,8 @@ class ObservedOps(PlanOps):
 
 
 class UnfusedOps(ObservedOps):
-    """The same without the kernel that fuses gate, up and activation, so that their steps can be
-    hooked.
+    """``ObservedOps`` without the kernel that fuses gate, up and activation, so that hooks can read
+    and change the products.
     """
 
     def _gate(self, x: GateUp, act: ActivationLayout) -> Buffer:

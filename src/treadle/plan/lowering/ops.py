@@ -69,11 +69,15 @@ def build_plan(
     int16: bool = False,
     lowering: Callable[[Steps], PlanOps] | None = None,
 ) -> Plan:
-    """Build the plan for batches of up to ``n_tokens`` tokens that need ``output`` of up to
-    ``n_outputs``.
+    """Return the plan for batches of up to ``n_tokens`` tokens, with up to ``n_outputs`` rows of
+    ``output``.
 
-    ``table``: this machine's tuned tiles; ``scarce``: memory does not hold the model; ``int16``:
-    see ``Device.plan``; ``lowering``: in place of ``PlanOps``, for plans with hooks.
+    table: this machine's tuned tiles.
+    scarce: memory does not hold the model, so experts are paged in during a run.
+    int16: as in ``Device.plan``.
+    lowering: in place of ``PlanOps``, for plans with hooks.
+
+    Raises UnsupportedError for an output or an op that the graph or the device lacks.
     """
     graph = GRAPHS[config.arch.graph]
     sizes = n_tokens, n_outputs, n_threads
@@ -154,7 +158,7 @@ ELSEWHERE = {
 
 
 class PlanOps(Materializer, Ops):
-    """The ops of one plan, implemented as steps for the CPU."""
+    """The ops of one plan, implemented as steps for CPU and CUDA devices."""
 
     def __init__(self, steps: Steps) -> None:
         self.config = steps.config
@@ -229,7 +233,9 @@ class PlanOps(Materializer, Ops):
         return self.products(label, x, weights)
 
     def products(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices, not clamped."""
+        """Return ``x W^T (+ bias)`` for each of several matrices, without the clamps of
+        ``linears``.
+        """
         heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
         of = Products(label, x, list(weights), heights)
         outputs = of_outputs(x)
@@ -292,8 +298,8 @@ class PlanOps(Materializer, Ops):
         return self._shared_rows[label]
 
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
-        """Add ``h`` to ``x``, fused into the product or the norm that gives ``h``; else as a
-        separate step.
+        """Return ``x + h``, fused into the step that computes ``h`` if that is a product, a sum of
+        experts or a norm; else as a separate step. ``gain`` is supported with a norm only.
         """
         steps = self.steps
         residual = self.summand(x)
@@ -374,7 +380,9 @@ class PlanOps(Materializer, Ops):
         chosen: Rows | None = None,
         profiles: Rows | None = None,
     ) -> Rows:
-        """Attention of normed and rotated queries over the layer's pages."""
+        """Return the attention of queries, normed and rotated in ``qkv``, over the layer's
+        pages.
+        """
         bits = chosen.bits if isinstance(chosen, Chosen) else None
         biases = self.floats(profiles) if profiles else None
         out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits, biases)
@@ -382,7 +390,8 @@ class PlanOps(Materializer, Ops):
         return Floats(label, at.n_head * at.head_dim_v, out)
 
     def _rotated(self, label: str, layer: int, q: Rows, k: Rows | None, v: Rows | None) -> Buffer:
-        """Norm and rotate queries and keys in place, and store keys and values in their pages.
+        """Emit the norm and rope of queries and keys, in place, and the store of keys and values.
+        Return the buffer of all three.
 
         A layer that reads another layer's keys and values has queries only.
         """
@@ -461,7 +470,7 @@ class PlanOps(Materializer, Ops):
         return qkv
 
     def _unlike_rope(self, norms: Sequence[NormOf | None]) -> bool:
-        """Return whether a norm is LayerNorm, or has a bias or per-head weights: the rope step
-        supports none of these.
+        """Return whether a norm cannot be part of the rope step: a LayerNorm, or one with a bias or
+        with weights for each head.
         """
         return any(x and (x.centred or x.own or self.steps.has(f"{x.weight}.bias")) for x in norms)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def profiles(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
-    """Return the rows of biases of all heads, ``[N, n_head * profile_values]``, of each token's
-    mixes of the layer's profiles ``weight [rank, reach]``.
+    """Return each query's biases of scores by distance, for all heads, f32
+    ``[N, n_head * profile_values]``: ``mixes [N, n_head * rank]`` times the layer's profiles
+    ``weight [rank, reach]``.
     """
     steps = ops.steps
     at = ops.config.layers[layer]

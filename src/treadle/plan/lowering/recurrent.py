@@ -1,6 +1,6 @@
-"""Ops of recurrent layers: convolutions, recurrences, gates and normalisations.
+"""Ops of recurrent layers: convolutions, recurrences, gates and norms.
 
-All but ``rates`` and the recurrences work in place, so their input is overwritten.
+All but ``rates``, ``channel_rates`` and the recurrences work in place: they overwrite their input.
 Kernels that one kind of model needs are imported by its ops.
 """
 
@@ -35,7 +35,9 @@ UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 
 
 def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
-    """Short causal convolution of each column, with the file's bias if any, then silu."""
+    """Return the silu of a short causal convolution of each column of ``x``, with the file's bias
+    if any, in place.
+    """
     bias = ops.has(f"{weight}.bias")
     spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
     bias_rows = ops.steps.vector(f"{weight}.bias") if bias else None
@@ -43,7 +45,9 @@ def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -
 
 
 def gated_convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
-    """Split ``x`` into b, c and v; return c times the short convolution of b times v."""
+    """Split ``x`` into b, c and v; return c times the short causal convolution of b times v, in
+    place.
+    """
     state = state_of(ops, layer)
     spec = Convolution(state.n_channels, state.n_conv, gates=True)
     return convolved(ops, label, spec, x, layer, weight, None)
@@ -60,7 +64,9 @@ def convolved(
     off: int = 0,
     gain: Any = None,
 ) -> Rows:
-    """Emit a convolution in place; ``off``: byte offset of its inputs within the layer's state."""
+    """Emit the convolution ``spec`` in place. ``off``: byte offset, within the layer's state, of
+    the inputs that it keeps.
+    """
     steps = ops.steps
     (rows, column) = ops.place(x)
     states = steps.cache.states_of(layer)
@@ -91,8 +97,9 @@ def rates(
     bias: str,
     most: float = 1.0,
 ) -> Rows:
-    """Return two rows side by side: step sizes (or the sigmoid of ``beta`` times ``most``), and the
-    factors by which states decay.
+    """Return two parts side by side, a value per head each: the step size, softplus of ``x`` plus
+    bias; and the factor by which the state decays. With ``beta`` the first part is its sigmoid
+    times ``most``.
     """
     steps = ops.steps
     (rows, column) = ops.place(x)
@@ -118,7 +125,9 @@ def rates(
 
 
 def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
-    """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
+    """Return the result of Mamba-2's recurrence, f32 ``[N, n_inner]``. ``x``: values, B and C side
+    by side; ``weight``: the name of D.
+    """
     state = state_of(ops, layer)
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
     by_chunks = _chunked(ops, layer)
@@ -130,8 +139,9 @@ def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight
 
 
 def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
-    """The gated delta rule; ``x``: queries, keys and values side by side. Queries and keys are
-    scaled to unit length.
+    """Return the result of the gated delta rule, f32 ``[N, n_inner]``. ``x``: queries, keys and
+    values side by side. Queries and keys are first scaled to unit length; ``grouped``: neighbouring
+    value heads share a key head.
     """
     state = state_of(ops, layer)
     (rows, column) = ops.place(x)
@@ -143,7 +153,9 @@ def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped
 def delta_apart(
     ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
 ) -> Rows:
-    """The gated delta rule, with queries, keys and values at any columns of the same rows."""
+    """Return the result of the gated delta rule, as ``delta``, of queries, keys and values at any
+    columns of one buffer.
+    """
     state = state_of(ops, layer)
     places = [ops.place(x) for x in (q, k, v)]
     assert all(rows is places[0][0] for rows, _ in places), label
@@ -159,7 +171,7 @@ def delta_apart(
 
 
 def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> None:
-    """Scale each head to length ``scale``, in place."""
+    """Emit a step that scales each head of ``x`` to length ``scale``, in place."""
     rows, column = ops.place(x)
     ops.steps.emit(
         label,
@@ -181,8 +193,8 @@ def scanned(
     columns: dict[str, int],
     d: Any,
 ) -> Rows:
-    """Emit a recurrence; ``columns``: the columns of ``rows`` where values, keys and queries
-    begin.
+    """Emit the recurrence ``spec`` and return its result, f32 ``[N, n_inner]``. ``columns``: where
+    values, keys and queries begin in ``rows``; ``d``: Mamba's D, or None.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -228,10 +240,11 @@ def scanned(
 
 
 def scanned_from(ops: PlanOps, layer: int) -> tuple[int, bool]:
-    """Return the byte offset of a scan's state, and whether to write it with non-temporal stores.
+    """Return the byte offset of a recurrence's state, and whether to write it with non-temporal
+    stores.
 
-    These help for a single token, as weights evict the state before the next token. They need
-    states of whole cache lines.
+    Those are faster for a single token, since the weights evict the state before the next token
+    anyway. They need states of whole cache lines.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -252,10 +265,8 @@ def silu_gate(
     groups: int,
     gate_first: bool = False,
 ) -> Rows:
-    """``x`` times silu of ``gate``.
-
-    ``norm`` (a weight, or "") adds an RMS norm of each group of ``x``, or with ``gate_first`` of
-    the product.
+    """Return ``x * silu(gate)``, in place. ``norm``: weights of an RMS norm of each of ``groups``
+    of ``x``, "" for none; with ``gate_first`` the product is normed.
     """
     eps = state_of(ops, layer).norm_eps if norm else 0.0
     spec = OutputGate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
@@ -263,12 +274,16 @@ def silu_gate(
 
 
 def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """``x`` times the sigmoid of ``gate``, which has one value per value of ``x`` or per head."""
+    """Return ``x`` times the sigmoid of ``gate``, in place; ``gate`` has one value per value of
+    ``x``, or one per head.
+    """
     return _by_head(ops, label, "sigmoid", x, gate)
 
 
 def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """``x`` times the softplus of ``gate``, shaped as in ``sigmoid_gate``."""
+    """Return ``x`` times the softplus of ``gate``, in place; ``gate`` is shaped as in
+    ``sigmoid_gate``.
+    """
     return _by_head(ops, label, "softplus", x, gate)
 
 
@@ -279,7 +294,7 @@ def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
 
 
 def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
-    """Gate ``x`` in place by ``spec``; ``norm``: the name of a weight, or ""."""
+    """Emit the gate ``spec`` of ``x``, in place; ``norm``: the name of a norm's weights, or ""."""
     steps = ops.steps
     rows = ops.floats(x)
     (gates, column) = ops.place(gate)
@@ -298,7 +313,7 @@ def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm:
 
 
 def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-    """Implement ``Ops.halves``."""
+    """Emit ``Ops.halves`` as a step."""
     rows, column = ops.place(x)
     n = x.width // 2
     ops.steps.emit(
@@ -313,10 +328,11 @@ def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
 
 
 def block_of(ops: PlanOps) -> int:
-    """Return the number of tokens that a recurrence processes at a time.
+    """Return the number of tokens that a recurrence processes at a time: SOME for plans of many
+    tokens.
 
-    It is 1 in deterministic mode, where results must not depend on chunking, and on GPUs, where
-    each thread has one column.
+    It is 1 in deterministic mode, where results must not depend on how a text is split into runs,
+    and on GPUs, where each thread has one column.
     """
     steps = ops.steps
     alone = steps.deterministic or steps.isa.simt is not None
@@ -324,8 +340,8 @@ def block_of(ops: PlanOps) -> int:
 
 
 def _chunked(ops: PlanOps, layer: int) -> bool:
-    """Return whether a recurrence runs by chunks on matrix registers: only where the layer's
-    products of many tokens use bf16 activations as well.
+    """Return whether a recurrence runs by chunks on matrix registers. It does so only where the
+    layer's products of many tokens are rounded to bf16 as well.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -350,9 +366,10 @@ def state_of(ops: PlanOps, layer: int) -> Recurrence:
 def part_convolution(
     ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
-    """Short convolution and silu of each column, one of several convolutions of a layer.
+    """Return the silu of a short convolution of ``x``, in place; a layer has several of these.
 
-    Their cached inputs are concatenated in the state; ``before``: columns of the earlier ones.
+    The inputs that they keep lie one after another in the layer's state; ``before``: columns of the
+    earlier convolutions.
     """
     spec = Convolution(x.width, state_of(ops, layer).n_conv)
     off = 4 * (spec.taps - 1) * before
@@ -362,8 +379,8 @@ def part_convolution(
 def residual_convolution(
     ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
 ) -> Rows:
-    """``x`` plus its short convolution, without silu; one of several of a layer, as those of
-    ``part_convolution``. ``gain``: the tensor whose value multiplies ``x`` first, or "".
+    """Return ``x`` plus its short convolution, without silu, in place. ``gain``: the tensor whose
+    value multiplies ``x`` first, or "". ``before``: as in ``part_convolution``.
     """
     n_conv = state_of(ops, layer).n_conv
     spec = Convolution(x.width, n_conv, plain=True, residual=True, scaled=bool(gain))
@@ -384,8 +401,9 @@ def channel_rates(
     sign: float = 1.0,
     most: float = 1.0,
 ) -> Rows:
-    """Return side by side the sigmoid of ``beta`` times ``most``, and the decay of each row of a
-    head's state;
+    """Return side by side, for Kimi Delta Attention: the sigmoid of ``beta`` times ``most``, a
+    value per head; and the decay of each row of a head's state.
+
     ``floor``: the least logarithm of a decay, 0 for none; ``sign``: a factor of ``a``.
     """
     from treadle.kernels.recurrent.kda import ChannelRates
@@ -416,8 +434,9 @@ def channel_rates(
 def channel_delta(
     ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
 ) -> Rows:
-    """The delta rule. Queries and keys are scaled to unit length here; with values, they lie in the
-    same rows.
+    """Return the result of the delta rule with a decay for each channel, f32 ``[N, n_inner]``.
+    Queries and keys are first scaled to unit length; they and the values must be columns of one
+    buffer.
     """
     from treadle.kernels.recurrent.kda import ChannelDelta
 
@@ -434,7 +453,7 @@ def channel_delta(
 
 
 def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
-    """The RMS norm of each head of ``x``, times the sigmoid of ``gate``."""
+    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, in place."""
     state = state_of(ops, layer)
     spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
     return gated(ops, label, spec, x, gate, norm)
@@ -444,7 +463,9 @@ def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, no
 
 
 def columns_norm(ops: PlanOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
-    """RMS norm of ``x``, some columns of a row, in place; ``weight``: "" for none."""
+    """Return the RMS norm of ``x``, which may be some columns of a buffer, in place; ``weight``: ""
+    for none.
+    """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
 
     steps = ops.steps
@@ -463,7 +484,9 @@ def columns_norm(ops: PlanOps, label: str, x: Rows, *, weight: str, eps: float) 
 def selective(
     ops: PlanOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
 ) -> Rows:
-    """Mamba-1's recurrence and the gate after it; ``stem``: the prefix of A and D."""
+    """Return the result of Mamba-1's recurrence, gated by ``silu(z)``, f32 ``[N, n_inner]``;
+    ``stem``: the prefix of the tensors A and D.
+    """
     from treadle.kernels.recurrent.mamba1 import A_SCALE, STRIP, Selective
 
     steps = ops.steps

@@ -1,4 +1,4 @@
-"""Plan builder: the buffers, constants and kernels of a plan under construction."""
+"""Steps: a plan under construction, with its buffers, constants and kernels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ENOUGH_TILES = 64
 
 
 class Steps:
-    """A plan under construction, with the model, the cache and the machine that it is built for."""
+    """A plan under construction, for one model, cache and machine."""
 
     def __init__(
         self,
@@ -136,7 +136,10 @@ class Steps:
     def matmul(
         self, stem: TensorName, k: int, *, outputs: bool = False, **fields: bool | int
     ) -> Matmul:
-        """Return the kernel for products with the matrix ``stem``."""
+        """Return the kernel for products with the matrix ``stem`` of ``k`` columns, chosen by the
+        matrix' format and the plan's size. ``outputs``: there is a row per output, not per token;
+        ``fields``: further fields of the kernel.
+        """
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
@@ -155,7 +158,9 @@ class Steps:
         y: Buffer,
         residual: Buffer | None = None,
     ) -> None:
-        """Emit a step that multiplies ``x`` by each matrix, into its columns of ``y``."""
+        """Emit a step that multiplies ``x`` by each matrix. ``heights``, ``columns``: rows of each
+        matrix, and where its products begin in ``y``.
+        """
         n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
         spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
         strips = spec.strips(heights, self.isa.lanes)
@@ -194,27 +199,33 @@ class Steps:
         met: range = ANY,
         **args: Any,
     ) -> None:
-        """Emit a step; ``args`` by the names that the kernel declares."""
+        """Append a step to the plan. ``args``: the kernel's arguments, by the names that it
+        declares; the others are the fields of ``Step``.
+        """
         self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used, met))
 
     def row_of(self, name: str) -> dict[str, Any]:
-        """Return the step fields for reading one row of a matrix per token."""
+        """Return the fields of a step that reads one row of the matrix ``name`` per token."""
         return {"n_bytes": self.weights.n_bytes(name), "used": 1 / self.weights.n_rows(name)}
 
     # -- memory -----------------------------------------------------------------------------------
 
     def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:
-        """Return a buffer of f32 rows."""
+        """Return a new buffer of f32 rows of at least ``width`` values, one per token (``outputs``:
+        per output).
+        """
         return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
 
     def activations(self, name: str, act: ActivationLayout, *, outputs: bool = False) -> Buffer:
-        """Return a buffer of rows in the layout ``act``."""
+        """Return a new buffer for rows in the layout ``act``, one per token (``outputs``: per
+        output).
+        """
         n_groups = -(-self._n_rows(outputs) // act.group)
         return Buffer(name, n_groups, act.group_bytes, "u1")
 
     def _n_rows(self, outputs: bool) -> int:
-        """Return the rows of a buffer; a tile writes whole groups of tokens, also past the last
-        one.
+        """Return the rows of a buffer, with room after the last token: a tile writes whole groups
+        of tokens.
         """
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         exact = self.table.only_gemv(n) and not self.deterministic
@@ -225,7 +236,9 @@ class Steps:
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: TensorName) -> tuple[Const, ...]:
-        """Return a matrix, from the file or derived from one: a constant for each of its arrays."""
+        """Return a matrix as constants, one for each of its arrays; it is the file's, or derived
+        from it.
+        """
         if name not in self.weights.derived:
             self.plan.tensors_used.add(whole(name))
         return self.weights[name]
@@ -235,14 +248,14 @@ class Steps:
         return factor_of(stem) in self.config.factors
 
     def factor(self, stem: TensorName) -> Const:
-        """Return the factor of the products of the matrix ``stem``, one per expert if it has
-        experts.
-
+        """Return the factor of the products with the matrix ``stem``: one value, or one per expert.
         Rows of a matrix have the factor of the whole matrix.
         """
         return self.vector(factor_of(stem))
 
     def vector(self, name: TensorName, scale: float = 1.0, *, turned: int = 0) -> Const:
-        """Return a vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
+        """Return a vector (norm, bias) as f32, times ``scale``. ``turned``: as in
+        ``Weights.floats``.
+        """
         self.plan.tensors_used.add(whole(name))
         return self.weights.floats(name, scale, turned=turned)

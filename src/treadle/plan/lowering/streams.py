@@ -1,4 +1,6 @@
-"""Ops of hyper-connections, and of n-gram embeddings that are added to their streams."""
+"""Ops of hyper-connections (``n`` streams of hidden states side by side, f32 ``[N, n * n_embd]``),
+and of n-gram embeddings that are added to the streams.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def repeated(ops: PlanOps, label: str, x: Rows, *, n: int) -> Rows:
-    """Return ``n`` streams, each equal to ``x``."""
+    """Return ``n`` streams that each equal ``x``."""
     rows = ops.floats(x)
     out = ops.steps.floats(label, n * x.width)
     ops.steps.emit(
@@ -46,7 +48,7 @@ def repeated(ops: PlanOps, label: str, x: Rows, *, n: int) -> Rows:
 
 
 def normed_streams(ops: PlanOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
-    """Return the RMS norm of each of ``n`` streams, with weights of its own."""
+    """Return the RMS norm of each of ``n`` streams, each with its own part of ``weight``."""
     rows, column = ops.place(x)
     out = ops.steps.floats(label, x.width)
     ops.steps.emit(
@@ -64,7 +66,7 @@ def normed_streams(ops: PlanOps, label: str, x: Rows, *, n: int, weight: str) ->
 
 
 def mixed_streams(ops: PlanOps, label: str, x: Rows, gate: Rows, *, n: int) -> Rows:
-    """Return the mean of ``n`` streams, each value times its gate's sigmoid."""
+    """Return the mean over ``n`` streams of ``x * sigmoid(gate)``, f32 ``[N, n_embd]``."""
     rows, gates = ops.floats(x), ops.floats(gate)
     width = x.width // n
     out = ops.steps.floats(label, width)
@@ -85,8 +87,8 @@ def mixed_streams(ops: PlanOps, label: str, x: Rows, gate: Rows, *, n: int) -> R
 def add_to_streams(
     ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
 ) -> Rows:
-    """Add ``y`` to each of ``n`` streams in place, times twice the sigmoid of its weight times
-    ``scale``.
+    """Add ``y`` to each of ``n`` streams, in place, times ``2 * sigmoid(scale * weight)``;
+    ``weights``: one per stream, ``[N, n]``.
     """
     rows, others = ops.floats(x), ops.floats(y)
     factors, column = ops.place(weights)
@@ -108,8 +110,11 @@ def add_to_streams(
 def stream_weights(
     ops: PlanOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
 ) -> Rows:
-    """Return a token's weights of ``n`` streams, of products ``x``; ``rounds``: of Sinkhorn's
-    normalisation, 0 for the weights of the mix alone. ``stem``: of scale and base.
+    """Return each token's weights ``[N, n * (2 + n)]``: n for the mix that a half reads, n for
+    adding its result, n * n between streams. ``x``: their products, before scale and base.
+
+    ``rounds``: of Sinkhorn's normalisation of the last; 0: only the first n are computed. ``stem``:
+    prefix of the tensors ``_scale`` and ``_base``.
     """
     rows, column = ops.place(x)
     out = ops.steps.floats(label, x.width)
@@ -131,7 +136,9 @@ def stream_weights(
 def weighed_streams(
     ops: PlanOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
 ) -> Rows:
-    """Return the sum of ``n`` streams, each times its weight; without weights their mean."""
+    """Return the sum over ``n`` streams, each times its weight, f32 ``[N, n_embd]``; without
+    weights their mean.
+    """
     rows = ops.floats(x)
     given: dict[str, Any] = {}
     if weights is not None:
@@ -153,7 +160,9 @@ def weighed_streams(
 
 
 def blended_streams(ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
-    """Return ``n`` streams, each of all streams and ``y`` by their weights in it, in place."""
+    """Replace each of ``n`` streams by a weighted sum of all streams and ``y``, in place;
+    ``weights``: as ``stream_weights`` returns them.
+    """
     rows = ops.floats(x)
     added = ops.floats(y)
     factors = ops.floats(weights)
@@ -175,8 +184,8 @@ def blended_streams(ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *
 def sum_of_streams(
     ops: PlanOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
 ) -> Rows:
-    """Return the weighted sum of ``n`` streams. ``mix``: a column for each, then perhaps others;
-    ``weights``: stem of its scale and base.
+    """Return the weighted sum of ``n`` streams, f32 ``[N, n_embd]``. The weights are made of the
+    first ``n`` columns of ``mix``; ``weights``: prefix of the tensors ``_scale`` and ``_base``.
     """
     rows = ops.floats(x)
     columns, column = ops.place(mix)
@@ -211,8 +220,8 @@ def spread_to_streams(
     magnitude: float,
     eps: float,
 ) -> Rows:
-    """Add ``y`` to each of ``n`` streams in place, times its weight: ``mix`` has these after those
-    of ``sum_of_streams``.
+    """Add ``y`` to each of ``n`` streams, in place, times a weight: ``magnitude`` times a sigmoid
+    of columns ``n`` to ``2 n - 1`` of ``mix``, plus ``eps``. ``weights``: as in ``sum_of_streams``.
     """
     rows, others = ops.floats(x), ops.floats(y)
     columns, column = ops.place(mix)
@@ -234,7 +243,7 @@ def spread_to_streams(
 
 
 def output_rows(ops: PlanOps, label: str, x: Rows) -> Rows:
-    """Return a copy of the rows whose outputs are requested."""
+    """Return a copy of the rows of ``x`` for which outputs are requested."""
     rows = ops.floats(x)
     out = ops.steps.floats(label, x.width)  # a product packs as many rows as the batch has
     ops.steps.emit(
@@ -250,11 +259,12 @@ def output_rows(ops: PlanOps, label: str, x: Rows) -> Rows:
 
 
 def ngrams(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
-    """Add the embeddings of each token's n-grams to its ``n`` streams. ``weights``: stem of the
-    matrices, norms and taps.
+    """Return ``n`` streams with the embeddings of each token's n-grams added. ``weights``: prefix
+    of the matrices, norms and taps.
 
-    The rows of the table are a key for each stream, and a value: a stream gets the value by how
-    its own norm fits the key, and by a convolution of what it and the tokens before it got.
+    Rows of the n-gram table give a key for each stream, and one value. A stream gets the value by
+    how well the key fits the stream's norm, plus a convolution of what it and the tokens before it
+    got.
     """
     steps = ops.steps
     grams = ops.config.layers[layer].ngrams
@@ -301,7 +311,9 @@ def ngrams(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int, weights: st
 
 
 def _embeddings(ops: PlanOps, label: str, layer: int, grams: Ngrams) -> Rows:
-    """Emit the numbers of the table's rows, and read these: no other row is touched."""
+    """Emit the hashes of each token's n-grams, and the read of these rows of the table. Return the
+    rows side by side, f32 ``[N, n_heads * n_row]``.
+    """
     steps = ops.steps
     states = steps.cache.states_of(layer, beside=True)
     n_bytes = round_up(8 * grams.n_heads, ALIGN)
@@ -337,14 +349,16 @@ def _embeddings(ops: PlanOps, label: str, layer: int, grams: Ngrams) -> Rows:
 
 
 def _width(ops: PlanOps, layer: int) -> int:
-    """Return the values of a token's streams."""
+    """Return the number of values in a token's streams."""
     hyper = ops.config.layers[layer].hyper
     assert hyper is not None
     return hyper.n * ops.config.n_embd
 
 
 def _hash_of(ops: PlanOps, label: str, grams: Ngrams) -> Const:
-    """Return the numbers of the hash, i64; one copy for all plans."""
+    """Return the numbers of the hash: multipliers, then sizes and offsets of the heads, i64. All
+    plans share one copy.
+    """
     weights = ops.steps.weights
     key = f"{label}:hash"
     if key not in weights.consts:

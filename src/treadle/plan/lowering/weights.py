@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 def whole(name: TensorName) -> str:
-    """Return the name of the whole tensor."""
+    """Return the name of the tensor that a slice is part of; of another name, the name itself."""
     return name.whole if isinstance(name, TensorSlice) else name
 
 
 def factor_of(stem: TensorName) -> str:
-    """Return the name of the tensor by which products of the matrix ``stem`` are multiplied.
+    """Return the name of the tensor with the factor of the matrix ``stem``, by which its products
+    are multiplied.
 
     llama.cpp's converter writes one with each NVFP4 matrix.
     """
@@ -37,15 +38,15 @@ def factor_of(stem: TensorName) -> str:
 
 
 def bound_of(stem: TensorName, side: str, end: str) -> str:
-    """Return the name of a bound of the matrix ``stem``: the "min" or "max" of its "input" or its
-    "output". Rows of a matrix have those of the whole matrix.
+    """Return the name of a bound of the matrix ``stem``: the ``end`` "min" or "max" of its ``side``
+    "input" or "output". Rows of a matrix have the bounds of the whole matrix.
     """
     return f"{whole(stem)}.{side}_{end}"
 
 
 @dataclass
 class Weights:
-    """A model's tensors, and rows of them, as plan constants; shared by all plans of the model."""
+    """A model's tensors, and slices of them, as constants that all plans of the model share."""
 
     gguf: GGUF
     storage: Storage
@@ -58,11 +59,11 @@ class Weights:
     directions: Sequence[Mapping[int, Floats]] = ()
     n_scales: int = 0
     packed: dict[tuple[TensorName, ...], Any] = field(default_factory=dict)
-    # Tensors derived from rows of the file's, in memory; see ``latent_heads.py``.
+    # Tensors in memory, derived from the file's (``cut_heads`` in ``latent.py``).
     derived: dict[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: TensorName) -> tuple[Const, ...]:
-        """Return a constant for each array of the tensor."""
+        """Return a tensor or a slice of its rows as constants, one for each array of its format."""
         if name not in self.consts:
             arrays = list(self.tensor(name).arrays)
             if isinstance(name, TensorSlice):  # contiguous rows of each array
@@ -76,8 +77,8 @@ class Weights:
         return self.consts[name]
 
     def floats(self, name: TensorName, scale: float = 1.0, *, turned: int = 0) -> Const:
-        """Return a vector (norm, bias) or a small matrix as f32, padded, as kernels read whole
-        vectors of a bias.
+        """Return a vector (norm, bias) or a small matrix as f32 times ``scale``, padded, because
+        kernels read whole SIMD vectors of it.
 
         ``turned``: transpose the matrix, in strips of so many rows; 1: the whole matrix at once.
         """
@@ -100,7 +101,7 @@ class Weights:
         return result
 
     def numbers(self, key: str, values: Sequence[float] | Floats) -> Const:
-        """Return numbers that are not from a tensor, as f32, cached by ``key``."""
+        """Return ``values`` that are not a tensor's as an f32 constant, cached by ``key``."""
         if key not in self.consts:
             self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)
         (result,) = self.consts[key]
@@ -108,21 +109,23 @@ class Weights:
 
     @property
     def met(self) -> set[str]:
-        """Matrices for which some plan has packed adapters."""
+        """Names of the matrices for which some plan has packed adapters."""
         return {f"{whole(name)}.weight" for names in self.packed for name in names}
 
     @property
     def are_floats(self) -> bool:
-        """Whether most bytes of the model are plain floats, not codes with scales."""
+        """Whether most bytes of the model's tensors are plain floats, not quantised."""
         codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
     def tensor(self, name: TensorName) -> Tensor:
-        """Return the whole tensor of that name: derived, or the file's."""
+        """Return the whole tensor ``name``: a derived one, else the file's."""
         return self.derived.get(whole(name)) or self.gguf.tensors[whole(name)]
 
     def n_rows(self, name: TensorName) -> int:
-        """Return the rows of a matrix, or of all matrices of one tensor; a vector has one row."""
+        """Return the rows of a matrix or a slice; of a tensor with several matrices, the rows of
+        all; 1 for a vector.
+        """
         return name.n if isinstance(name, TensorSlice) else prod(self.tensor(name).shape[:-1])
 
     def n_bytes(self, name: TensorName) -> int:

@@ -19,9 +19,10 @@ NORM_EPS = 64e-5  # of the norm of each head
 def token_shift(
     ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
 ) -> Rows:
-    """Return ``n`` mixtures of ``x`` with the previous token, side by side.
+    """Return ``n`` mixtures of each row of ``x`` with the previous token's row, side by side, f32
+    ``[N, n * width]``.
 
-    The last token is cached as the ``part``-th of the layer's shift states.
+    A sequence's last token is kept as the ``part``-th of the layer's shift states.
     """
     steps = ops.steps
     rows = ops.floats(x)
@@ -57,9 +58,12 @@ def wkv_keys(
     layer: int,
     stem: str,
 ) -> Rows:
-    """Return each token's state update, as in ``kernels.recurrent.wkv.WkvKeys``.
+    """Return each token's update of the state, f32 ``[N, len(ROW) * n_inner]``, for ``wkv``
+    (``kernels.recurrent.wkv.WkvKeys``).
 
-    ``stem``: the prefix of its vectors. ``mix``: the share of the values taken from ``first``.
+    decay, rate, key, value: products of the token's mixtures.
+    first, mix: the first layer's values, and the share of them in this layer's.
+    stem: prefix of the vectors.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -84,7 +88,9 @@ def wkv_keys(
 
 
 def wkv(ops: PlanOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
-    """The recurrence: the states read out by ``r``."""
+    """Return the states, updated by ``rows`` (of ``wkv_keys``) token by token, applied to ``r``,
+    f32 ``[N, n_inner]``.
+    """
     steps = ops.steps
     state = state_of(ops, layer)
     queries = ops.floats(r)
@@ -121,8 +127,8 @@ def wkv_out(
     layer: int,
     stem: str,
 ) -> Rows:
-    """Norm ``x`` per head, if the file has such a norm, add each token's own contribution, and
-    multiply by ``gate``; in place.
+    """Return ``gate * (norm(x) + bonus)``, in place; the bonus is made of ``r`` and the token's own
+    update ``rows``. The norm of each head and the gate are optional.
     """
     steps = ops.steps
     state = state_of(ops, layer)

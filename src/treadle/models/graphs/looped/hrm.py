@@ -10,9 +10,9 @@
     logits = linear(high)
 
 A stack ends with a norm; no norm has weights. The file has the layers of the low stack, then those
-of the high one. A config has a record for each layer of each run of a stack, with keys and values
-of its own. Attention is causal, as in llama.cpp: transformers lets the tokens of a prompt see each
-other only if it is told which these are.
+of the high one. A config has a record for each layer of each run of a stack, with its own keys and
+values. Attention is causal, as in llama.cpp. In transformers the tokens of a prompt also attend to
+later ones, but only if the caller marks them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ if TYPE_CHECKING:
 PER_STACK = "hrm.layers_per_stack"
 HIGH_CYCLES = "hrm.h_cycles"
 LOW_CYCLES = "hrm.l_cycles"
-PREFIX = "hrm.prefix_lm"  # its model can be told of a prompt; for other programs
+PREFIX = "hrm.prefix_lm"  # prompts whose tokens all see each other are possible; not used here
 INIT = "hrm_z_l_init"
 MOST_CYCLES = 64
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, and which layer of the file each run of a layer has."""
+    """Return a decoder's config with a record for each run of a layer, and in ``weights_of`` the
+    file's layer of each.
+    """
     n = keys.integer(PER_STACK, lo=1, hi=N_LAYER_MAX)
     high, low = (keys.integer(key, lo=1, hi=MOST_CYCLES) for key in (HIGH_CYCLES, LOW_CYCLES))
     n_layer = n * high * (low + 1)
@@ -55,7 +57,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def build(g: Ops) -> Rows:
-    """Build all runs of the stacks; return the high states before the last norm."""
+    """Build all runs of both stacks; return the high states before the last norm."""
     of = g.config.weights_of
     n = (max(of) + 1) // 2
     looped: Any = LoopedOps(g, of.__getitem__)
@@ -81,7 +83,7 @@ def build(g: Ops) -> Rows:
 
 
 class StackedGraph(Graph):
-    """A graph whose tensors are those of the two stacks."""
+    """A graph with the tensors of both stacks, each layer once."""
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         n = max(config.weights_of) + 1

@@ -1,5 +1,5 @@
-"""Nanbeige 4.2: a decoder whose layers run several times, with the same weights and with keys and
-values of each time's own.
+"""Nanbeige 4.2: a decoder whose layers run several times, with the same weights; each time has its
+own keys and values.
 
 ::
 
@@ -36,10 +36,8 @@ N_LOOPS_MOST = 64
 
 
 class LoopedOps:
-    """The ops of a graph, in which the weights of each loop's layers are those of the file's.
-
-    ``of``: returns the layer of the file whose weights a layer has. All other words of the
-    vocabulary are the ops' own.
+    """The ops ``ops``, with the weights of looped layers replaced by those of the file's layers.
+    ``of(i)`` returns the file's layer whose weights layer ``i`` has.
     """
 
     def __init__(self, ops: Ops, of: Callable[[int], int]) -> None:
@@ -68,13 +66,17 @@ class LoopedOps:
 
 
 def own_name(name: str, of: Callable[[int], int]) -> str:
-    """Return the name in the file of a tensor of any loop's layer."""
+    """Return a tensor's name in the file; ``name`` may be that of a layer of any loop. ``of``: as
+    in LoopedOps.
+    """
     i, rest = layer_of(name)
     return name if i < 0 or of(i) == i else f"blk.{of(i)}.{rest}"
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers of all loops, and the norms between loops."""
+    """Build the layers of all loops, and the norms between loops; return the states after the
+    last.
+    """
     config = g.config
     n = config.n_layer // config.n_loops
     looped: Any = LoopedOps(g, lambda i: i % n)
@@ -88,7 +90,7 @@ def build(g: Ops) -> Rows:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with a record for each layer of each loop."""
+    """Return a decoder's config, with a record for each layer of each loop."""
     config = reading.read(keys, arch)
     n_loops = keys.integer(LOOPS, 1, lo=1, hi=N_LOOPS_MOST)
     n = config.n_layer
@@ -102,7 +104,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 class LoopedGraph(Graph):
-    """A graph whose tensors are those of the first loop."""
+    """A graph with the tensors of the file's layers, each once, not once per loop."""
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         n = config.n_layer // config.n_loops

@@ -1,5 +1,5 @@
-"""Qwen 3.8 Flash Next: layers on several streams of hidden states (hyper-connections), and
-embeddings of n-grams.
+"""Qwen 3.8 Flash Next: layers on several streams of hidden states (hyper-connections), and n-gram
+embeddings.
 
 ::
 
@@ -9,7 +9,7 @@ embeddings of n-grams.
         for each half: x = x + weights(x) * half(mix(x))
     logits = linear(mix(x))
 
-``mix`` norms each stream and takes a gated mean of them; norms of halves have no place besides.
+``mix`` norms each stream and takes a gated mean of them, so sublayers have no input norm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_STREAMS = 16
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the streams, the indexers and the n-grams."""
+    """Return a decoder's config, with the streams, the indexers and the n-grams."""
     config = reading.read(keys, arch)
     n_layer = config.n_layer
     hyper = Hyper(
@@ -72,7 +72,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _read_indexer(keys: ArchMetadata, config: Config, unit: int) -> Indexer:
-    """Read an indexer of blocks of ``unit`` keys."""
+    """Return an indexer of blocks of ``unit`` keys. Raises FileError for sizes out of range."""
     if not 1 < unit <= MOST_UNIT:
         keys.fail(RATIOS, f"holds {unit} for a layer with attention", f"2 to {MOST_UNIT}")
     budget = keys.integer(INDEX_TOP, lo=unit, hi=SIZE_MAX)
@@ -97,8 +97,9 @@ MOST_UNIT = 64
 
 
 def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows, Rows | None]:
-    """Return the states that a half reads of the streams ``x``, and the weights of the streams when
-    its result is added; ``inject``: the matrix of these.
+    """Return two results for the streams ``x``: their gated mean, which a sublayer reads; and, if
+    ``inject`` names a matrix, the products ``[N, n]`` that weigh its result in each stream, else
+    None. ``stem``: of the norm and the gate.
     """
     n = hyper_of(g.config).n
     xn = g.call("normed_streams", f"{label}.norm", x, n=n, weight=f"{stem}_norm")
@@ -111,7 +112,7 @@ def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows,
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the streams behind the last."""
+    """Build the layers; return the mix of the streams after the last."""
     n = hyper_of(g.config).n
     x = g.call("repeated", "streams", first(g), n=n)
     for i in g.config.here:
@@ -130,13 +131,17 @@ def build(g: Ops) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of the requested rows, which the last mix has normed."""
+    """Output "logits": those of the requested rows, without another norm, since ``mix`` has normed
+    them.
+    """
     h = g.call("output_rows", "output_rows", x)
     g.result("logits", g.linear("output", h, "token_embd" if g.config.tied else "output"))
 
 
 def _rows_of(stem: str, *, adds: bool) -> tuple[TensorRow, ...]:
-    """Return the tensors of one mix."""
+    """Return the tensors of one mix; ``adds``: with the matrix of the weights of a sublayer's
+    result.
+    """
     inject = (TensorRow(f"{stem}_inject.weight", ("n_streams", "n_streams_embd")),) if adds else ()
     return (
         TensorRow(f"{stem}_norm.weight", ("n_streams_embd",)),
@@ -152,7 +157,9 @@ STREAMS = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, the streams, and the n-grams of the layer that has them."""
+    """Return a layer's mixer and FFN, the tensors of its mixes, and those of n-grams if it adds
+    some.
+    """
     return *halves_of(layer), STREAMS, *((NGRAMS,) if layer.ngrams else ())
 
 

@@ -10,11 +10,11 @@
     logits = linear(norm(sum of x, each stream times a weight))
 
 Weights are sigmoids of a column of ``mix``. In contrast to DeepSeek V4's, streams are not mixed
-with each other. Routed experts alone have limited gates.
+with each other. Only routed experts have limited gates.
 
-Files of llama.cpp's converter have the checkpoint's rows of queries and keys in their order, whose
-pairs are neighbours. transformers rotates halves of the same rows, which Tencent's own llama.cpp,
-vLLM and MLX do not: see docs/design-decisions.md.
+llama.cpp's converter keeps the checkpoint's order of the rows of queries and keys, and pairs are
+neighbours. transformers rotates halves of the same rows; Tencent's own llama.cpp, vLLM and MLX do
+not: see docs/design-decisions.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _GATED = {
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Read a decoder's config, with the streams, and indexers if the file has any."""
+    """Return a decoder's config, with the streams, and indexers if the file has any."""
     if not keys.integer(INDEX_TOP, 0, lo=0):
         arch = replace(arch, mixer="latent")
     config = reading.read(keys, arch)
@@ -91,7 +91,9 @@ def build(g: Ops) -> Rows:
 
 
 def summed(g: Ops, label: str, x: Rows, stem: str) -> tuple[Rows, Rows]:
-    """Return the weighted sum of the streams, and the columns of which weights are made."""
+    """Return the weighted sum of the streams ``x``, and ``mix``, the columns of which its weights
+    are made. ``stem``: of the matrix, scale and base.
+    """
     hyper = hyper_of(g.config)
     mix = g.linear(f"{label}.mix", g.norm(f"{label}.norm", x, ""), f"{stem}_fn")
     h = g.call("sum_of_streams", f"{label}.sum", x, mix, n=hyper.n, weights=stem, eps=hyper.eps)
@@ -99,7 +101,9 @@ def summed(g: Ops, label: str, x: Rows, stem: str) -> tuple[Rows, Rows]:
 
 
 def _rows_of(stem: str, n_mix: str, n_scale: str) -> tuple[TensorRow, ...]:
-    """Return the tensors of the weights of one half, or of the last sum."""
+    """Return the tensors that weigh the streams for one sublayer, or for the output. ``n_mix``,
+    ``n_scale``: names of their sizes.
+    """
     return (
         TensorRow(f"{stem}_fn.weight", (n_mix, "n_streams_embd")),
         TensorRow(f"{stem}_base.weight", (n_mix,)),
@@ -115,7 +119,7 @@ WEIGHED_STREAMS = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and the streams."""
+    """Return a layer's mixer and FFN, and the tensors that weigh the streams."""
     return *halves_of(layer), WEIGHED_STREAMS
 
 

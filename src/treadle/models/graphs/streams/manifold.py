@@ -1,4 +1,4 @@
-"""Layers on several streams of hidden states, of which each token makes its own mixes
+"""Layers on several streams of hidden states, with mixes computed for each token
 (manifold-constrained hyper-connections: DeepSeek V4, 2026).
 
 ::
@@ -35,7 +35,7 @@ MOST_ROUNDS = 1000
 
 
 def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
-    """Read the sizes of the streams."""
+    """Return the sizes of the streams."""
     return Hyper(
         n=keys.integer(N_STREAMS, lo=2, hi=MOST_STREAMS),
         n_embd=n_embd,
@@ -45,8 +45,9 @@ def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
 
 
 def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, Rows]:
-    """Return the mix of the streams ``x``, and a token's weights; ``rounds``: of the normalisation
-    of the weights between streams, 0 for a mix alone. ``stem``: of matrix, scale and base.
+    """Return the weighted sum of the streams ``x``, and each token's weights. ``stem``: of matrix,
+    scale and base; ``rounds``: of Sinkhorn's normalisation of the weights between streams, 0 if
+    only the sum is needed.
     """
     hyper = hyper_of(g.config)
     normed = g.norm(f"{label}.norm", x, "")
@@ -64,12 +65,12 @@ def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, 
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the streams behind the last."""
+    """Build the layers; return the streams after the last."""
     return build_layers(g, g.call("repeated", "streams", first(g), n=hyper_of(g.config).n))
 
 
 def build_layers(g: Ops, x: Rows) -> Rows:
-    """Build the layers on the streams ``x``; return those behind the last."""
+    """Build the layers on the streams ``x``; return the streams after the last."""
     hyper = hyper_of(g.config)
     for i in g.config.here:
         _tap(g, i, x)
@@ -84,35 +85,39 @@ def build_layers(g: Ops, x: Rows) -> Rows:
 
 
 def _tap(g: Ops, i: int, x: Rows) -> None:
-    """Let drafters read the mean of the streams before layer ``i``, if they do."""
+    """Make the mean of the streams before layer ``i`` an output, if a drafter reads it."""
     if g.tapped(i):
         g.layer(i, g.call("weighed_streams", f"L{i}.tap", x, n=hyper_of(g.config).n))
 
 
 def mixed(g: Ops, x: Rows) -> Rows:
-    """Return the mix of the streams ``x`` behind the last layer."""
+    """Return the weighted sum of the streams ``x`` after the last layer; their mean if the file has
+    no weights for it.
+    """
     if not g.has("output_hc_fn.weight"):
         return g.call("weighed_streams", "output_streams.mean", x, n=hyper_of(g.config).n)
     return weighed(g, "output_streams", x, "output_hc", 0)[0]
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of the requested rows."""
+    """Output "logits": those of the requested rows."""
     decoder.logits(g, mixed(g, x))
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Output pooled vectors."""
+    """Output "pooled" and "embedding", as a decoder does, of the mixed streams."""
     decoder.embedding(g, mixed(g, x))
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output the normed mix of the streams of all tokens."""
+    """Output "states": those of all tokens, mixed and normed."""
     decoder.states(g, mixed(g, x))
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output logits, and what a nextn layer reads of all tokens: the streams, or their mix."""
+    """Output "logits", and as "ahead" the states that an MTP layer reads, of all tokens: the
+    streams, or their mix.
+    """
     h = mixed(g, x)
     if g.config.arch.nextn != "streams":
         decoder.ahead(g, h)
@@ -122,7 +127,9 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def _rows_of(stem: str, *, whole: bool) -> tuple[TensorRow, ...]:
-    """Return the tensors of a token's weights; ``whole``: of all, not of a mix alone."""
+    """Return the tensors of a token's weights; ``whole``: of all three kinds, else only of the
+    sum.
+    """
     sizes = ("n_stream_weights", "n_stream_scales") if whole else ("n_streams", "one")
     return (
         TensorRow(f"{stem}_fn.weight", (sizes[0], "n_streams_embd")),
@@ -137,7 +144,7 @@ WEIGHTS = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a decoder's sublayers, and the streams."""
+    """Return a layer's mixer and FFN, and the tensors of the streams' weights."""
     return *halves_of(layer), WEIGHTS
 
 

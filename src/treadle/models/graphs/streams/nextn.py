@@ -2,7 +2,7 @@
 
 ::
 
-    x[s] = eh_proj([norm(embed(ids)), norm(states[s])])     states: the model's streams
+    x[s] = eh_proj([norm(embed(ids)), norm(states[s])])     states: the target's streams
     x    = layer(x)
     logits = linear(norm(sum pre x))                        see ``graphs/streams/manifold.py``
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layer; return its streams."""
+    """Build the layer on the input GIVEN; return the streams after it."""
     n = g.config.n_embd
     n_streams = hyper_of(g.config).n
     given = g.given(GIVEN, n_streams * n)
