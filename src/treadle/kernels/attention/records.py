@@ -16,7 +16,7 @@ MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_p
 
 
 def most_partials(n_tokens: int, n_keys: int) -> int:
-    """Return the most items that the histories of ``n_tokens`` query tokens are split into, if each
-    sees ``n_keys`` keys.
+    """Return the largest number of items that the histories of ``n_tokens`` query tokens can be
+    split into, if each sees ``n_keys`` keys; it sizes the buffer of partial results.
     """
     return min(n_tokens, MOST_SPLIT) * (-(-n_keys // SPLIT) + 1)

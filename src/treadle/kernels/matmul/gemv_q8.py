@@ -1,7 +1,7 @@
-"""gemv in bytes: the blocks of some rows times some tokens; see ``gemv.py``.
+"""gemv in bytes: the blocks of some rows of codes times some tokens (formulas in ``gemv.py``).
 
-Activations of two bytes (``q8x2``) are two dots of bytes, ``dot(code, high) * 128 + dot(code,
-low)``, with the scales of one.
+With ``q8x2`` a product is two dots of bytes, ``dot(code, high) * 128 + dot(code, low)``, with one
+set of scales.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from treadle.kernels.reduce import reduce_all
 
 
 def accumulators(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
-    """Return sums ``[row][token]``, vectors of f32, all zero."""
+    """Return a variable for each ``[row][token]``: zero vectors of ``lanes`` f32."""
     return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
 
 
 def prepared_bytes(k: int, n_parts: int) -> int:
-    """Return the scratch for one token's operands: ``n_parts`` parts of its values, scales, comps
-    and sums, none wider than the codes they are multiplied by.
+    """Return the bytes of scratch for one token's operands: ``n_parts`` parts of its values,
+    scales, compensations and sums, none wider than the codes they are multiplied by.
     """
     return (3 + n_parts) * k + 64
 
 
 class Q8:
-    """Rows times tokens, as many blocks at a time as fill a register with codes. The token operands
-    common to all rows are prepared once, in scratch.
+    """Products of rows with tokens, as many blocks at a time as fill a register with codes. The
+    operands of tokens, which all rows share, are prepared once, in scratch.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
@@ -65,8 +65,8 @@ class Q8:
                     k.store(place, v)
 
     def _places(self, b: Val, t: int) -> list[Val]:
-        """Return the addresses of the ``t``-th token's operands. All tokens' operands for the same
-        blocks are adjacent.
+        """Return the addresses in scratch of the ``t``-th token's operands for the ``b``-th blocks.
+        The operands of all tokens for the same blocks are adjacent.
         """
         sizes = [ty.n_bytes for ty in self.types]
         at = self.scratch + (b * len(self.tokens) + t) * sum(sizes)
@@ -79,7 +79,9 @@ class Q8:
         ]
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """Return the products of some rows with all tokens."""
+        """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
+        prefetches.
+        """
         k = self.k
         blocks = BlockSums(self.k, self.spec, self.at_once, self.scratch)
         with k.loop(self.full) as b:
@@ -101,8 +103,8 @@ class Q8:
 
 @dataclass(frozen=True)
 class CodeVector:
-    """A vector of codes: part ``part`` of the format's vector ``vector``, and the codes in its
-    lanes (four each).
+    """One register of codes: part ``part`` of the format's vector ``vector``. ``fours``: the number
+    of the four codes in each lane.
     """
 
     vector: int
@@ -113,17 +115,18 @@ class CodeVector:
 
 
 class BlockSums:
-    """Sums of the products of ``n`` blocks at a time. A block's lanes are adjacent; for n = 2::
+    """Accumulators of the products of ``n`` blocks at a time. A block's lanes are adjacent; for n =
+    2::
 
-    dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
-    scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
-    comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
+        dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
+        scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
+        comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
 
-    Where dots are added up in i16, blocks have one scale, and four rows' scales of two blocks fill
-    a register (``across``), they are unpacked together. A row's are then spread from it, and
-    products of minimums or offsets are those of all four rows::
+    ``across``: if dots are added up in i16, blocks have one scale, and the scales of two blocks of
+    four rows fill a register, these are unpacked together, and spread row by row. Products of
+    minimums or offsets are then computed for all four rows at once::
 
-    scales  f32   r0 r1 r2 r3 | r0 r1 r2 r3
+        scales  f32   r0 r1 r2 r3 | r0 r1 r2 r3
     """
 
     def __init__(self, k: Builder, spec: Matmul, n: int, scratch: Val) -> None:
@@ -172,9 +175,10 @@ class BlockSums:
         return pieces
 
     def operands(self, token: Val, b: Val) -> list[Val]:
-        """Return the operands from a token for the blocks from ``b`` on, the same for all rows: the
-        values for each code vector, the high parts first; scales, for each set of lanes unless the
-        format has its own; comps if there is an offset; sums if there are minimums.
+        """Return one token's operands for the ``n`` blocks from ``b`` on, which all rows share: its
+        values for each code vector, high parts first; its scales, spread over lanes unless the
+        format has scales of its own; compensations if codes have an offset; sums if the format has
+        minimums.
         """
         k = self.k
         codes = self.codes
@@ -206,8 +210,8 @@ class BlockSums:
     def add(
         self, rows: list[BlockAddress], operands_of: Callable[[], list[list[Val]]], b: Val
     ) -> None:
-        """Add the products of the blocks from ``b`` on; ``operands_of`` loads those of each
-        token.
+        """Add the products of the ``n`` blocks from ``b`` on. ``operands_of`` returns the operands
+        of each token.
         """
         k = self.k
         codes = self.codes
@@ -248,8 +252,9 @@ class BlockSums:
     def _dots(
         self, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
     ) -> dict[tuple[int, ...], Val]:
-        """Return the i32 dots of the codes with the parts of a token's values, the high ones first,
-        by the scales of their lanes. They begin with ``comps`` if there are any.
+        """Return i32 dots of codes and one token's values, by the scales (``subs``) of their lanes.
+        ``xs`` has the parts of the values, the high ones first. Dots start from ``comps`` if there
+        are any.
         """
         k = self.k
         shorts = self.isa.shorts
@@ -273,7 +278,9 @@ class BlockSums:
     def _short_dots(
         self, room: int, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
     ) -> dict[tuple[int, ...], Val]:
-        """The same by dots in i16, of which up to ``room`` are added up."""
+        """Return what ``_dots`` does, by dots in i16, of which up to ``room`` are added up before
+        they are widened.
+        """
         k = self.k
         shorts = self.isa.shorts
         assert shorts is not None
@@ -297,7 +304,9 @@ class BlockSums:
         return dots
 
     def _codes(self, at: BlockAddress) -> list[Val]:
-        """Return the codes of the blocks at ``at``, as the dots take them."""
+        """Return the codes of the blocks at ``at`` as the dot instruction takes them: signed if
+        that is cheaper.
+        """
         vectors = unpack_codes(self.k, self._blocks(at))
         return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
 
@@ -305,8 +314,8 @@ class BlockSums:
         return [at.block(i) for i in range(self.n)]
 
     def _scales(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
-        """Return for each token the scales of all rows' blocks, times the token's own. Accumulates
-        the minimums' products.
+        """Return for each token the scales of all rows' blocks times the token's own. Adds the
+        products of minimums to ``minimums``.
 
         Scales are few and take many instructions to unpack; those of all rows together fill a
         register.
@@ -325,11 +334,11 @@ class BlockSums:
         return out
 
     def _scales_across(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
-        """Return the same for formats with one scale a block, and perhaps a minimum. The products
-        of minimums or of an offset are accumulated.
+        """Return what ``_scales`` does, for formats with one scale a block, and perhaps a minimum.
+        Adds the products of minimums or of an offset to ``minimums``.
 
-        The rows' scales of one block are in the lanes of one half, so that a row's are spread
-        within each half.
+        All rows' scales of one block are in one half of the register, so that a row's scales are
+        spread within each half.
         """
         k = self.k
         d, m = across_scales(k, [at.block(i) for i in range(self.n) for at in starts])
@@ -343,7 +352,9 @@ class BlockSums:
         return out
 
     def _lane(self, r: int, sub: int) -> int:
-        """Return the lane of a row's scale in the register with those of all rows."""
+        """Return the lane of row ``r``'s scale for sub-block ``sub`` in the register with all rows'
+        scales.
+        """
         return sub * self.spec.mr + r if self.across else r * self.n_subs + sub
 
     def _loaded(self, at: BlockAddress, field: str, subs: tuple[int, ...]) -> Val:
@@ -354,7 +365,7 @@ class BlockSums:
         return self.k.split(vector, width)
 
     def _values(self, at: Val, fours: list[int]) -> Val:
-        """Load the activations for a vector of codes."""
+        """Load the int8 activations that face a vector of codes, in the order of ``fours``."""
         k = self.k
         n = len(fours)
         if fours == list(range(fours[0], fours[0] + n)):
@@ -370,7 +381,7 @@ class BlockSums:
         return k.shuffle(whole, whole, fours).bits(i8 * (4 * n))
 
     def totals(self) -> list[list[Val]]:
-        """Return each row's product with each token."""
+        """Return the products f32 ``[row][token]``: each accumulator's lanes added up."""
         k = self.k
         rows = self.spec.mr
         out: list[list[Val]] = [[] for _ in range(rows)]
@@ -387,7 +398,7 @@ class BlockSums:
         return out
 
     def _with(self, total: Val, minimums: Val, r: int) -> Val:
-        """Return a row's sum plus its minimums' products, in as many lanes as the sum has."""
+        """Return row ``r``'s sum plus its products of minimums, in as many lanes as the sum has."""
         k = self.k
         n = self.n_subs
         lanes = total.ty.lanes
