@@ -287,7 +287,8 @@ def halves_ref(q: np.ndarray) -> list[np.ndarray]:
 def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]:
     """Quantise f32 ``[N, K]`` to int16 ``[N, K]`` and scales f32 ``[N, K/256]``, ``q = round(x /
     d)``; K is padded with zeros to whole spans. ``d`` is ``max|x| / 2895`` for ``q16``, ``max|x| /
-    32512`` for ``q16x2``, and for ``q16n`` the larger of ``length / 46320`` and ``max|x| / 32767``.
+    32512`` for ``q16x2``, and for ``q16n`` the larger of ``length / 46320`` (of the span's
+    Euclidean length) and ``max|x| / 32767``.
     """
     spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
     spans.reshape(len(x), -1)[:, : x.shape[1]] = x

@@ -222,7 +222,7 @@ class Spec:
 
     op: ClassVar[str]
     args: ClassVar[Args] = Args()
-    reads_masks: ClassVar[bool] = False  # of the run's samplers
+    reads_masks: ClassVar[bool] = False  # whether it reads the samplers' token masks
 
     def __post_init__(self) -> None:
         """Round float fields to f32, as constants in the code are, so that the digits in a name are

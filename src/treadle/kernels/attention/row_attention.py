@@ -31,7 +31,7 @@ from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import Args, Frame, whole_rows, widest
 
 BLOCK_ROWS = 16  # rows that are unpacked together
-MOST_HEADS = 8  # whose products are made together: their sums stay in registers
+MOST_HEADS = 8  # heads whose products are computed together: their sums stay in registers
 SCORED = 512  # rows that an item of scores has
 
 
@@ -114,7 +114,7 @@ class RowAttention(RowKernel):
     window: int
     pool: int = 0
     unit: int = 0  # 0: there are none
-    units: int = 0  # their pool
+    units: int = 0  # number of the pool with the units' rows
     top: int = 0
     block: bool = False
 

@@ -48,9 +48,8 @@ class Queries(PagedKernel):
     words: bool = False  # products of 16-bit numbers, in vectors: many rows
     reach: int = 0  # biases by distance up to this: see ``relative_bias.py``; 0: none
     spans: bool = False  # queries also see keys up to their item's ``sees``
-    chosen: int = (
-        0  # choices of keys per query (``indexer.py``), of as many groups of heads; 0: all
-    )
+    # Choices of keys that a query has (``indexer.py``), one for each group of heads; 0: all.
+    chosen: int = 0
     profiled: int = 0  # biases of each query by distance up to this (``profiles.py``); 0: none
 
     @property

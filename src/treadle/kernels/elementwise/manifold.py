@@ -4,7 +4,7 @@ sum to 1.
 
 Streams are f32 ``[N, n * k]``. A token's weights are ``[n (2 + n)]``: ``n`` of the mix that a half
 of a layer reads; ``n`` of the half's result, one for each stream; and ``[n, n]`` between streams,
-the stream that is read first.
+indexed [read, written].
 """
 
 from __future__ import annotations

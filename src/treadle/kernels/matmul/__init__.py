@@ -8,9 +8,9 @@
     select_strips.py      the strip product for it, if there is one
     sizes.py              batch sizes with plans of their own
     gemv.py               gemv: a few tokens, rows read straight from the file
-    gemv_q8.py            its sums of bytes, for all formats with codes
-    gemv_spans.py         its sums of bytes, 256 values at a time (AVX2)
-    gemv_int16.py         its sums of 16-bit words
+    gemv_q8.py            gemv's sums of bytes, for all formats with codes
+    gemv_spans.py         gemv's sums of bytes, 256 values at a time (AVX2)
+    gemv_int16.py         gemv's sums of 16-bit words
     gemm.py               gemm: packs a panel of rows, and multiplies it by every token
     panel.py              packing of panels
     tile_shape.py         Tiled: fields common to gemm and its tile loops
@@ -20,12 +20,12 @@
     tile_ordered.py       tile loop with the order of addition of matrix registers
     epilogue.py           factor, bias, residual, and storing a tile's sums
     matrix.py             gemm on matrix registers, in bf16
-    matrix_words.py       the same in 16-bit words, as bytes
+    matrix_words.py       gemm on matrix registers, in 16-bit words as bytes
     matrix_registers.py   operands of matrix registers, for other kernels
     strips.py             StripGemm: few tokens, rows in file order
     byte_strips.py        strip products of bytes: unpacking their strips
-    matrix_bytes.py       ... on matrix registers
-    vector_bytes.py       ... in vectors
+    matrix_bytes.py       strip products of bytes, on matrix registers
+    vector_bytes.py       strip products of bytes, in vectors
     vector_floats.py      strip products of floats, in vectors
     gated.py              both products of a gated activation, and the activation
     lora.py               LoRA additions to a product

@@ -78,7 +78,7 @@ class Gemv(Matmul):
         stride = self.layout().row_bytes
 
         def tokens_of(x: Val) -> list[Val]:
-            """If there are fewer tokens than nr, the last one is repeated."""
+            """Return the addresses of nr tokens; the last one stands in for missing ones."""
             last = frame.run(self.count) - 1
             return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
 

@@ -38,7 +38,7 @@ class GemvInt16:
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
-        prefetches.
+        prefetches their blocks.
         """
         k, sums = self.k, accumulators(self.k, self.spec, self.lanes)
 

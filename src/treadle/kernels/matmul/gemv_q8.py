@@ -80,7 +80,7 @@ class Q8:
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
-        prefetches.
+        prefetches their blocks.
         """
         k = self.k
         blocks = BlockSums(self.k, self.spec, self.at_once, self.scratch)

@@ -157,7 +157,7 @@ class GemvSpans:
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
-        prefetches.
+        prefetches their blocks.
         """
         k = self.k
         sums = accumulators(k, self.spec, self.lanes)

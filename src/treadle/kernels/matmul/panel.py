@@ -115,7 +115,7 @@ def code_type(codes: Codes, isa: Isa, unit: int = DWORD) -> Ty:
 
 
 def code_top(codes: Codes, isa: Isa) -> int:
-    """Return the largest code in a panel, less its zero point's shift."""
+    """Return the largest code in a panel, whose zero point may differ from the format's."""
     return codes.top + code_offset(codes, isa) - codes.offset
 
 
