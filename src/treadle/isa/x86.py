@@ -307,8 +307,8 @@ AVX512_BF16 = AVX512_VBMI.above(
     slow_with=frozenset({"amx-bf16"}),
     tiles=replace(WIDE, gemv_ahead=1024),
 )
-# Used for prefill with every format of bytes and BF16, unpacked to bf16; everything else as in the
-# earlier rows.
+# Matrix registers are used in prefill (F16 and F32 in several parts), strip products of bytes,
+# attention and chunked recurrences; everything else as in AVX512_VBMI.
 AMX_BF16 = AVX512_VBMI.above(
     "amx_bf16",
     "avx512bf16 amx-tile amx-bf16",
