@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
 MAGIC = b"treadle1"
-SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
+SETTLED_NS = 2_000_000_000  # file systems tell apart times that differ by more than this
 
 
 class CachedKernel(NamedTuple):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treadle.system.protocol import WorkerProcesses
 
 MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each takes 10 MB
-STUCK_S = 60.0  # without any kernel: this process compiles, whatever the others are doing
+STUCK_S = 60.0  # after this long without any kernel, this process compiles them itself
 WORTH_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
 
 FIRST = 0  # rank of kernels that are waited for

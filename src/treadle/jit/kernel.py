@@ -95,7 +95,7 @@ def _link(symbol: str, code: bytes) -> int:
 
 
 _linked: dict[tuple[str, str], int] = {}
-_pools: list[CompilePool] = []  # the one, once kernels were missing
+_pools: list[CompilePool] = []  # the one pool; empty until kernels are missing
 _compiled_elsewhere: dict[tuple[str, str], bytes] = {}  # objects, until they are linked
 _holds: list[None] = []  # one for each block of ``compile_processes_held``
 STORED = b"\1"  # before an object that its process has written to the cache
@@ -134,7 +134,7 @@ def _cached(spec: Spec, isa: Isa, tally: CompileStats) -> bytes | None:
     except CacheError:
         if forbidden:
             raise
-        return None  # storing it will say why
+        return None  # ``_store`` logs why
     if code is not None:
         tally.n_cached += 1
     elif forbidden:
