@@ -354,8 +354,8 @@ def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
 
 
 def narrowed(k: Builder, kind: str, x: Val) -> list[Val]:
-    """Return a block's 32 f32 values ``x`` in ``kind`` of NARROW: for each bf16 part its dwords,
-    ``i32 * 16``.
+    """Return a block's 32 f32 values ``x`` as ``kind``, one of NARROW: for each bf16 part its
+    dwords, ``i32 * 16``.
     """
     return [part.bits(i32 * DWORDS["bf16"]) for part in in_bf16(k, x, NARROW[kind])]
 

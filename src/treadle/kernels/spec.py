@@ -281,8 +281,8 @@ class Spec:
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
-        """Emit the kernel into ``k``'s function; the other arguments are the values of the machine
-        code's.
+        """Emit the kernel into ``k``'s function; ``args`` to ``scratch`` are the run-time values of
+        the machine code's arguments.
         """
         self.build(k, isa, Frame(k, self, args, run, begin, end, scratch))
 

@@ -142,7 +142,7 @@ class _Sums:
         return self.most, self.total, self.values
 
     def begin(self, behind: _Sums | None) -> None:
-        """Take over the sums of ``behind``; None: reset to empty sums."""
+        """Begin with a copy of the sums ``behind``; None: with empty sums."""
         if behind is None:
             self.most.v = self.lowest
             self.total.v = self.zero

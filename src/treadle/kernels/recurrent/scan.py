@@ -352,8 +352,8 @@ class Scan(Spec):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
     def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
-        """Return the function from a row's number n to the factor that the row keeps: the same for
-        all rows.
+        """Return a function ``keep(n)``: the factor by which the update multiplies row n of the
+        state. Here it is one for all rows.
         """
         keep = k.splat(token.decay, ty)
         return lambda n: keep
