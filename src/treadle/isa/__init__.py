@@ -1,5 +1,16 @@
 """The supported instruction sets, and the choice among them.
 
+::
+
+    isa.py       Isa: the fields of a row, and the meaning of each operation
+    portable.py  reference code of every operation, for any LLVM target
+    x86.py       AVX2, the AVX-512 families, and AMX's row
+    amx.py       Intel's matrix registers
+    arm.py       NEON, and rows with dots of bytes and bf16
+    sme.py       Arm's matrix registers
+    riscv.py     RISC-V vectors (RVV 1.0)
+    nvptx.py     NVIDIA GPUs
+
 To add one, write a row (``docs/add-an-isa.md``) and list it in ``ROWS``, better ones last.
 """
 
@@ -51,12 +62,13 @@ def runnable(features: Set[str]) -> list[Isa]:
 
 
 def best(features: Set[str]) -> Isa:
-    """Return the fastest row for a CPU with these features."""
+    """Return the fastest row for a CPU with these features (LLVM's names)."""
     return [row for row in runnable(features) if not row.slow_with & features][-1]
 
 
 def choose(features: Set[str], forced: str | None = None) -> Isa:
-    """Return the ``best`` row, or the one named by ``forced`` or ``TREADLE_ISA``.
+    """Return the row named ``forced``, else the one named by ``TREADLE_ISA``, else the ``best`` row
+    for a CPU with these features (LLVM's names).
 
     Raises UnsupportedError for a name that is unknown or that this CPU cannot run.
     """

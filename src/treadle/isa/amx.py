@@ -1,4 +1,4 @@
-"""Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes, and products."""
+"""``MatrixUnit`` by Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from treadle.jit.types import i8, i64, u8
 
 
 def _config(n: int) -> list[int]:
-    """Return the tile configuration: palette 1; from byte 16 each register's bytes a row (16 bits);
-    from byte 48 each register's rows. a has ``n`` bytes a row, b ``n / 4`` rows; all others are
-    full.
+    """Return the 64 bytes of a tile configuration: palette 1; from byte 16 each register's bytes a
+    row (16 bits); from byte 48 each register's rows. a has ``n`` bytes a row, b ``n / 4`` rows; all
+    others are full.
     """
     columns = [64] * 4 + [n] * 2 + [64] * 2
     rows = [16] * 6 + [n // 4] * 2
@@ -32,7 +32,7 @@ def _register(k: Builder, r: int) -> Any:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """Configure full registers."""
+    """``begin`` by ``ldtilecfg``: all registers are full."""
     begin_bytes(k, p, 64)
 
 
@@ -43,7 +43,7 @@ def begin_bytes(k: Builder, p: Val, n: int) -> None:
 
 
 def end(k: Builder) -> None:
-    """``tilerelease``: the next thread on this core need not save the registers."""
+    """``end`` by ``tilerelease``: the next thread on this core need not save the registers."""
     _call(k, "tilerelease", [])
 
 

@@ -15,13 +15,17 @@ WIDE = 16  # bytes in a register
 
 
 def _parts(k: Builder, acc: Val, *operands: Val) -> list[tuple[Val, ...]]:
-    """Pair each register of an accumulator with its registers of the operands."""
+    """Cut an accumulator and its operands into registers: yield (accumulator, operands ...) for
+    each.
+    """
     cut = [k.split(acc, WIDE // 4), *(k.split(v, WIDE) for v in operands)]
     return list(zip(*cut, strict=True))
 
 
 def _smull(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``smull``, ``addp``, ``sadalp``: a product is at most 128 * 127, so a pair's sum fits i16."""
+    """Add dots of four signed bytes to ``acc`` by ``smull``, ``addp`` and ``sadalp``: a product is
+    at most 128 * 127, so a pair's sum fits i16.
+    """
 
     def long(a: Val, b: Val) -> Val:
         return k.call(f"{NEON}.smull.v8i16", i16 * 8, [a.ir, b.ir])
@@ -44,7 +48,7 @@ def _sdot(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val:
-    """``dot4`` by a dot of signed bytes.
+    """``dot4`` by ``dot``, a dot of signed bytes.
 
     Weights above 127 are reduced by 128, and 128 times the sum of x is added back. With
     ``dot4_least`` -128, only 8-bit formats with minimums need this.
@@ -59,8 +63,8 @@ def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val
 
 
 def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by 16-bit products: four instructions for 16 of them. ``w_max``: the largest
-    weight.
+    """``dot4`` by 16-bit products: four instructions for 16 bytes. ``w_max``: the
+    largest weight.
     """
     return _by_signed(_smull, k, acc, w, x, w_max)
 
@@ -84,8 +88,8 @@ def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``bfdot``: rounds a pair's sum and the total to odd, and flushes values below 2**-126 to
-    zero.
+    """``dot_bf16`` by ``bfdot``, which rounds a pair's sum and the total to odd, and flushes values
+    below 2**-126 to zero.
     """
     bits = (bf16.like(v.ty) for v in (a, b))
     a, b = (v.bits(ty) for v, ty in zip((a, b), bits, strict=True))
@@ -100,7 +104,9 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``isb``, which stalls a core for about ten cycles; on most cores ``yield`` is a no-op."""
+    """``pause`` by ``isb``, which stalls a core for about ten cycles; on most cores ``yield`` is a
+    no-op.
+    """
     k.call("llvm.aarch64.isb", None, [k.const(15, i32).ir])
 
 

@@ -1,5 +1,5 @@
-"""Description of an instruction set: one row of facts, and the few operations that it does better
-than portable code.
+"""Description of an instruction set: facts, and the few operations that it does better than
+portable code.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ class Shorts:
 
     @staticmethod
     def room(w_max: int) -> int:
-        """Return how many dots an i16 holds, for codes of at most ``w_max``; 0: none."""
+        """Return how many dots' sums fit an i16, for codes of magnitude at most ``w_max``;
+        0: none.
+        """
         return 32767 // (2 * 127 * w_max)
 
 
@@ -250,15 +252,15 @@ class Isa:
 
     @property
     def word_dots(self) -> Op:
-        """``dot_words``, or if f32 is as fast the same operation of ``shorts``."""
+        """``dot_words``; where it is None, ``shorts.scale``, which computes the same."""
         if self.dot_words is not None:
             return self.dot_words
         assert self.shorts is not None, self.name
         return self.shorts.scale
 
     def above(self, name: str, more: str, **better: Any) -> Isa:
-        """Return the row of machines that have ``more`` features than this one needs, with the
-        fields ``better`` replaced.
+        """Return the row of machines that also have the features ``more`` (LLVM's names, separated
+        by spaces), with the fields ``better`` replaced.
         """
         features = ",".join(filter(None, [self.features, *(f"+{f}" for f in more.split())]))
         needs = self.needs.union(more.split())

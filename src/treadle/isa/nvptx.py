@@ -1,8 +1,8 @@
 """NVIDIA GPUs, through LLVM's NVPTX: the operations of a thread, and those of a block of threads.
 
-A thread has no vectors. LLVM splits vectors into registers of four bytes, so byte moves work on
-words here. The driver compiles PTX for the card: a row serves the first card with the features it
-needs, and all later ones.
+A GPU thread has no vector registers. LLVM splits vectors into registers of four bytes, so
+operations on bytes work on words of four here. The driver compiles PTX for the card: a row serves
+the first card with the features it needs, and all later ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SREG = "llvm.nvvm.read.ptx.sreg"
 
 
 def _words(v: Val) -> Val:
-    """View bytes as words."""
+    """View a vector of bytes as u32 words of four."""
     return v.bits(u32 * (v.ty.lanes // 4))
 
 
 def _each_word(k: Builder, v: Val, ty: Ty, one: Any) -> Val:
-    """Apply ``one(word)`` to each word of ``v``; return the result as ``ty``."""
+    """Apply ``one(word)`` to each u32 word of ``v``; return the result as ``ty``."""
     words = _words(v)
     made = words
     for i in range(words.ty.lanes):
@@ -37,8 +37,8 @@ def _each_word(k: Builder, v: Val, ty: Ty, one: Any) -> Val:
 
 
 def prmt(k: Builder, a: Val, b: Val | int, picked: Val | int) -> Val:
-    """``prmt``: byte i of the result is the byte of ``a`` (0 to 3) or ``b`` (4 to 7) given by
-    nibble i of ``picked``. Adding 8 replicates that byte's sign bit instead.
+    """Pick bytes by ``prmt``: byte i of the result is the byte of ``a`` (0 to 3) or ``b`` (4 to 7)
+    whose number is nibble i of ``picked``. A number plus 8 replicates that byte's sign bit instead.
     """
     given = [a, k.val(b, u32), k.val(picked, u32)]
     return k.call("llvm.nvvm.prmt", u32, [v.ir for v in given])
@@ -66,8 +66,8 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """Look up in each half of the table by ``prmt``, whose picks are nibbles; then choose by bit 3,
-    spread over its byte.
+    """``lookup`` by ``prmt`` in each half of the table: picks are nibbles; then the half is chosen
+    by bit 3 of the index, spread over its byte.
     """
     quarter = [
         k.const(int.from_bytes(bytes(v & 255 for v in table[i : i + 4]), "little"), u32)
@@ -85,7 +85,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """Load each lane on its own, from aligned elements."""
+    """``gather`` by one aligned load for each lane."""
     found = k.zero(ty)
     for lane in range(ty.lanes):
         at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
@@ -95,7 +95,7 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``rcp.approx``, to 1 unit in the last place."""
+    """``reciprocal`` by ``rcp.approx``, to 1 unit in the last place."""
     if not x.ty.lanes:
         return k.call("llvm.nvvm.rcp.approx.ftz.f", f32, [x.ir])
     result = x
@@ -105,7 +105,7 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """Shift words; bits that cross into another byte are masked off."""
+    """``bit_extract`` by shifts of words; bits that cross into another byte are masked off."""
     if v.ty.lanes % 8:
         return portable.bit_extract(k, v, shift, width, to)
     mask = (((1 << width) - 1) << to) * 0x01010101
@@ -130,17 +130,17 @@ def _register(name: str) -> Any:
 
 
 def shared(k: Builder) -> Val:
-    """Return dynamic shared memory; the launch decides its size."""
+    """Return the address of the block's dynamic shared memory; the launch decides its size."""
     return k.outside("shared", SHARED, 128)
 
 
 def barrier(k: Builder) -> None:
-    """``barrier.sync``, for all threads."""
+    """``barrier`` by ``barrier.sync``, for all threads of the block."""
     k.call("llvm.nvvm.barrier.cta.sync.aligned.all", None, [k.const(0, i32).ir])
 
 
 def copy_async(k: Builder, to: Val, frm: Val, n_bytes: int = 16) -> None:
-    """``cp.async``; 16 bytes bypass the first-level cache."""
+    """``copy_async`` by ``cp.async``; copies of 16 bytes bypass the first-level cache."""
     kind = "cg" if n_bytes == 16 else "ca"
     name = f"llvm.nvvm.cp.async.{kind}.shared.global.{n_bytes}"
     k.call(name, None, [k.in_space(to, SHARED), k.in_space(frm, GLOBAL)])
@@ -157,7 +157,7 @@ def wait(k: Builder, n: int) -> None:
 
 
 def warp_barrier(k: Builder) -> None:
-    """``bar.warp.sync``, for all lanes."""
+    """``warp_barrier`` by ``bar.warp.sync``, for all lanes."""
     k.call("llvm.nvvm.bar.warp.sync", None, [k.const(-1, i32).ir])
 
 
@@ -238,6 +238,8 @@ ROWS = {80: SM_80, 90: SM_90}  # by the compute capability they need, times ten
 
 
 def row(major: int, minor: int) -> Isa | None:
-    """Return the best row for a card of this compute capability; None if the card is too old."""
+    """Return the best row for a card of compute capability ``major.minor``; None if the card is too
+    old.
+    """
     fit = [need for need in ROWS if need <= 10 * major + minor]
     return ROWS[max(fit)] if fit else None

@@ -1,5 +1,5 @@
-"""Reference meaning of every operation, in plain vector arithmetic that each LLVM back end can
-lower.
+"""Reference code of every operation of ``Isa``, in plain vector arithmetic that each LLVM back end
+can lower.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """Products fit i16 (255 * 127); neighbours are added in i32, twice."""
+    """``dot4`` by products of bytes widened to i16, in i32; neighbours are added twice."""
     n = w.ty.lanes
     wide_w = w.to(i16)
     wide_x = x.to(i16)
@@ -29,14 +29,16 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot_words(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """Products in i32, then sums of neighbours."""
+    """``dot_words`` by products in i32, then sums of neighbours."""
     halves = range(0, a.ty.lanes, 2), range(1, a.ty.lanes, 2)
     even, odd = (k.shuffle(a, a, at).to(i32) * k.shuffle(b, b, at).to(i32) for at in halves)
     return acc + (even + odd)
 
 
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """Multiply each row's eight values by each token's; add neighbours three times."""
+    """``pairs`` by products in i32 of each row's eight values with each token's; neighbours are
+    added three times.
+    """
     rows = [8 * i + at for i in (0, 1) for _ in (0, 1) for at in range(8)]
     products = k.shuffle(w, w, rows).to(i32) * k.concat(x, x).to(i32)
     while products.ty.lanes > acc.ty.lanes:
@@ -47,8 +49,8 @@ def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def widen_f16(k: Builder, h: Val) -> Val:
-    """Convert f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112,
-    then fix infinities and NaNs.
+    """``widen_f16`` by integer arithmetic: shift the fields into place, rescale by 2**112, then fix
+    infinities and NaNs.
     """
     bits = h.bits(u16.like(h.ty)).to(u32)
     sign = (bits & 0x8000) << 16
@@ -59,7 +61,7 @@ def widen_f16(k: Builder, h: Val) -> Val:
 
 
 def narrow_f16(k: Builder, x: Val) -> Val:
-    """Convert f32 to f16 by integer arithmetic, rounding to nearest even."""
+    """``narrow_f16`` by integer arithmetic, rounding to nearest even."""
     bits = x.bits(u32.like(x.ty))
     sign = (bits & 0x80000000) >> 16
     mag = bits & 0x7FFFFFFF
@@ -76,15 +78,15 @@ def narrow_f16(k: Builder, x: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """Add half a unit of the last place kept, less one if that would round a tie up to an odd
-    number.
+    """``narrow_bf16`` by adding half a unit of the last place kept, less one if that would round a
+    tie up to an odd number.
     """
     bits = x.bits(u32.like(x.ty))
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """Two multiply-adds: bf16 is the upper half of f32."""
+    """``dot_bf16`` by two multiply-adds: bf16 is the upper half of f32."""
     a, b = (v.bits(u32.like(acc.ty)) for v in (a, b))
     for part in ((a << 16, b << 16), (a & 0xFFFF0000, b & 0xFFFF0000)):
         x, y = (v.bits(acc.ty) for v in part)
@@ -93,12 +95,14 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """Emit nothing, but keep the compiler from removing the loop."""
+    """``pause`` by no instruction, but LLVM may not remove the loop around it."""
     k.fence()
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """Look up by a tree of selects: each of four bits of the index halves the rest of the table."""
+    """``lookup`` by a tree of selects: each of four bits of the index halves the rest of
+    the table.
+    """
     left = [k.const(v, index.ty) for v in table]
     for bit in (1, 2, 4, 8):
         zero = (index & bit).eq(0)
@@ -107,7 +111,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """Load each lane on its own."""
+    """``gather`` by one load for each lane."""
     found = k.zero(ty)
     for lane in range(ty.lanes):
         at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
@@ -116,12 +120,12 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """Divide."""
+    """``reciprocal`` by a division."""
     return 1.0 / x
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """Shift, then mask."""
+    """``bit_extract`` by a shift, then a mask."""
     lanes = v.ty.lanes
     mask = ((1 << width) - 1) << to
     if len(set(shift)) == 1:
@@ -138,7 +142,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """Put the two bytes that hold the bits side by side, and shift."""
+    """``multishift``: put the two bytes that hold the bits side by side, and shift them."""
     bits = [at[i % len(at)] % 64 for i in range(v.ty.lanes)]
     pairs = [i // 8 * 8 + (bit // 8 + j) % 8 for i, bit in enumerate(bits) for j in (0, 1)]
     words = k.shuffle(v, v, pairs).bits(u16 * v.ty.lanes)
@@ -146,7 +150,7 @@ def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """Select the byte that holds the bit, and test it."""
+    """``bit_spread``: select the byte that holds the bit, and test it."""
     bits = [at[i % len(at)] for i in range(v.ty.lanes)]
     held = k.shuffle(v, v, [i // 8 * 8 + bit // 8 for i, bit in enumerate(bits)])
     zero = (held & k.const([1 << bit % 8 for bit in bits], v.ty)).eq(0)
@@ -157,17 +161,17 @@ def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
 
 
 def fpext_f16(k: Builder, h: Val) -> Val:
-    """Convert f16 to f32."""
+    """``widen_f16`` by LLVM's ``fpext``."""
     return h.bits(f16.like(h.ty)).to(f32)
 
 
 def fptrunc_f16(k: Builder, x: Val) -> Val:
-    """Convert f32 to f16, rounding to nearest even."""
+    """``narrow_f16`` by LLVM's ``fptrunc``, rounding to nearest even."""
     return x.to(f16)
 
 
 def masked_gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """LLVM's gather intrinsic."""
+    """``gather`` by LLVM's gather intrinsic."""
     return k.masked_gather(table, index, ty)
 
 
@@ -179,20 +183,20 @@ _BYTES: WeakKeyDictionary[Builder, int] = WeakKeyDictionary()
 
 
 def matrix_begin(k: Builder, p: Val) -> None:
-    """Do nothing: the registers are the function's own stack memory."""
+    """``begin``: emit nothing; the registers are the function's own stack memory."""
 
 
 def matrix_begin_bytes(k: Builder, p: Val, n: int) -> None:
-    """Configure rows of ``n`` bytes, so that loads read no further."""
+    """``begin_bytes``: note that rows of a have ``n`` bytes, so that loads read no further."""
     _BYTES[k] = n
 
 
 def matrix_end(k: Builder) -> None:
-    """Do nothing."""
+    """``end``: emit nothing."""
 
 
 def matrix_scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-    """Emit ``build`` in place."""
+    """``scope``: emit ``build`` in place."""
     build(k, *args)
 
 
@@ -201,13 +205,13 @@ def _row(k: Builder, r: int, i: Val) -> Val:
 
 
 def matrix_zero(k: Builder, r: int) -> None:
-    """Zero row by row."""
+    """``zero``, row by row."""
     with k.loop(16) as i:
         k.store(_row(k, r, i), k.zero(i32 * 16))
 
 
 def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """Load row by row."""
+    """``load``, row by row."""
     n = _BYTES.get(k, 64)
     rows = n // 4 if r >= 6 else 16
     dwords = n // 4 if r in (4, 5) else 16
@@ -216,19 +220,21 @@ def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
 
 
 def matrix_store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """Store row by row."""
+    """``store``, row by row."""
     with k.loop(16) as i:
         k.store(p + i * stride, k.load(_row(k, r, i), i32 * 16))
 
 
 def matrix_dots_bf16(k: Builder) -> None:
-    """Add the four products of ``MatrixUnit.dots_bf16``, one after the other."""
+    """``dots_bf16``: add its four products, one after the other."""
     for c in range(4):
         _dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
 
 
 def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
-    """Sum the even and the odd products apart, one row of b after the other."""
+    """Add the product of registers ``a`` and ``b`` to register ``c``. The even and the odd values
+    of K are summed separately, one row of b after the other.
+    """
     high = 0xFFFF0000
     ty = f32 * 16
     with k.loop(16) as i:
@@ -243,7 +249,7 @@ def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
 
 
 def matrix_dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
-    """Take the dwords of a row of a one after the other."""
+    """``dot_bytes``: add the products of one dword of a's rows after the other."""
     with k.loop(16) as i:
         total = k.var(k.load(_row(k, c, i), i32 * 16))
         with k.loop(_BYTES[k] // 4) as j:

@@ -18,8 +18,8 @@ LENGTHS = (128, 256, 512)  # bits in a register
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """Products of 16 bits (255 * 127 fits). Neighbours are added in lanes twice as wide, twice,
-    because moving lanes is slow here.
+    """``dot4`` by products of 16 bits (255 * 127 fits). Neighbours are added in lanes twice as
+    wide, twice, because moving lanes is slow here.
     """
     n = w.ty.lanes
     products = (w.to(i16) * x.to(i16)).bits(i32 * (n // 2))
@@ -28,8 +28,8 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vqdot``, ``vqdotsu``: sums of four neighbours. LLVM's operation may add up any lanes; for
-    RISC-V with this extension it becomes that instruction (a test checks it).
+    """``dot4`` by ``vqdot`` or ``vqdotsu``: sums of four neighbours. LLVM's operation may add up
+    any lanes; for RISC-V with this extension it becomes that instruction (a test checks it).
     """
     n = acc.ty.lanes
     wide = i32 * w.ty.lanes
@@ -40,8 +40,8 @@ def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``vfwmaccbf16``, for the first of each pair, then the second. Narrowing shifts extract them
-    from dwords.
+    """``dot_bf16`` by ``vfwmaccbf16``, for the first of each pair, then the second. Narrowing
+    shifts extract them from dwords.
     """
     n = acc.ty.lanes
 
@@ -54,7 +54,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``pause``, a hint; cores without it execute an empty fence."""
+    """``pause`` by ``pause``, a hint; cores without it execute an empty fence."""
     k.call("llvm.riscv.pause", None, [])
 
 
@@ -88,7 +88,7 @@ def _vectors(length: int) -> Isa:
 
 
 def _halves(row: Isa) -> Isa:
-    """Return the row with f16 vectors, of which only the conversions are used."""
+    """Return ``row`` for machines with vectors of f16, of which only the conversions are used."""
     return row.above(
         f"{row.name}_zvfh",
         "zvfh",

@@ -1,4 +1,4 @@
-"""64-bit Arm's Scalable Matrix Extension, with streaming vectors of 512 bits.
+"""``MatrixUnit`` by 64-bit Arm's Scalable Matrix Extension, with streaming vectors of 512 bits.
 
 The four accumulators are the four tiles of the array ZA. A product adds a column of dwords times a
 row of dwords, 16 by 16.
@@ -37,7 +37,9 @@ def _every_lane(k: Builder, lanes: int) -> Any:
 
 
 def _move(k: Builder, how: str, tile: int, p: Val, stride: Operand) -> None:
-    """Load or store a tile's slices in order, from or to rows of memory."""
+    """Load or store (``how``) the slices of a tile, in order, from or to rows of memory ``stride``
+    bytes apart.
+    """
     every = _every_lane(k, 4)
     number = k.const(tile, i32).ir
     with k.loop(SIDE) as i:
@@ -49,15 +51,15 @@ def _slot(k: Builder, r: int) -> Val:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """Do nothing: ``scope`` does it."""
+    """``begin``: emit nothing; ``scope`` acquires the registers."""
 
 
 def end(k: Builder) -> None:
-    """Do nothing."""
+    """``end``: emit nothing."""
 
 
 def scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-    """Emit ``build`` as a function whose body is in streaming mode with ZA enabled."""
+    """``scope``: emit ``build`` as a function whose body is in streaming mode with ZA enabled."""
 
     def streaming(k: Builder, *args: Val) -> None:
         k.call(f"{SME}.za.enable", None, [])
@@ -68,12 +70,12 @@ def scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]
 
 
 def zero(k: Builder, r: int) -> None:
-    """``zero``: a tile of dwords is two of the eight tiles of 64 bits, four apart."""
+    """``zero`` by ``zero``: a tile of dwords is two of the eight tiles of 64 bits, four apart."""
     k.call(f"{SME}.zero", None, [k.const(0x11 << r, i32).ir])
 
 
 def load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``ld1w`` for sums; for an operand, record its address and stride."""
+    """``load``: by ``ld1w`` for sums; for an operand, record its address and stride."""
     if r < LEFT:
         _move(k, "ld1w.horiz", r, p, stride)
         return
@@ -87,7 +89,9 @@ def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
 
 
 def dots_bf16(k: Builder) -> None:
-    """``bfmopa``: for each pair of values, four outer products of operands loaded once."""
+    """``dots_bf16`` by ``bfmopa``: for each pair of values of K, four outer products of operands
+    loaded once.
+    """
     ty: Ty = bf16.scalable(8)
     every = _every_lane(k, 8)
 
@@ -104,7 +108,7 @@ def dots_bf16(k: Builder) -> None:
 
 
 def turn(k: Builder, p: Val, stride: int) -> None:
-    """Transpose through a tile: load rows, store columns."""
+    """``turn`` through a tile: load rows, store columns."""
     _move(k, "ld1w.horiz", 0, p, stride)
     _move(k, "st1w.vert", 0, p, stride)
 

@@ -22,13 +22,17 @@ PSHUFB = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
 def by_register(k: Builder, v: Val, one: Callable[[Val, int], Val]) -> Val:
-    """Apply ``one(part, i)`` to each register of ``v``, or to ``v`` itself if it is narrower."""
+    """Apply ``one(part, i)`` to each register of ``v``, or to ``v`` itself if it is narrower;
+    concatenate the results.
+    """
     n = min(v.ty.lanes, k.isa.vector_bits // v.ty.bits)
     return k.concat(*(one(part, i) for i, part in enumerate(k.split(v, n))))
 
 
 def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = None) -> Val:
-    """``vpmaddubsw``. Signed weights give x their sign, or take x's if its ``size`` is given."""
+    """``Shorts.dot`` by ``vpmaddubsw``, which takes w unsigned: x gets the sign of w. If ``size``
+    (|x|) is given, w gets the sign of x instead, and ``size`` is the unsigned operand.
+    """
     n = w.ty.lanes
     if size is not None and n in PSIGNB:
         w, x = size, k.call(f"llvm.x86.{PSIGNB[n]}", x.ty, [w.ir, x.ir])
@@ -43,26 +47,28 @@ def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = No
 
 
 def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` of i16: ``vpmaddwd``."""
+    """``Shorts.scale``, and ``dot_words``, by ``vpmaddwd``: ``acc[i] += w[2i] x[2i] + w[2i+1]
+    x[2i+1]`` of i16, in i32.
+    """
     return k.pin(acc + k.call(f"llvm.x86.{MADDWD[w.ty.lanes]}", acc.ty, [w.ir, x.ir]), "v")
 
 
 def high_short(k: Builder, a: Val, b: Val) -> Val:
-    """``high_short`` by ``vpmulhrsw``."""
+    """``Shorts.high`` by ``vpmulhrsw``."""
     return k.call(f"llvm.x86.{MULHRS[a.ty.lanes]}", a.ty, [a.ir, b.ir])
 
 
 def widen_short(k: Builder, acc: Val, s: Val) -> Val:
-    """``vpmaddwd`` by ones."""
+    """``Shorts.widen`` by ``vpmaddwd`` with ones."""
     return dot2(k, acc, s, k.const(1, s.ty))
 
 
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vpmaddubsw``, then pairs by ``vpmaddwd``: for signed weights, and for weights so small that
-    no i16 pair sum saturates.
+    """``dot4`` by ``vpmaddubsw``, then pairs by ``vpmaddwd``: for signed weights, and for weights
+    so small that no i16 pair sum saturates.
 
-    Others are multiplied as i16, even and odd bytes apart. All but two products and two sums of
-    this depends on one operand only, and a tile shares it.
+    Other weights are multiplied as i16, even and odd bytes apart: two products and two sums for
+    each accumulator. The rest depends on one operand only, and a tile shares it.
     """
     if w.ty.is_signed or w_max <= MADDUBS_TOP:
         return widen_short(k, acc, short_dot(k, None, w, x))
@@ -74,19 +80,19 @@ def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot4_vnni(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vpdpbusd`` at the width of the operands."""
+    """``dot4`` by ``vpdpbusd``, at the width of the operands."""
     bits = w.ty.lanes * 8
     return k.call(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.ty, [acc.ir, w.ir, x.ir])
 
 
 def dot_words_vnni(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``vpdpwssd`` at the width of the operands."""
+    """``dot_words`` by ``vpdpwssd``, at the width of the operands."""
     bits = a.ty.lanes * 16
     return k.call(f"llvm.x86.avx512.vpdpwssd.{bits}", acc.ty, [acc.ir, a.ir, b.ir])
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``vdpbf16ps`` at the width of the operands."""
+    """``dot_bf16`` by ``vdpbf16ps``, at the width of the operands."""
     bits = a.ty.lanes * 16
     ty = bf16 * a.ty.lanes
     return k.call(
@@ -95,7 +101,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``vcvtne2ps2bf16``, for two registers at once."""
+    """``narrow_bf16`` by ``vcvtne2ps2bf16``, for two registers at once."""
     n = k.isa.lanes
     if x.ty.lanes % (2 * n):
         return portable.narrow_bf16(k, x)
@@ -107,12 +113,12 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """Stall the core briefly, by ``pause``."""
+    """``pause`` by ``pause``."""
     k.call("llvm.x86.sse2.pause", None, [])
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``vpshufb``, which looks up within every 16 bytes of a register."""
+    """``lookup`` by ``vpshufb``, which looks up within every 16 bytes of a register."""
 
     def one(part: Val, i: int) -> Val:
         n = part.ty.lanes
@@ -136,7 +142,9 @@ def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """Take 8 bits of the 64 for each byte, placed so that a mask leaves the wanted one."""
+    """``bit_spread`` by ``multishift``: take 8 bits of the 64 for each byte, placed so that a mask
+    leaves the wanted one.
+    """
     return multishift(k, v, [bit - to for bit in at]) & (1 << to)
 
 
@@ -147,8 +155,8 @@ def lookup_words(k: Builder, table: Val, index: Val) -> Val:
 
 
 def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``vpermb``, which looks up in the whole register. The table is repeated in it, so the index
-    need not be masked.
+    """``lookup`` by ``vpermb``, which looks up in the whole register. The table is repeated in it,
+    so the index need not be masked.
     """
 
     def one(part: Val, i: int) -> Val:
@@ -160,8 +168,8 @@ def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``vrcp14ps``, and one Newton step for twice its bits: a division of 16 lanes occupies the
-    core for 16 cycles.
+    """``reciprocal`` by ``vrcp14ps`` and one Newton step, for twice its bits: a division of 16
+    lanes occupies the core for 16 cycles.
     """
     if x.ty.lanes < min(RCP14):
         return portable.reciprocal(k, x)
@@ -176,8 +184,8 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A matrix serves 8
-    bytes; its rows go from the highest bit to the lowest.
+    """``bit_extract`` by ``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A
+    matrix serves 8 bytes; its rows go from the highest bit to the lowest.
     """
     if v.ty.lanes < 16 or set(shift) == {to}:  # narrower than a register; a mask alone
         return portable.bit_extract(k, v, shift, width, to)
@@ -299,8 +307,8 @@ AVX512_BF16 = AVX512_VBMI.above(
     slow_with=frozenset({"amx-bf16"}),
     tiles=replace(WIDE, gemv_ahead=1024),
 )
-# Used for prefill with every format of bytes and BF16, unpacked to bf16; everything else as in the
-# earlier rows.
+# Matrix registers are used in prefill (F16 and F32 in several parts), strip products of bytes,
+# attention and chunked recurrences; everything else as in AVX512_VBMI.
 AMX_BF16 = AVX512_VBMI.above(
     "amx_bf16",
     "avx512bf16 amx-tile amx-bf16",

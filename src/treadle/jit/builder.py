@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Builder(Spaces):
-    """Emits one function. ``b`` writes raw lines of IR, for the few callers that need it."""
+    """Emits the code of one function: the kernel language. ``b`` writes raw lines of IR, for the
+    few callers that need it.
+    """
 
     sharing: Sharing | None = None
 
@@ -52,7 +54,9 @@ class Builder(Spaces):
         return result
 
     def room(self, n_bytes: int, name: str = "") -> Val:
-        """Return a pointer to stack memory of the function. The same name gives the same memory."""
+        """Return a pointer to ``n_bytes`` of the function's stack memory, aligned to 64. The same
+        ``name`` gives the same memory.
+        """
         made = self._rooms.get(name)
         if made is None:
             line = f"alloca {ir.array_of_bytes(n_bytes)}, align 64"
@@ -67,7 +71,7 @@ class Builder(Spaces):
     # -- memory ---------------------------------------------------------------------------------
 
     def load(self, p: Val, ty: Ty, *, align: int = 1, offset: Operand = 0) -> Val:
-        """Load a ``ty`` from ``p + offset`` bytes."""
+        """Load a ``ty`` from ``offset`` bytes after ``p``."""
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
         line = f"load {ty.ir}, {p.ir}, align {self._aligned(ty, align)}"
@@ -98,14 +102,16 @@ class Builder(Spaces):
         return self.shuffle(part, self.zero(part.ty), [min(i, n) for i in range(ty.lanes)])
 
     def store_first(self, p: Val, x: Val, n: int) -> None:
-        """Store the first ``n`` lanes only."""
+        """Store only the first ``n`` lanes of ``x`` at ``p``."""
         if n == 1:
             self.store(p, self.extract(x, 0))
         else:
             self.store(p, x if n == x.ty.lanes else self.shuffle(x, x, list(range(n))))
 
     def prefetch(self, p: Val, locality: int = 3, *, write: bool = False) -> None:
-        """Prefetch the cache line at ``p``; ``write``: to write it."""
+        """Prefetch the cache line at ``p``. ``locality``: 3 for the first-level cache, 2 for the
+        second, as LLVM's; ``write``: the line will be written.
+        """
         c = [ir.number(ir.DWORD, v) for v in (int(write), locality, 1)]
         self.call("llvm.prefetch.p0", None, [p.ir, *c])
 
@@ -122,8 +128,8 @@ class Builder(Spaces):
         return Val(self, made, ptr)
 
     def static(self, name: str) -> Val:
-        """Return a pointer to 8 bytes in the object, zero at first; they live as long as the
-        code.
+        """Return a pointer to 8 bytes in the kernel's object, zero at first; they live as long as
+        the code.
         """
         return Val(self, self.module.data(name, i64.ir, "internal global", 8, "0"), ptr)
 
@@ -134,9 +140,7 @@ class Builder(Spaces):
         return self.isa.gather(self, table, index, ty)
 
     def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """Return what ``gather`` does, by LLVM's intrinsic, for machines that have an instruction
-        for it.
-        """
+        """``gather`` by LLVM's intrinsic, for machines that have an instruction for it."""
         lanes = ty.lanes
         line = f"getelementptr {ty.scalar.ir}, {table.ir}, {index.ir}"
         at = self.b.made(ir.vector(ir.POINTER, lanes), line)
@@ -169,7 +173,9 @@ class Builder(Spaces):
         return Val(self, self.b.made(ty.ir, f"extractelement {v.ir}, i32 {lane}"), ty)
 
     def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
-        """Pick lanes of ``a`` (0..) and ``b`` (lanes of a..) by ``mask``."""
+        """Return a vector of the lanes that ``mask`` names: from 0 on those of ``a``, after them
+        those of ``b``.
+        """
         index = constant(i32 * len(mask), tuple(mask))
         ty = a.ty.scalar * len(mask)
         return Val(self, self.b.made(ty.ir, f"shufflevector {a.ir}, {b.ir}, {index}"), ty)
@@ -191,13 +197,15 @@ class Builder(Spaces):
         return [self.shuffle(v, v, range(i, i + lanes)) for i in range(0, v.ty.lanes, lanes)]
 
     def evens(self, v: Val, run: int) -> tuple[Val, Val]:
-        """Return every second run of ``run`` lanes of ``v``, and the runs between them."""
+        """Return two vectors: the first, third ... run of ``run`` lanes of ``v``, and the runs
+        between them.
+        """
         n = v.ty.lanes
         first = [i + j for i in range(0, n, 2 * run) for j in range(run)]
         return self.shuffle(v, v, first), self.shuffle(v, v, [i + run for i in first])
 
     def each(self, v: Val, run: int, times: int) -> Val:
-        """Repeat each run of ``run`` lanes of ``v`` ``times`` times."""
+        """Return ``v`` with each run of ``run`` lanes repeated ``times`` times."""
         starts = [i for i in range(0, v.ty.lanes, run) for _ in range(times)]
         return self.shuffle(v, v, [i + j for i in starts for j in range(run)])
 
@@ -208,17 +216,19 @@ class Builder(Spaces):
         return Val(self, self.b.made(a.ty.ir, f"select {cond.ir}, {a.ir}, {b.ir}"), a.ty)
 
     def max(self, a: Val, b: Operand) -> Val:
-        """Return the larger; ``b`` where either is NaN (as SSE does)."""
+        """Return the larger of ``a`` and ``b``; ``b`` where either is NaN (as SSE does)."""
         b = self.val(b, a.ty)
         return self.select(a > b, a, b)
 
     def min(self, a: Val, b: Operand) -> Val:
-        """Return the smaller; ``b`` where either is NaN."""
+        """Return the smaller of ``a`` and ``b``; ``b`` where either is NaN."""
         b = self.val(b, a.ty)
         return self.select(a < b, a, b)
 
     def reduce(self, v: Val, op: Any) -> Val:
-        """Reduce all lanes by ``op`` in a fixed tree: combine halves until one lane is left."""
+        """Reduce all lanes of ``v`` by ``op`` in a fixed tree: combine halves until one lane is
+        left.
+        """
         n = v.ty.lanes
         while n > 1:
             half = n // 2
@@ -232,7 +242,7 @@ class Builder(Spaces):
         return self.reduce(v, lambda a, b: a + b)
 
     def total(self, v: Val) -> Val:
-        """``sum`` over the vectors of all threads that share a work item."""
+        """Return the sum of the lanes of ``v``, over all threads that share the work item."""
         return self.sharing.total(self.sum(v)) if self.sharing else self.sum(v)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
@@ -265,7 +275,9 @@ class Builder(Spaces):
 
     @contextmanager
     def loop(self, stop: Operand, *, start: Operand = 0, step: Operand = 1) -> Iterator[Val]:
-        """``for i in range(start, stop, step)`` at run time; yields ``i`` (i64)."""
+        """Loop at run time as ``for i in range(start, stop, step)``, step above 0; yields ``i``
+        (i64).
+        """
         stop_v = self.val(stop, i64)
         step_v = self.val(step, i64)
         index = self.var(self.val(start, i64))
@@ -282,7 +294,9 @@ class Builder(Spaces):
 
     @contextmanager
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
-        """A ``loop`` with independent iterations: threads that share a work item split them."""
+        """Loop as ``loop`` does, with independent iterations: threads that share a work item split
+        them.
+        """
         if self.sharing:
             start = self.val(start, i64) + self.sharing.me * step
             step = step * self.sharing.n
@@ -290,7 +304,7 @@ class Builder(Spaces):
             yield i
 
     def runs(self, n: int, size: int, emit: Callable[[Val, int], None]) -> None:
-        """Call ``emit(i, size)`` for each full run i of ``size`` among ``n``, in a ``shared_loop``;
+        """Call ``emit(i, size)`` for each whole run i of ``size`` of ``n``, in a ``shared_loop``;
         then once for the remainder, with its smaller count.
         """
         full, rest = divmod(n, size)
@@ -302,7 +316,7 @@ class Builder(Spaces):
 
     @contextmanager
     def if_(self, cond: Val) -> Iterator[None]:
-        """Run the body where ``cond`` (a scalar bool) holds."""
+        """Run the body if ``cond``, a scalar bool, holds at run time."""
         body = self.label("if")
         after = self.label("endif")
         self.branch(cond, body, after)
@@ -321,7 +335,9 @@ class Builder(Spaces):
 
     @contextmanager
     def if_else(self, cond: Val) -> Iterator[tuple[Any, Any]]:
-        """``with k.if_else(c) as (then, other): with then: ...; with other: ...``."""
+        """Branch on ``cond``: ``with k.if_else(c) as (then, other): with then: ...; with other:
+        ...``.
+        """
         then, other, after = (self.label(n) for n in ("if", "else", "endif"))
         self.branch(cond, then, other)
         yield self._within(then, after), self._within(other, after)
@@ -329,8 +345,8 @@ class Builder(Spaces):
 
     @contextmanager
     def _within(self, body: ir.BasicBlock, after: ir.BasicBlock) -> Iterator[None]:
-        """Emit the body in block ``body``, then jump to ``after`` unless the body has left the
-        function.
+        """Emit the body in block ``body``, then jump to ``after``, unless the body has ended its
+        block itself.
         """
         self.at(body)
         yield
@@ -338,11 +354,13 @@ class Builder(Spaces):
             self.goto(after)
 
     def call(self, name: str, ret: Ty | None, args: Sequence[ir.Operand]) -> Val:
-        """Call an intrinsic or other external function with raw IR arguments."""
+        """Call an intrinsic or other external function by name, with raw IR arguments; return its
+        result. ``ret`` None: no result.
+        """
         return Val(self, self.b.call_named(name, ret.ir if ret else ir.VOID, args), ret or i8)
 
     def call_pointer(self, function: Val, ret: Ty | None, args: Sequence[Val]) -> Val:
-        """Call the function at address ``function``."""
+        """Call the function at address ``function``; return its result. ``ret`` None: no result."""
         given = [a.ir for a in args]
         made = self.b.call(ret.ir if ret else ir.VOID, function.ir.ref, given)
         return Val(self, made, ret or i8)
@@ -357,8 +375,8 @@ class Builder(Spaces):
         """Call ``build(k, *args)``, emitted as a function of its own. ``attributes``: more LLVM
         attributes.
 
-        Constants that LLVM finds in it then occupy no registers of the caller. The same name always
-        means the same function.
+        Constants that LLVM finds in the function then occupy no registers of the caller. A second
+        call with the same name calls the same function: ``build`` is not run again.
         """
         name = f"{self.function.name}_{name}"
         given = [a.ir for a in args]
@@ -384,7 +402,7 @@ class Builder(Spaces):
         self.b.end(f"br {cond.ir}, {yes}, {no}")
 
     def at(self, label: ir.BasicBlock) -> None:
-        """Continue emitting at ``label``."""
+        """Emit what follows in block ``label``."""
         self.b.block = label
 
     def fence(self, *rooms: Val) -> None:
@@ -396,7 +414,8 @@ class Builder(Spaces):
         self.b.call(ir.VOID, f'asm sideeffect "", "{registers}"', [room.ir for room in rooms])
 
     def pin(self, v: Val, register: str) -> Val:
-        """Pass ``v`` through an empty statement on a register (the target's letter for its class).
+        """Pass ``v`` through an empty statement on a register of class ``register`` (the target's
+        letter).
 
         Without it LLVM's scheduler may delay an unrolled block's integer sums until its end, and
         spill all their operands until then.

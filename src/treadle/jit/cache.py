@@ -1,10 +1,10 @@
 """On-disk cache of compiled kernels: object files named by a hash of their inputs.
 
-The hash covers contents (the sources in ``SOURCES``), never times; times only tell that the
-contents are those that were hashed last. The folder holds code that will
-be run, so it must belong to the user and be closed to others; any other folder is refused. A file
-is an object, then JSON for ``treadle kernels``, then a footer with a checksum of both. One file
-cannot be half written by a crash, and ``objdump -d`` still reads it.
+The hash covers the contents of the sources in ``SOURCES``, never their times; times only tell that
+a file is unchanged since it was hashed. The folder holds code that will be run, so it must belong
+to the user and be closed to others; any other folder is refused. A file is an object, then JSON for
+``treadle kernels``, then a footer with a checksum of both. As both are one file, a crash cannot
+separate them, and ``objdump -d`` still reads it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CachedKernel(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One sound file of the cache. ``about`` is the JSON written with the kernel."""
+    """One sound file of the cache. ``about``: the JSON that was written with the kernel."""
 
     path: Path
     n_bytes: int  # of the file
@@ -52,8 +52,8 @@ class KernelRecord:
 
     @property
     def current(self) -> bool:
-        """Whether the present sources look up this file. Kernels of other versions stay in the
-        folder too.
+        """Whether this version of treadle, on this machine, would load the file. Kernels of other
+        versions stay in the folder too.
         """
         return self.path.stem == _key(str(self.about.get("name")), str(self.about.get("isa_key")))
 
@@ -72,7 +72,7 @@ class CacheState:
 
 def folder() -> Path:
     """Return the folder for compiled kernels: ``TREADLE_CACHE``, or ``treadle`` in the user's cache
-    directory.
+    directory. Raises CacheError if there is no home directory.
     """
     own = os.environ.get("TREADLE_CACHE")
     if own:
@@ -87,8 +87,9 @@ def folder() -> Path:
 
 @lru_cache(maxsize=1)
 def source_hash() -> str:
-    """Return one hash of every source that can change a kernel's code, of llvmlite's version (which
-    fixes LLVM's), and of the machine: machines of several kinds may share a home directory.
+    """Return one hash of all that can change a kernel's code, besides its spec and instruction set:
+    the sources, llvmlite's version (which fixes LLVM's), and the system and architecture, because
+    machines of several kinds may share a home directory.
     """
     import llvmlite
 
@@ -100,8 +101,8 @@ def hash_of_sources(*names: str) -> str:
     """Return a hash of the Python files of ``names``: modules, and packages with everything below
     them. A file counts with its contents and its path.
 
-    The cache folder keeps the hash with the states of the files (number, size, times), so that a
-    start need not read two megabytes of sources.
+    The cache folder keeps the hash with the files' states (inode, size, times), so that a start
+    need not read two megabytes of sources.
     """
     places = [os.path.join(ROOT, *name.split(".")) for name in names]
     found = [
@@ -129,7 +130,9 @@ def hash_of_sources(*names: str) -> str:
 
 
 def _states(paths: Sequence[str]) -> tuple[str, int]:
-    """Return a hash of the files' states, and the time of the last change, in ns."""
+    """Return a hash of the files' states (inode, size, times), and the time of the last change, in
+    ns.
+    """
     states = []
     newest = 0
     for path in paths:
@@ -155,8 +158,8 @@ def _sources_below(folder: str) -> Iterator[str]:
 
 
 def checked_folder(path: Path | None = None) -> Path:
-    """Return the cache folder, created if absent. Raise CacheError if it belongs to another user or
-    others may write to it.
+    """Return the cache folder (or ``path``), created if absent. Raises CacheError if it cannot be
+    created, belongs to another user, or others may write to it.
     """
     path = path or folder()
     try:
@@ -185,12 +188,16 @@ def _key(name: str, isa_key: str) -> str:
 
 
 def tuned_folder() -> Path:
-    """Return the folder of tuned kernel parameters. Raises CacheError without a home directory."""
+    """Return the folder of tuned kernel parameters. Raises CacheError if there is no home
+    directory.
+    """
     return folder() / "tuned"
 
 
 def has_tuned_rows() -> bool:
-    """Return whether kernel parameters were ever tuned here; False where that cannot be read."""
+    """Return whether the folder of tuned kernel parameters exists; False where that cannot
+    be read.
+    """
     try:
         return tuned_folder().is_dir()
     except (CacheError, OSError):
@@ -198,14 +205,14 @@ def has_tuned_rows() -> bool:
 
 
 def path_of(name: str, isa_key: str) -> Path:
-    """Return the file of one kernel for one instruction set. Raises CacheError for a refused
-    folder.
+    """Return the cache file of kernel ``name`` for the instruction set with ``isa_key``. Raises
+    CacheError if the folder is refused.
     """
     return checked_folder() / f"{_key(name, isa_key)}.o"
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes] | None:
-    """Return a file's object and JSON, or None if the checksum does not match."""
+    """Return a file's object and JSON; None if the footer or its checksum does not match."""
     if len(data) < _FOOTER.size:
         return None
     n_code, n_about, digest, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
@@ -219,7 +226,7 @@ def read(name: str, isa_key: str) -> bytes | None:
     """Return a kernel's object; None if there is none or it is damaged (a linker may crash on half
     of one).
 
-    Raises CacheError for a refused folder.
+    Raises CacheError if the folder is refused.
     """
     try:
         data = path_of(name, isa_key).read_bytes()
@@ -230,7 +237,7 @@ def read(name: str, isa_key: str) -> bytes | None:
 
 
 def has(name: str, isa_key: str) -> bool:
-    """Return whether there is a file of a kernel; it may be damaged. Never raises."""
+    """Return whether the cache has a file of the kernel, which may be damaged. Never raises."""
     try:
         return path_of(name, isa_key).exists()
     except (CacheError, OSError):
@@ -238,10 +245,10 @@ def has(name: str, isa_key: str) -> bool:
 
 
 def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None = None) -> None:
-    """Store a kernel's object; readers see the whole of it or nothing. ``about`` is for
-    ``records``.
+    """Store a kernel's object; readers see the whole of it or nothing. ``about``: JSON that
+    ``records`` returns.
 
-    Raises CacheError for a refused folder, OSError if it cannot be written.
+    Raises CacheError if the folder is refused, OSError if it cannot be written.
     """
     target = path_of(name, isa_key)
     body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
@@ -264,7 +271,7 @@ def write_whole(path: Path, *pieces: bytes) -> None:
 
 
 def records() -> Iterator[KernelRecord]:
-    """Yield every sound file of the cache. Raises CacheError for a refused folder."""
+    """Yield every sound file of the cache. Raises CacheError if the folder is refused."""
     for path in sorted(checked_folder().glob("*.o")):
         try:
             data = path.read_bytes()
@@ -276,8 +283,8 @@ def records() -> Iterator[KernelRecord]:
 
 
 def entries() -> list[CachedKernel]:
-    """Return the kernels that the present version of treadle would use. Raises CacheError for a
-    refused folder.
+    """Return the kernels in the cache that this version of treadle would use. Raises CacheError if
+    the folder is refused.
     """
     return [
         CachedKernel(str(r.about["name"]), r.n_code, str(r.about.get("isa", "")))
@@ -287,8 +294,8 @@ def entries() -> list[CachedKernel]:
 
 
 def state() -> CacheState:
-    """Return the contents of the cache, and the problem that keeps kernels from being stored. Never
-    raises.
+    """Return the number and size of the cache's files, and the problem, if any, that keeps kernels
+    from being stored. Never raises.
     """
     try:
         where = str(folder())

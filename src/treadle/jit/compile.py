@@ -1,4 +1,4 @@
-"""LLVM IR to machine code, and machine code to callable addresses."""
+"""LLVM IR to machine code, and machine code to callable addresses, by LLVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ TAKEN_FOR_GRANTED = {"riscv64": ("+m,+a,+f,+d,+c", "lp64d")}
 
 
 def architecture(triple: str) -> str:
-    """Return LLVM's name of the architecture, the same on every system."""
+    """Return LLVM's name of the architecture in ``triple``, the same on every system ("aarch64",
+    not "arm64").
+    """
     name = triple.partition("-")[0]
     return "aarch64" if name == "arm64" else name
 
@@ -60,12 +62,12 @@ def _target_machine(isa: Isa, triple: str = "") -> Any:
 
 
 def prepare(isa: Isa) -> None:
-    """Do what the first compilation for ``isa`` would do once."""
+    """Create LLVM's target for ``isa`` now, which the first compilation would do otherwise."""
     _target_machine(isa)
 
 
 def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -> Any:
-    """Return a target machine. ``jit``: for code of this process."""
+    """Return LLVM's target machine for ``triple``. ``jit``: the code will run in this process."""
     _initialize(not jit)
     granted, abi = TAKEN_FOR_GRANTED.get(architecture(triple), ("", ""))
     return llvm.Target.from_triple(triple).create_target_machine(
@@ -79,8 +81,8 @@ def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -
 
 
 def _passes() -> Any:
-    """Return the passes that a kernel needs: its Python function has already unrolled and
-    vectorised it.
+    """Return LLVM's pass manager for kernels, with few passes: the Python function has already
+    unrolled and vectorised its code.
 
     LLVM's -O2 takes three times as long and gives the same speed. Two of its passes do harm: one
     gathers an unrolled block's integer sums at the block's end, where they spill; one turns stores
@@ -98,8 +100,8 @@ def _passes() -> Any:
 
 
 def _with_length(ir_text: str, isa: Isa) -> str:
-    """Return IR whose functions state the register length, in units of 64 bits, if ``isa`` is
-    exact.
+    """Return ``ir_text``; if ``isa`` is exact, its functions state the length of a vector register,
+    in units of 64 bits.
     """
     if not isa.exact:
         return ir_text
@@ -108,7 +110,9 @@ def _with_length(ir_text: str, isa: Isa) -> str:
 
 
 def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
-    """Parse and optimise one module. ``triple``: the target system, if not this process's."""
+    """Parse, check and optimise one module of LLVM IR. ``triple``: the target system, if not this
+    process's. Raises CompileError if LLVM rejects the IR.
+    """
     machine = _target_machine(isa, triple)
     try:
         # A context of its own: LLVM deletes the global context's modules at process exit. A forked
@@ -127,18 +131,24 @@ def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
 
 
 def emit_object(ir_text: str, isa: Isa, triple: str = "") -> bytes:
-    """Return one module's machine code, as a relocatable object file."""
+    """Return the machine code of one module of LLVM IR, as a relocatable object file. Raises
+    CompileError if LLVM rejects the IR.
+    """
     module = optimise(ir_text, isa, triple)
     return bytes(_target_machine(isa, triple).emit_object(module))
 
 
 def emit_assembly(ir_text: str, isa: Isa, triple: str = "") -> str:
-    """Return one module's assembly text."""
+    """Return the assembly text of one module of LLVM IR. Raises CompileError if LLVM rejects the
+    IR.
+    """
     return str(_target_machine(isa, triple).emit_assembly(optimise(ir_text, isa, triple)))
 
 
 class Linker:
-    """Loads objects into this process. Code stays loaded as long as the linker lives."""
+    """LLVM's linker: loads objects into this process. Code stays loaded as long as the Linker
+    lives.
+    """
 
     def __init__(self) -> None:
         # Without a target machine LLVM assumes a RISC-V without floats, and crashes.

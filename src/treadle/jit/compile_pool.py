@@ -1,8 +1,9 @@
 """Kernels compiled by several processes at once.
 
-The processes are forked when kernels are missing, and share this one's LLVM: an import would take
-longer than most kernels. Where a fork is not safe, because other threads run, there are none, and
-``kernel.py`` compiles in this process. So it does with kernels whose process has died.
+The processes are forked when kernels are missing, and share this process's LLVM: importing LLVM
+takes longer than most kernels. If a fork is not safe, because other threads run, there are no such
+processes, and ``kernel.py`` compiles in this process. It also compiles the kernels whose process
+has died.
 
 Kernels that are waited for come before others, and among them the slowest first: then all processes
 end at about the same time.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from treadle.system.protocol import WorkerProcesses
 
 MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each takes 10 MB
-STUCK_S = 60.0  # without any kernel: this process compiles, whatever the others are doing
+STUCK_S = 60.0  # after this long without any kernel, this process compiles them itself
 WORTH_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
 
 FIRST = 0  # rank of kernels that are waited for
@@ -35,15 +36,17 @@ LATER = 1
 
 
 def n_processes() -> int:
-    """Return how many processes compile at once: as many as usable cores, or
-    ``TREADLE_COMPILE_PROCESSES``.
+    """Return the number of processes that compile at once: ``TREADLE_COMPILE_PROCESSES``, or the
+    number of usable cores, at most MOST_PROCESSES.
     """
     given = os.environ.get("TREADLE_COMPILE_PROCESSES", "")
     return int(given) if given.isdigit() else min(usable_threads()[0], MOST_PROCESSES)
 
 
 class CompileQueue:
-    """The order in which processes compile the kernels of one instruction set."""
+    """Queue of the kernels that the processes compile for one instruction set, by rank, the slowest
+    first.
+    """
 
     def __init__(self, isa: Isa, workers: WorkerProcesses) -> None:
         self.isa = isa
@@ -55,7 +58,7 @@ class CompileQueue:
         self._heap: list[tuple[int, float, int]] = []  # rank, -time, number; ranks may be outdated
 
     def submit(self, specs: Sequence[Spec], rank: int) -> None:
-        """Add kernels; a pending one may come earlier thereby."""
+        """Add kernels with ``rank``; a pending kernel only moves forward, to a better rank."""
         for spec in specs:
             name = spec.name
             if self.ranks.get(name, LATER + 1) <= rank:
@@ -69,8 +72,8 @@ class CompileQueue:
         self._send()
 
     def receive(self) -> list[tuple[Spec, bytes]]:
-        """Return the kernels that have been compiled since the last call, with their objects. Those
-        that could not be compiled are no longer pending either.
+        """Return the kernels compiled since the last call, with their objects. Kernels that could
+        not be compiled are no longer pending either.
         """
         arrived = []
         for number, code in self.workers.receive():
@@ -82,7 +85,7 @@ class CompileQueue:
         return arrived
 
     def _send(self) -> None:
-        """Give the workers their next kernels."""
+        """Send waiting kernels to the workers that have room."""
         room = self.workers.wants()
         while room and self._heap:
             rank, _, number = heapq.heappop(self._heap)
@@ -99,9 +102,9 @@ class CompileQueue:
 
 
 class CompilePool:
-    """The processes that compile kernels for this one, while there are any.
+    """The child processes that compile kernels for this process, while there are any.
 
-    For one thread at a time: ``kernel.py`` holds its lock.
+    Not thread-safe: ``kernel.py`` holds its lock around all calls but ``wait``.
     """
 
     def __init__(self) -> None:
@@ -112,8 +115,9 @@ class CompilePool:
     def begin(
         self, specs: Sequence[Spec], isa: Isa, compile: Callable[[Spec], bytes], rank: int = FIRST
     ) -> bool:
-        """Compile kernels by ``compile`` in other processes; return False where they are better
-        compiled in this one: there is one core, too little to do, or a fork is not safe.
+        """Let child processes compile ``specs`` by ``compile``. Return False if this process must
+        compile them: there is one core, too little to do, a fork is not safe or fails, or the
+        processes are compiling for another instruction set.
         """
         if self._queue is not None and not self._queue.workers.alive:
             self.close()
@@ -137,30 +141,34 @@ class CompilePool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is pending."""
+        """Whether no kernel is pending."""
         return self._queue is None or not self._queue.ranks
 
     def is_pending(self, name: str, isa: Isa) -> bool:
-        """Return whether a process will still compile a kernel."""
+        """Return whether a child process has still to compile kernel ``name`` for ``isa``."""
         queue = self._queue
         return queue is not None and name in queue.ranks and queue.isa == isa
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The compiled ones of the kernels that are waited for, and all of these."""
+        """Progress of the kernels that are waited for (rank FIRST): how many are compiled, and how
+        many there are.
+        """
         if self._queue is None:
             return 0, 0
         first = self._queue.first
         return len(first - self._queue.ranks.keys()), len(first)
 
     def wait(self, seconds: float) -> None:
-        """Return when a kernel has been compiled, or after ``seconds``. Any thread may call it."""
+        """Wait until a kernel has been compiled, at most ``seconds``. Any thread may call it."""
         queue = self._queue
         if queue is not None:
             queue.workers.wait(seconds)
 
     def receive(self) -> list[tuple[Isa, Spec, bytes]]:
-        """Return what has been compiled since the last call."""
+        """Return the (instruction set, spec, object) of the kernels compiled since the last call.
+        Ends the processes if none has delivered a kernel for STUCK_S.
+        """
         queue = self._queue
         if queue is None:
             return []
@@ -174,7 +182,7 @@ class CompilePool:
             return [(queue.isa, spec, code) for spec, code in arrived]
 
     def close(self) -> None:
-        """End the processes; nothing is pending any more."""
+        """End the child processes; nothing is pending any more."""
         queue = self._queue
         if queue is not None:
             with interrupts_held():
@@ -182,15 +190,15 @@ class CompilePool:
                 queue.workers.close()
 
     def after_fork(self) -> None:
-        """Leave the processes to the parent."""
+        """Forget the processes in a forked child: they belong to the parent."""
         self.close()
 
 
 def open_queue(
     isa: Isa, compile: Callable[[Spec], bytes], n: int, specs: Sequence[Spec], rank: int
 ) -> CompileQueue | None:
-    """Fork ``n`` processes that begin with ``specs``, each as soon as it exists; return None if
-    there is no memory for one, or there are too many processes.
+    """Fork ``n`` child processes that begin with ``specs``, each as soon as it exists. Return their
+    queue; None if a fork fails, for want of memory or of process numbers.
     """
     try:
         workers = SYSTEM.fork_workers(compile, n)

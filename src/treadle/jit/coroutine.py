@@ -22,8 +22,8 @@ _NULL = ir.zero(ir.POINTER)
 
 
 class Coroutine(Builder):
-    """Emits a function that returns a handle for ``resume``. Functions that it calls cannot
-    suspend.
+    """Emits a function that suspends itself and is continued by ``resume``; it returns a handle.
+    Functions that it calls cannot suspend.
     """
 
     def __init__(self, function: ir.Function, isa: Isa) -> None:
@@ -31,8 +31,8 @@ class Coroutine(Builder):
         self._leave = self.label("leave")
 
     def begin(self, frame: Val, room: Val, asked: Val) -> None:
-        """Put the coroutine's frame at ``frame``, and suspend. If ``room`` bytes are too few, store
-        the size needed at ``asked``, i64, and return null.
+        """Begin the coroutine with its frame at ``frame``, and suspend. If ``room`` bytes are too
+        few for the frame, store the size needed at ``asked``, i64, and return null.
         """
         token = self._intrinsic("id", TOKEN, [ir.zero(i32.ir), _NULL, _NULL, _NULL])
         size = Val(self, self._intrinsic("size.i64", i64.ir, []), i64)
@@ -51,14 +51,14 @@ class Coroutine(Builder):
         self.suspend()
 
     def suspend(self) -> None:
-        """Return to the caller; continue here when resumed."""
+        """Return to the caller; ``resume`` continues after this point."""
         resumed = self._intrinsic("suspend", i8.ir, [_NONE, _FALSE])
         on = self.label("on")
         self.b.end(f"switch {resumed}, {self._leave} [ i8 0, {on} ]")
         self.at(on)
 
     def ret(self) -> None:
-        """End the coroutine. It must not be resumed again."""
+        """End the coroutine; it must not be resumed again."""
         self.goto(self._leave)
 
     def _intrinsic(self, name: str, ret: str, args: Sequence[ir.Operand]) -> ir.Operand:
@@ -66,7 +66,7 @@ class Coroutine(Builder):
 
 
 def resume(k: Builder, handle: Val) -> None:
-    """Resume a coroutine until it suspends again or ends."""
+    """Continue the coroutine ``handle`` until it suspends again or ends."""
     k.call("llvm.coro.resume", None, [handle.ir])
 
 
@@ -77,8 +77,8 @@ def trace_coroutine(
     build: Callable[..., None],
     kind: type[Coroutine] = Coroutine,
 ) -> str:
-    """Return the IR of one coroutine. ``build(k, *args)`` emits it, all but its end; ``kind`` is
-    the class of k.
+    """Return the LLVM IR of one coroutine, with ``arguments`` of these types. ``build(k, *args)``
+    emits all but its end; ``kind`` is the class of k.
     """
     function = _function(name, ptr.ir, arguments)
     _emit(kind(function, isa), function, arguments, build)
@@ -88,7 +88,9 @@ def trace_coroutine(
 
 
 def trace_function(name: str, arguments: Sequence[Ty], isa: Isa, build: Callable[..., None]) -> str:
-    """Return the IR of one function without a result. ``build(k, *args)`` emits it."""
+    """Return the LLVM IR of one function without a result, with ``arguments`` of these types.
+    ``build(k, *args)`` emits it.
+    """
     function = _function(name, ir.VOID, arguments)
     _emit(Builder(function, isa), function, arguments, build)
     return str(function.module)

@@ -1,7 +1,7 @@
 """Loader of compiled kernels on x86-64 Linux, in place of LLVM's linker, which takes as long to
 import as all else that a start needs of LLVM.
 
-A kernel's object has code and constants, and refers to nothing outside. An object that has more is
+A kernel's object has code and constants, and refers to nothing outside itself. Other objects are
 left to LLVM's linker. Facts: the System V ABI's AMD64 supplement, chapter 4.
 """
 
@@ -46,12 +46,12 @@ class _Section(NamedTuple):
 
 
 class _UnknownError(Exception):
-    """The object has something that only LLVM's linker handles."""
+    """The object has a part that only LLVM's linker handles."""
 
 
 def load(symbol: str, code: bytes) -> int | None:
-    """Load an object and return the address of ``symbol`` in it; None if this loader cannot. The
-    code stays loaded as long as the process lives.
+    """Load an object and return the address of ``symbol`` in it; None on other systems, or if only
+    LLVM's linker handles the object. The code stays loaded as long as the process lives.
     """
     if HERE != "linux" or machine() != "x86_64" or code[:6] != _IDENTITY:
         return None
@@ -66,9 +66,11 @@ def load(symbol: str, code: bytes) -> int | None:
 
 
 class _Object:
-    """An object, and where its parts lie in memory: first what is not written, then the rest.
+    """A parsed object, and the places of its sections in memory: first those that are only read,
+    then those that are written.
 
-    names, places: of its symbols; None for one outside. n_fixed: bytes that are not written.
+    names, places: of its symbols; place None for a symbol outside. n_fixed: bytes that are only
+    read.
     """
 
     def __init__(self, code: bytes) -> None:
@@ -91,7 +93,9 @@ class _Object:
         self._read_symbols()
 
     def _place(self, begin: int, *, written: bool) -> int:
-        """Place the sections that are written, or the others, from ``begin`` on; return the end."""
+        """Place the sections that are ``written``, or else the others, from ``begin`` on; return
+        the end.
+        """
         end = begin
         for i, section in enumerate(self._sections):
             if section.flags & _ALLOCATED and bool(section.flags & _WRITTEN) == written:
@@ -114,7 +118,9 @@ class _Object:
             self.places.append(0 if name == _TABLE else place)
 
     def image(self) -> bytes:
-        """Return the bytes for memory. Raises _UnknownError."""
+        """Return the bytes to load into memory, relocated. Raises _UnknownError for relocations
+        that only LLVM's linker handles.
+        """
         image = bytearray(self._n_bytes)
         for i, place in self._place_of.items():
             section = self._sections[i]

@@ -1,6 +1,7 @@
-"""Features of this CPU, as LLVM names them.
+"""Features of this CPU, by LLVM's names.
 
-LLVM is asked once for each kind of CPU: a start that compiles nothing does not load it.
+LLVM detects them once for each kind of CPU, and the cache folder keeps them: a start that compiles
+nothing does not load LLVM.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ASKED_FOR = frozenset({"amx-tile"})
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """Return LLVM's names of the features that this CPU has and the operating system permits."""
+    """Return the features (LLVM's names) that this CPU has and the operating system permits."""
     about = SYSTEM.cpu_description()
     if about is None:
         return permitted(_detected())
@@ -46,8 +47,8 @@ def _detected() -> Set[str]:
 
 
 def permitted(features: Set[str]) -> frozenset[str]:
-    """Return ``features`` (LLVM's names) without those that the system refuses. Makes no system
-    call if none must be requested.
+    """Return ``features`` (LLVM's names) without those that the operating system refuses to this
+    process. Makes no system call if none of them must be requested.
     """
     refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
     return frozenset(features) - refused

@@ -20,7 +20,7 @@ CODES = {"half": "e", "float": "f", "double": "d"}  # ``struct`` format characte
 
 
 class Operand:
-    """An operand of an instruction: LLVM's name of its type, and its own name or number."""
+    """An operand of an LLVM instruction: the text of its type, and of its name or number."""
 
     __slots__ = ("ref", "type")
 
@@ -33,22 +33,24 @@ class Operand:
 
 
 def vector(scalar: str, lanes: int, *, is_scaled: bool = False) -> str:
-    """Return the name of a vector type. ``is_scaled``: scalable, as long as a register."""
+    """Return LLVM's name of a vector type. ``is_scaled``: scalable, ``lanes`` times the register's
+    length in units of 128 bits.
+    """
     return f"<{'vscale x ' if is_scaled else ''}{lanes} x {scalar}>"
 
 
 def pointer(space: int) -> str:
-    """Return the pointer type of an address space."""
+    """Return LLVM's name of the pointer type of an address space."""
     return f"{POINTER} addrspace({space})" if space else POINTER
 
 
 def array_of_bytes(n: int) -> str:
-    """Return the type of ``n`` bytes of memory."""
+    """Return LLVM's name of the type of ``n`` bytes."""
     return f"[{n} x {BYTE}]"
 
 
 def _spelt(scalar: str, number: float) -> str:
-    """Return LLVM's spelling of a number of a scalar type."""
+    """Return LLVM's text of a number of a scalar type."""
     if scalar not in CODES:
         return str(number)
     rounded = struct.unpack(CODES[scalar], struct.pack(CODES[scalar], number))[0]
@@ -56,7 +58,7 @@ def _spelt(scalar: str, number: float) -> str:
 
 
 def number(scalar: str, value: float) -> Operand:
-    """Return a constant of a scalar type."""
+    """Return the constant ``value`` of a scalar type."""
     return Operand(scalar, _spelt(scalar, value))
 
 
@@ -66,12 +68,12 @@ def numbers(scalar: str, ty: str, lanes: tuple[float, ...]) -> Operand:
 
 
 def zero(ty: str) -> Operand:
-    """Return the zero of any type."""
+    """Return the zero of a type."""
     return Operand(ty, "zeroinitializer")
 
 
 def undefined(ty: str) -> Operand:
-    """Return an undefined value (LLVM ``undef``)."""
+    """Return the undefined value (LLVM's ``undef``) of a type."""
     return Operand(ty, "undef")
 
 
@@ -83,7 +85,7 @@ class Module:
         self._notes: list[str] = []
 
     def note(self, text: str) -> str:
-        """Return the name of a metadata node. Equal nodes are stored once."""
+        """Add a metadata node with this text, unless there is an equal one; return its name."""
         if text not in self._notes:
             self._notes.append(text)
         return f"!{self._notes.index(text)}"
@@ -103,8 +105,8 @@ class Module:
     def data(
         self, name: str, ty: str, how: str, align: int, init: str = "", space: int = 0
     ) -> Global:
-        """Define a global variable. ``how``: its linkage and kind; ``init``: its initial value;
-        ``space``: its address space.
+        """Define a global variable of type ``ty`` and return its address. ``how``: its linkage and
+        kind; ``init``: its initial value; ``space``: its address space.
         """
         definition = f"{how} {ty} {init}".rstrip() + f", align {align}"
         return self._added(name, Global(name, definition, space))
@@ -131,7 +133,7 @@ class Global(Operand):
 
 
 class Function(Operand):
-    """A function. Without blocks it is an external declaration."""
+    """An LLVM function. Without blocks it is an external declaration."""
 
     __slots__ = (
         "arg_attributes",
@@ -198,14 +200,12 @@ class BasicBlock:
 
 
 def bytes_text(data: bytes) -> str:
-    """Return a constant array of bytes as text."""
+    """Return LLVM's text of a constant array of bytes."""
     return 'c"' + "".join([f"\\{byte:02x}" for byte in data]) + '"'
 
 
 class BlockWriter:
-    """Appends instructions to a basic block of a function. Lines have the syntax of LLVM's
-    reference manual.
-    """
+    """Appends instructions, as lines of LLVM IR, to the current basic block of a function."""
 
     def __init__(self, function: Function, block: BasicBlock) -> None:
         self.function = function
@@ -217,7 +217,7 @@ class BlockWriter:
         self.block.lines.append(line)
 
     def made(self, ty: str, line: str) -> Operand:
-        """Append an instruction with a result of type ``ty``, and return that."""
+        """Append an instruction with a result of type ``ty``, and return the result."""
         function = self.function
         function.n_made += 1
         ref = f"%v{function.n_made}"
@@ -225,7 +225,7 @@ class BlockWriter:
         return Operand(ty, ref)
 
     def end(self, line: str) -> None:
-        """Set the block's terminator."""
+        """Set the block's terminator. Raises ValueError if it has one."""
         if self.block.end:
             raise ValueError(
                 f"block {self.block.name} already ends with {self.block.end}; cannot add {line}"
@@ -236,7 +236,7 @@ class BlockWriter:
         self.end(f"br {to}")
 
     def call(self, ret: str, callee: str, args: Sequence[Operand]) -> Operand:
-        """Call the function named ``callee``. With ``ret`` VOID there is no result."""
+        """Call the function ``callee`` and return its result. ``ret`` VOID: no result."""
         line = f"call {ret} {callee}({', '.join(map(str, args))})"
         if ret != VOID:
             return self.made(ret, line)
@@ -244,7 +244,9 @@ class BlockWriter:
         return Operand(VOID, "")
 
     def call_named(self, name: str, ret: str, args: Sequence[Operand]) -> Operand:
-        """Call an external function, usually an intrinsic. Declares it on first use."""
+        """Call the external function ``name``, usually an intrinsic, and return its result. The
+        first call declares it in the module.
+        """
         function = self.module.names.get(name)
         if function is None:
             function = self.module.function(name, ret, [a.type for a in args])

@@ -31,7 +31,9 @@ END_S = 1.0
 
 @dataclass
 class CompileStats:
-    """Cost of preparing kernels: how many were compiled, how many came from the cache."""
+    """Cost of preparing kernels: how many were compiled, how many came from the cache, and the
+    time.
+    """
 
     n_compiled: int = 0
     n_cached: int = 0
@@ -39,7 +41,7 @@ class CompileStats:
 
 
 def trace(spec: Spec, isa: Isa) -> str:
-    """Return the kernel's LLVM IR, as the Python function emits it."""
+    """Return the LLVM IR that the kernel's ``build`` emits, before any optimisation."""
     from treadle.jit.types import i64, ptr
 
     k, given = begin(spec, isa, (ptr, ptr, i64, i64, ptr))
@@ -53,8 +55,8 @@ def trace(spec: Spec, isa: Isa) -> str:
 def begin(
     spec: Spec, isa: Isa, types: Sequence[Ty], convention: str = ""
 ) -> tuple[Builder, list[Val]]:
-    """Start a function named for the kernel, in a module of its own. Return its builder and its
-    arguments.
+    """Start a function named for the kernel, with arguments of ``types``, in a module of its own.
+    Return its builder and its arguments.
     """
     from treadle.jit import ir
     from treadle.jit.builder import Builder
@@ -68,12 +70,12 @@ def begin(
 
 
 def symbol(spec: Spec) -> str:
-    """Return the name of the kernel's function in its object."""
+    """Return the name of the kernel's function in its object file."""
     return symbol_of(spec.name)
 
 
 def symbol_of(name: str) -> str:
-    """Return the name of the function of the kernel ``name``."""
+    """Return the name in its object file of the function of the kernel named ``name``."""
     return f"treadle_{name}".replace(".", "p").replace("-", "m")
 
 
@@ -85,13 +87,15 @@ def _linker() -> Linker:
 
 
 def _link(symbol: str, code: bytes) -> int:
-    """Load an object and return the address of ``symbol`` in it."""
+    """Load an object and return the address of ``symbol`` in it, by ``elf`` or else by LLVM's
+    linker.
+    """
     address = elf.load(symbol, code)
     return _linker().link(symbol, code) if address is None else address
 
 
 _linked: dict[tuple[str, str], int] = {}
-_pools: list[CompilePool] = []  # the one, once kernels were missing
+_pools: list[CompilePool] = []  # the one pool; empty until kernels are missing
 _compiled_elsewhere: dict[tuple[str, str], bytes] = {}  # objects, until they are linked
 _holds: list[None] = []  # one for each block of ``compile_processes_held``
 STORED = b"\1"  # before an object that its process has written to the cache
@@ -102,15 +106,17 @@ _making = UseLock("compiled", "start child processes with spawn, not fork")
 
 
 def isa_key(isa: Isa) -> str:
-    """Return everything in an instruction set's row that can change the code."""
+    """Return a key of ``isa``: its name, and the target, CPU and features that LLVM
+    compiles for.
+    """
     return "\0".join((isa.name, isa.triple, isa.cpu, isa.features))
 
 
 def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> bytes:
-    """Return a kernel's object: from the cache, else compiled and stored if possible.
+    """Return a kernel's object: from the cache, else compiled, and stored if possible.
 
     If the cache is refused or read-only, kernels stay in memory only, and one warning says so.
-    Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM refuses the
+    Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM rejects the
     kernel.
     """
     tally = tally or CompileStats()
@@ -119,8 +125,8 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
 
 
 def _cached(spec: Spec, isa: Isa, tally: CompileStats) -> bytes | None:
-    """Return a kernel's object from the cache, None if it must be compiled. Raises CacheError if it
-    may not be.
+    """Return a kernel's object from the cache; None if it must be compiled. Raises CacheError if
+    ``TREADLE_NO_COMPILE=1`` forbids that.
     """
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
     try:
@@ -128,7 +134,7 @@ def _cached(spec: Spec, isa: Isa, tally: CompileStats) -> bytes | None:
     except CacheError:
         if forbidden:
             raise
-        return None  # storing it will say why
+        return None  # ``_store`` logs why
     if code is not None:
         tally.n_cached += 1
     elif forbidden:
@@ -149,7 +155,7 @@ def _compiled(spec: Spec, isa: Isa, tally: CompileStats) -> bytes:
 
 
 def _store(spec: Spec, isa: Isa, code: bytes) -> None:
-    """Write a kernel's object to the cache, or warn that this is not possible."""
+    """Write a kernel's object to the cache; log a warning if that fails."""
     try:
         cache.write(spec.name, isa_key(isa), code, about(spec, isa))
     except CacheError as error:
@@ -159,7 +165,9 @@ def _store(spec: Spec, isa: Isa, code: bytes) -> None:
 
 
 def about(spec: Spec, isa: Isa) -> dict[str, object]:
-    """Return the cache's JSON for a kernel, enough to build its spec again; see ``inspect.py``."""
+    """Return the JSON that the cache keeps with a kernel, from which ``treadle kernels`` builds its
+    spec again.
+    """
     kind = type(spec)
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
     return {"isa": isa.name, "module": kind.__module__, "spec": kind.__qualname__, "fields": values}
@@ -167,7 +175,7 @@ def about(spec: Spec, isa: Isa) -> dict[str, object]:
 
 @lru_cache
 def _warn(why: str) -> None:
-    """Warn once a process that kernels are not stored."""
+    """Log a warning, once a process for each reason, that kernels are not stored."""
     from logging import getLogger
 
     getLogger("treadle").warning(
@@ -181,8 +189,8 @@ def load_kernels(
     progress: Progress | None = None,
     tally: CompileStats | None = None,
 ) -> dict[str, int]:
-    """Return the addresses of the kernels by name. Those that are missing are compiled, by several
-    processes if that is possible. ``progress("compile", done, total)`` is called as they get ready;
+    """Return the addresses of the kernels by name. Missing kernels are compiled, by several
+    processes if possible. ``progress("compile", done, total)`` is called while they are loaded;
     ``tally`` counts them.
     """
     unique = {spec.name: spec for spec in specs}
@@ -219,7 +227,9 @@ def load_kernels(
 def load_cached(
     names: Sequence[str], isa: Isa, tally: CompileStats | None = None
 ) -> dict[str, int] | None:
-    """Return the addresses of kernels by name, from the cache alone; None if one is not there."""
+    """Return the addresses of the kernels ``names``, from the cache alone; None if one is missing
+    or the cache is refused.
+    """
     key = isa_key(isa)
     found: dict[str, int] = {}
     for name in names:
@@ -239,7 +249,9 @@ def load_cached(
 
 
 def _tell(progress: Progress, done: int, total: int) -> None:
-    """Report progress: while other processes compile, that of all plans that are waited for."""
+    """Report progress: ``done`` of ``total``, or while child processes compile, that of all kernels
+    that are waited for.
+    """
     for pool in _pools:
         counts = pool.counts
         if counts[0] < counts[1]:
@@ -251,9 +263,9 @@ def _tell(progress: Progress, done: int, total: int) -> None:
 
 
 def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
-    """Begin to compile kernels in other processes, before ``load_kernels`` asks for them, ``later``
-    after all others. Return whether they are compiled there. They are taken for cached if the
-    slowest one is.
+    """Begin to compile ``specs`` in child processes, before ``load_kernels`` asks for them;
+    ``later``: after all kernels that are waited for. Return whether child processes compile them.
+    If the slowest one is linked or cached, all are taken for cached, and nothing is done.
     """
     key = isa_key(isa)
     slowest = max(specs, key=lambda spec: spec.compile_ms).name
@@ -272,7 +284,7 @@ def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bo
 
 
 def _begin(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
-    """Let other processes compile kernels; return False if this one must."""
+    """Let child processes compile ``specs``; return False if this process must."""
     from treadle.jit.compile_pool import FIRST, LATER, CompilePool
 
     if not _pools:
@@ -289,7 +301,9 @@ def _begin(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
 
 
 def _emit_and_store(isa: Isa, spec: Spec) -> bytes:
-    """Return a kernel's object, after a byte that tells whether it is in the cache."""
+    """Compile a kernel in a child process and store it. Return its object after one byte: STORED or
+    NOT_STORED.
+    """
     from treadle.jit.compile import emit_object
 
     code = emit_object(trace(spec, isa), isa)
@@ -303,8 +317,8 @@ def _emit_and_store(isa: Isa, spec: Spec) -> bytes:
 def _compile_elsewhere(
     missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats
 ) -> None:
-    """Let other processes compile kernels, and link them. Those that are left in ``missing`` are to
-    be compiled in this process.
+    """Let child processes compile the kernels ``missing``, and link them. Kernels that stay in
+    ``missing`` must be compiled in this process.
     """
     key = isa_key(isa)
     with _making:
@@ -325,7 +339,9 @@ def _compile_elsewhere(
 
 
 def _receive() -> None:
-    """Take what other processes have compiled."""
+    """Take the objects that child processes have compiled; store those that they could
+    not store.
+    """
     for pool in _pools:
         for isa, spec, code in pool.receive():
             _compiled_elsewhere[isa_key(isa), spec.name] = code[1:]
@@ -334,7 +350,7 @@ def _receive() -> None:
 
 
 def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
-    """Link a kernel that another process has compiled; return whether there is one."""
+    """Link a kernel that a child process has compiled; return False if there is none."""
     code = _compiled_elsewhere.pop((key, spec.name), None)
     if code is None:
         return False
@@ -344,7 +360,9 @@ def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
 
 
 def _leave() -> None:
-    """End the other processes if they have nothing to do, and nothing may come."""
+    """End the child processes if nothing is pending, unless a ``compile_processes_held`` block is
+    open.
+    """
     for pool in _pools:
         if pool.is_idle and not _holds:
             pool.close()
@@ -352,8 +370,8 @@ def _leave() -> None:
 
 @contextmanager
 def compile_processes_held() -> Iterator[None]:
-    """A block in which processes that compile do not end between two plans. Outside of one they end
-    when there is nothing left to compile.
+    """Context in which child processes that compile stay alive between two plans. Outside of it
+    they end when nothing is left to compile.
     """
     _holds.append(None)
     try:
@@ -366,8 +384,8 @@ def compile_processes_held() -> Iterator[None]:
 
 
 def end_compile_processes() -> None:
-    """End the processes that compile, whatever they have to do. While another thread compiles, they
-    are left to end by themselves.
+    """End the child processes that compile, even if kernels are pending. If another thread holds
+    the lock for END_S, because it compiles, they are left to end by themselves.
     """
     if _pools and _making.acquire(timeout=END_S):
         try:

@@ -69,7 +69,9 @@ WHOLE = 12582912.0  # 1.5 * 2**23: adding it rounds a float to a whole number
 
 
 def polynomial(k: Builder, x: Val, coefficients: Sequence[float]) -> Val:
-    """Evaluate a polynomial by Horner's rule. The coefficient of the highest power comes first."""
+    """Return a polynomial in ``x``, by Horner's rule. The coefficient of the highest power comes
+    first.
+    """
     return reduce(
         lambda p, c: k.fma(p, x, k.const(c, x.ty)), coefficients[1:], k.const(coefficients[0], x.ty)
     )
@@ -147,25 +149,25 @@ def softplus(k: Builder, x: Val) -> Val:
 
 
 def silu(k: Builder, x: Val) -> Val:
-    """``x * sigmoid(x)``."""
+    """Return ``x * sigmoid(x)``."""
     return x * sigmoid(k, x)
 
 
 def gelu(k: Builder, x: Val) -> Val:
-    """GELU's tanh form, written as ``x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x**3))``, which is
-    equal.
+    """Return GELU's tanh form, written as ``x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x**3))``, which
+    is equal.
     """
     twice = 1.5957691216057308  # 2 sqrt(2 / pi)
     return x * sigmoid(k, x * k.fma(x * x, k.const(0.044715 * twice, x.ty), k.const(twice, x.ty)))
 
 
 def gelu_quick(k: Builder, x: Val) -> Val:
-    """CLIP's approximation of GELU: ``x * sigmoid(1.702 x)``."""
+    """Return CLIP's approximation of GELU: ``x * sigmoid(1.702 x)``."""
     return x * sigmoid(k, x * QUICK)
 
 
 def gelu_erf(k: Builder, x: Val) -> Val:
-    """Exact GELU: ``x`` times the normal distribution's cumulative probability at x.
+    """Return exact GELU: ``x`` times the normal distribution's cumulative probability at x.
 
     The tail beyond |x| is ``e**(-x**2 / 2)`` times a polynomial in ``u = 1 / (1 + 0.26 |x|)``
     (Hastings, 1955): degree 9, least relative error, 2.5e-8 for |x| < 14.
@@ -179,23 +181,23 @@ def gelu_erf(k: Builder, x: Val) -> Val:
 
 
 def relu(k: Builder, x: Val) -> Val:
-    """``max(0, x)``; NaN for NaN."""
+    """Return ``max(0, x)``; NaN for NaN."""
     return k.max(k.const(0.0, x.ty), x)  # x comes second, so that NaN gives NaN
 
 
 def relu2(k: Builder, x: Val) -> Val:
-    """``max(0, x)**2``; NaN for NaN."""
+    """Return ``max(0, x)**2``; NaN for NaN."""
     above = relu(k, x)
     return above * above
 
 
 def silu_clamped(k: Builder, x: Val) -> Val:
-    """gpt-oss's gate: ``x * sigmoid(1.702 x)`` with x clamped to at most 7."""
+    """Return gpt-oss's gate: ``x * sigmoid(1.702 x)`` with x clamped to at most 7."""
     x = k.min(k.const(SWIGLU_LIMIT, x.ty), x)  # x comes second, so that NaN gives NaN
     return x * sigmoid(k, x * SWIGLU_ALPHA)
 
 
 def clamped_plus_one(k: Builder, x: Val) -> Val:
-    """``x + 1`` with x clamped to -7..7."""
+    """Return ``x + 1`` with x clamped to -7..7 (gpt-oss's up)."""
     x = k.max(k.const(-SWIGLU_LIMIT, x.ty), k.min(k.const(SWIGLU_LIMIT, x.ty), x))
     return x + 1.0

@@ -10,22 +10,26 @@ from treadle.jit.values import Emitter, Val
 
 
 class Spaces(Emitter):
-    """The part of the builder for LLVM's address spaces and atomic operations."""
+    """Base of the builder: LLVM's address spaces, atomic operations, and intrinsics with several
+    results.
+    """
 
     module: ir.Module
 
     def in_space(self, p: Val, space: int) -> ir.Operand:
-        """Return the address as a pointer of an address space: raw IR, for an intrinsic."""
+        """Return address ``p`` as a pointer of address space ``space``: raw IR, for
+        an intrinsic.
+        """
         ty = ir.pointer(space)
         return self.b.made(ty, f"addrspacecast {p.ir} to {ty}")
 
     def address(self, p: Val) -> Val:
-        """Return a pointer's number, i64."""
+        """Return address ``p`` as an integer, i64."""
         return Val(self, self.b.made(i64.ir, f"ptrtoint {p.ir} to {i64.ir}"), i64)
 
     def outside(self, name: str, space: int, align: int) -> Val:
-        """Return a pointer to memory of an address space; the launch of the kernel decides its
-        size.
+        """Return a pointer to the memory ``name`` in an address space, whose size the launch of the
+        kernel decides.
         """
         made = self.module.names.get(name)
         if made is None:
@@ -41,7 +45,9 @@ class Spaces(Emitter):
         self.b.write(f"store {x.ir}, {p.ir}, align {x.ty.n_bytes}, !nontemporal {one}")
 
     def call_several(self, name: str, n: int, ty: Ty, args: Sequence[ir.Operand]) -> list[Val]:
-        """Call an intrinsic with ``n`` results, with raw IR arguments."""
+        """Call an intrinsic with ``n`` results of type ``ty``, with raw IR arguments;
+        return them.
+        """
         results = self.b.call_named(name, f"{{{', '.join([ty.ir] * n)}}}", args)
         return [Val(self, self.b.made(ty.ir, f"extractvalue {results}, {i}"), ty) for i in range(n)]
 
@@ -52,14 +58,14 @@ class Spaces(Emitter):
         return Val(self, self.b.made(ty.ir, line), ty)
 
     def atomic_add(self, p: Val, x: Val) -> Val:
-        """Add ``x``; return the previous value."""
+        """Add ``x`` to the value at ``p`` atomically; return the previous value."""
         return Val(self, self.b.made(x.ty.ir, f"atomicrmw add {p.ir}, {x.ir} seq_cst"), x.ty)
 
     def atomic_set(self, p: Val, x: Val) -> None:
         self.b.made(x.ty.ir, f"atomicrmw xchg {p.ir}, {x.ir} seq_cst")
 
     def compare_swap(self, p: Val, old: Val, new: Val) -> Val:
-        """Set to ``new`` if the value is ``old``; return whether it was."""
+        """Set the value at ``p`` to ``new`` atomically if it is ``old``; return whether it was."""
         both = f"{{{old.ty.ir}, {boolean.ir}}}"
         found = self.b.made(both, f"cmpxchg {p.ir}, {old.ir}, {new.ir} seq_cst seq_cst")
         return Val(self, self.b.made(boolean.ir, f"extractvalue {found}, 1"), boolean)

@@ -19,7 +19,9 @@ LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double", "ptr":
 
 @dataclass(frozen=True)
 class Ty:
-    """A scalar (``lanes == 0``), a vector of ``lanes`` scalars, or a pointer."""
+    """A type of the kernel language: a scalar (``lanes == 0``), a vector of ``lanes`` scalars, or a
+    pointer.
+    """
 
     kind: str  # "f", "bf", "i", "u", "bool" or "ptr"
     bits: int
@@ -28,7 +30,7 @@ class Ty:
 
     @cached_property
     def ir(self) -> str:
-        """LLVM's name of the type."""
+        """The type's name in LLVM IR."""
         scalar = LLVM.get(self.scalar_name, f"i{self.bits}")
         return ir.vector(scalar, self.lanes, is_scaled=self.is_scaled) if self.lanes else scalar
 
@@ -42,7 +44,7 @@ class Ty:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in memory (a vector of bool has none of its own and is never stored)."""
+        """Bytes of a value in memory (a vector of bool is never stored)."""
         return self.bits // 8 * max(self.lanes, 1)
 
     @property
@@ -59,13 +61,13 @@ class Ty:
         return replace(self, lanes=lanes)
 
     def scalable(self, lanes: int) -> Ty:
-        """Return a scalable vector type: ``lanes`` for every 128 bits of a register, whose length
-        is unknown at compile time.
+        """Return the scalable vector type with ``lanes`` of this scalar for every 128 bits of a
+        register, whose length is unknown at compile time.
         """
         return replace(self, lanes=lanes, is_scaled=True)
 
     def like(self, other: Ty) -> Ty:
-        """This scalar type with the lanes of ``other``."""
+        """Return this scalar type with the lanes of ``other``."""
         return replace(self, lanes=other.lanes)
 
     def __str__(self) -> str:

@@ -18,21 +18,21 @@ Binary: TypeAlias = "Callable[[Val, Operand], Val]"
 
 @lru_cache(maxsize=1 << 14)
 def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Operand:
-    """Return an LLVM constant. It is cached, because a kernel has thousands. ``text`` is part of
-    the cache key: it tells ``0.0`` from ``-0.0``.
+    """Return the LLVM constant of type ``ty`` with these lanes. It is cached, because a kernel has
+    thousands. ``text`` is part of the cache key: it tells ``0.0`` from ``-0.0``.
     """
     scalar = ty.scalar.ir
     return ir.numbers(scalar, ty.ir, lanes) if ty.lanes else ir.number(scalar, lanes[0])
 
 
 class Emitter:
-    """Base of the builder, as far as values need it. ``b`` writes lines of IR."""
+    """Base of the builder: the part that values need. ``b`` writes lines of IR."""
 
     def __init__(self, b: ir.BlockWriter) -> None:
         self.b = b
 
     def val(self, x: Operand, ty: Ty) -> Val:
-        """Return ``x`` as a value: a Python number becomes a constant (splat) of ``ty``."""
+        """Return ``x`` as a value: a Python number becomes a constant of ``ty``, in every lane."""
         if isinstance(x, Val):
             return x
         if isinstance(x, Var):
@@ -40,7 +40,9 @@ class Emitter:
         return self.const(x, ty)
 
     def const(self, x: float | Sequence[float], ty: Ty) -> Val:
-        """Return a constant; a sequence gives each lane its own number."""
+        """Return a constant of ``ty``: one number for every lane, or a sequence with a number for
+        each. Raises TypeError for a fraction in an integer type.
+        """
         lanes = tuple(x) if isinstance(x, Sequence) else (x,)
         if not ty.is_float:
             made = tuple(int(v) for v in lanes)
@@ -53,14 +55,14 @@ class Emitter:
         return Val(self, constant(ty, lanes, str(lanes) if ty.is_float else ""), ty)
 
     def gep(self, p: Val, n_bytes: Operand) -> Val:
-        """Return the pointer ``n_bytes`` after ``p``."""
+        """Return the pointer ``n_bytes`` bytes after ``p``."""
         off = self.val(n_bytes, i64)
         return Val(self, self.b.made(ir.POINTER, f"getelementptr i8, {p.ir}, {off.ir}"), ptr)
 
 
 def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: str | None) -> Binary:
-    """Return the method for ``sign``, given LLVM's instruction names. None: no such instruction for
-    that kind of number.
+    """Return Val's method for the operator ``sign``, given LLVM's instruction for floats, signed
+    and unsigned integers. None: the method raises TypeError for that kind of number.
     """
 
     def emit(self: Val, other: Operand) -> Val:
@@ -76,7 +78,7 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
 
 
 def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
-    """Return ``op`` for a number on the left."""
+    """Return Val's method for ``op`` with a Python number on the left."""
     return lambda self, other: op(self.k.val(other, self.ty), self)
 
 
@@ -93,8 +95,8 @@ def _comparison(of_floats: str, signed: str, unsigned: str) -> Binary:
 
 
 class Val:
-    """A typed run-time value. The other operand is a ``Val`` of exactly the same type, or a Python
-    number.
+    """A typed run-time value, with Python's operators. The other operand must be a ``Val`` of
+    exactly the same type or a Python number; other types raise TypeError.
     """
 
     __slots__ = ("ir", "k", "ty")
@@ -111,7 +113,9 @@ class Val:
         )
 
     def _other(self, other: Operand) -> ir.Operand:
-        """Return the IR of ``other``, which must have this value's type."""
+        """Return the IR of an operator's other operand. Raises TypeError if its type is not this
+        value's.
+        """
         other = self.k.val(other, self.ty)
         if other.ty != self.ty:
             raise TypeError(f"mixed types: {self.ty} and {other.ty}; convert one with .to()")
@@ -150,8 +154,8 @@ class Val:
     eq = _comparison("oeq", "eq", "eq")
 
     def to(self, ty: Ty) -> Val:
-        """Convert the number: widen by the source's sign, narrow by truncation, round float to
-        float.
+        """Convert the number to ``ty`` (a scalar type takes this value's lanes): integers widen by
+        the source's sign and narrow by truncation, floats are rounded.
         """
         if ty.lanes == 0 and self.ty.lanes:
             ty = ty.like(self.ty)
@@ -166,7 +170,7 @@ class Val:
         return Val(self.k, self.k.b.made(ty.ir, line), ty)
 
     def bits(self, ty: Ty) -> Val:
-        """Reinterpret the bits as another type of the same size."""
+        """Return the same bits as type ``ty``. Raises TypeError if the sizes differ."""
         if max(ty.lanes, 1) * ty.bits != max(self.ty.lanes, 1) * self.ty.bits:
             raise TypeError(f"bits(): {self.ty} and {ty} differ in size")
         if ty.ir == self.ty.ir:
@@ -188,7 +192,9 @@ def _conversion(src: Ty, dst: Ty) -> str:
 
 
 class Var:
-    """A loop-carried value: a stack slot in the entry block that LLVM promotes to a register."""
+    """A variable of the kernel: a stack slot in the entry block that LLVM promotes to a register.
+    ``.v`` reads and assigns it.
+    """
 
     __slots__ = ("k", "slot", "ty")
 

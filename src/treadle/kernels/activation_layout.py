@@ -16,19 +16,20 @@ an accumulator that starts at ``comp`` ends as MAGIC_BITS + the true dot product
 of the float MAGIC + dot.
 
 ``q8x2`` has two int8 a value, ``x = d * (128 * high + low)``, 15 bits together, for products of
-bytes that lose a hundredth of what ``q8`` does. A row is the dwords of all high parts, then those
-of all low parts; scales and compensations are as those of ``q8``.
+bytes with a hundredth of the rounding error of ``q8``. A row is the dwords of all high parts, then
+those of all low parts; scales and compensations are as those of ``q8``.
 
-``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, stored as
-``[KB, g]`` after the dwords. Its weights have the same scales per span. ``q16n`` has the same
-layout, but the 256 values are a vector of Euclidean length 46320 at most, so that (Cauchy and
-Schwarz) a sum of products with another such vector is below 2**31 whatever the values. Numbers are
-then two to sixteen times as large, in most rows three to four times, and as precise as f16.
+``q16`` quantises every 256 values (a *span*) to -2895..2895, two i16 (*words*) a dword, with an f32
+scale, stored as ``[KB, g]`` after the dwords. Panels of weights have a scale for each span, too.
+``q16n`` has the same layout, but the 256 values are a vector of Euclidean length 46320 at most, so
+that (Cauchy and Schwarz) a sum of products with another such vector is below 2**31 whatever the
+values. Words are then two to sixteen times as large, in most rows three to four times, and as
+precise as f16.
 
 ``q16x2`` quantises every 256 values to -32512..32512, with an f32 scale, as two int8 each, ``x = d
 * (256 * high + low)``, for matrix registers that multiply bytes. Every 64 values are the 16 dwords
 of their high parts, then those of their low parts; the scales are stored as those of ``q16``.
-Products of two low parts are left out: what is lost is as much as f16 activations would lose.
+Products of two low parts are left out: the error is as large as that of f16 activations.
 """
 
 from __future__ import annotations
@@ -100,20 +101,24 @@ class ActivationLayout:
 
     @property
     def kd(self) -> int:
-        """Dwords a row; rows are padded with zeros to whole blocks, or pairs of them."""
+        """Dwords of a row; rows are padded with zeros to whole blocks of 32 values (``q16x2``: of
+        64).
+        """
         if self.kind == "q16x2":
             return -(-self.k // PAIR) * (2 * DWORDS[self.kind])
         return -(-self.k // BLOCK) * DWORDS[self.kind]
 
     @property
     def kb(self) -> int:
-        """Scales a row: one for each block of bytes, or for each span of words."""
+        """Scales of a row: one for each block of 32 values (``q8``, ``q8x2``), one for each span of
+        256 (``q16``, ``q16n``, ``q16x2``), else 0.
+        """
         share = BLOCK if self.kind in BYTES else SPAN if self.kind in SPANNED else 0
         return -(-self.k // share) if share else 0
 
     @property
     def ks(self) -> int:
-        """Compensations a row, for bytes."""
+        """Compensations of a row (``comp``), for ``q8`` and ``q8x2``; else 0."""
         return self.kb * (BLOCK // self.sub) if self.kind in BYTES else 0
 
     @property
@@ -140,7 +145,9 @@ class ActivationLayout:
 
     @property
     def together(self) -> int:
-        """Tokens written at once, so that stores are whole vectors: part of a group."""
+        """Tokens of a group that ``emit_store`` writes at once, so that stores are
+        whole vectors.
+        """
         scaled = self.kind in (*BYTES, *WORDS)  # one token's rows are written at a time
         return TOGETHER if not scaled and self.group % TOGETHER == 0 else 1
 
@@ -155,7 +162,8 @@ class ActivationLayout:
         return round_up(n_tokens, self.group) * self.row_bytes
 
     def grid(self, base: int, count: str) -> Grid:
-        """Return a grid of ``base`` items for each row of whole groups, or for each ``together``.
+        """Return the grid of a step that writes this layout: ``base`` items for each ``together``
+        tokens, over whole groups of the ``count`` rows.
 
         The padding tokens of a group are multiplied too, so they must hold ordinary numbers:
         leftovers of another buffer, read as floats, can be denormal and a hundred times slower.
@@ -209,7 +217,7 @@ class ActivationLayout:
                 groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
 
     def dwords_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """Return the dwords of the first ``n`` tokens, i32 ``[n, KD]``."""
+        """Return the dwords of the first ``n`` tokens in ``buffer``, i32 ``[n, KD]``."""
         groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
         per = self.unit // DWORD
         dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32)
@@ -217,7 +225,7 @@ class ActivationLayout:
         return np.ascontiguousarray(dwords).reshape(-1, self.kd)[:n]
 
     def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """Return the values of the first ``n`` tokens, float64 ``[n, k]``."""
+        """Return the values of the first ``n`` tokens in ``buffer``, float64 ``[n, k]``."""
         if not n:
             return np.zeros((0, self.k))
         g = self.group
@@ -244,8 +252,8 @@ class ActivationLayout:
         return np.asarray(codes[:, : self.k] * scales)
 
     def low_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """Return what the low bytes of q16x2 add to the values of the first ``n`` tokens, float64
-        ``[n, k]``.
+        """Return the contribution of the low bytes to the values of the first ``n`` tokens, float64
+        ``[n, k]``, for ``q16x2``.
         """
         assert self.kind == "q16x2", self.kind
         low = self.dwords_ref(buffer, n).view(np.int8).reshape(n, -1, 2, PAIR)[:, :, 1]
@@ -257,8 +265,8 @@ class ActivationLayout:
 
 
 def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarray]:
-    """Quantise f32 ``[N, K]`` to i32 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / top``,
-    ``q = round(x / d)``, with the kind's ``BYTE_TOP``.
+    """Quantise f32 ``[N, K]`` as ``q8`` or ``q8x2``: i32 ``[N, K]`` and scales f32 ``[N, K/32]``,
+    ``d = max|x| / BYTE_TOP[kind]``, ``q = round(x / d)``.
     """
     most = BYTE_TOP[kind]
     blocks = x.astype(np.float32).reshape(x.shape[0], -1, BLOCK)
@@ -271,15 +279,16 @@ def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarra
 
 
 def halves_ref(q: np.ndarray) -> list[np.ndarray]:
-    """Split q8x2 values into their high and their low parts, int8."""
+    """Split the integers of ``q8x2``, ``128 * high + low``, into high and low parts, int8."""
     high = (q + (1 << (LOW_BITS - 1))) >> LOW_BITS
     return [high.astype(np.int8), (q - (high << LOW_BITS)).astype(np.int8)]
 
 
 def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]:
-    """Quantise f32 ``[N, K]`` to int16 and scales f32 ``[N, K/256]``: ``d = max|x| / 2895``, in
-    q16x2 ``max|x| / 32512``, in q16n ``max(|x| / 46320, max|x| / 32767)``, ``q = round(x / d)``. K
-    is padded with zeros to whole spans.
+    """Quantise f32 ``[N, K]`` to int16 ``[N, K]`` and scales f32 ``[N, K/256]``, ``q = round(x /
+    d)``; K is padded with zeros to whole spans. ``d`` is ``max|x| / 2895`` for ``q16``, ``max|x| /
+    32512`` for ``q16x2``, and for ``q16n`` the larger of ``length / 46320`` (of the span's
+    Euclidean length) and ``max|x| / 32767``.
     """
     spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
     spans.reshape(len(x), -1)[:, : x.shape[1]] = x
@@ -297,14 +306,14 @@ def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]
 
 
 def bytes_ref(q: np.ndarray) -> list[np.ndarray]:
-    """Split q16x2 values, int16, into their high and their low parts, int8."""
+    """Split the integers of ``q16x2``, ``256 * high + low``, into high and low parts, int8."""
     high = (q.astype(np.int32) + 128) >> 8
     return [high.astype(np.int8), (q - (high << 8)).astype(np.int8)]
 
 
 def word_scales_ref(top: np.ndarray, most: int = WORD_TOP) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors that turn spans of magnitude at most ``top``, f32, into words of at most
-    ``most``, and the words' scales.
+    """Return two f32 arrays for spans of largest magnitude ``top``: the factors that turn values
+    into words of at most ``most``, and the scales of these words.
     """
     top = np.maximum(top, np.float32(LEAST))
     return np.float32(most) / top, top * np.float32(1 / most)
@@ -322,8 +331,8 @@ def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
 
 
 def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
-    """Split f32 into ``n_parts`` bf16, as bits, the highest first. Each part is the bf16 of the
-    remainder after those before it.
+    """Split f32 values into ``n_parts`` bf16, as uint16 bits, the highest first. Each part is the
+    bf16 of what the parts before it leave.
     """
     parts = [to_bf16_bits(x)]
     for _ in range(1, n_parts):
@@ -333,7 +342,9 @@ def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
 
 
 def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
-    """As the numpy twin, in a kernel: parts in the order of ``x``, ``i16 * n``."""
+    """Split f32 values into ``n_parts`` bf16, highest first, ``i16 * n`` each: ``bf16_bits`` in a
+    kernel.
+    """
     parts = [k.isa.narrow_bf16(k, x)]
     for _ in range(1, n_parts):
         last = parts[-1]
@@ -343,14 +354,16 @@ def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
 
 
 def narrowed(k: Builder, kind: str, x: Val) -> list[Val]:
-    """Return the dwords of a block of a token's values, ``x``, in ``kind`` of NARROW, for each
-    part.
+    """Return a block's 32 f32 values ``x`` as ``kind``, one of NARROW: for each bf16 part its
+    dwords, ``i32 * 16``.
     """
     return [part.bits(i32 * DWORDS["bf16"]) for part in in_bf16(k, x, NARROW[kind])]
 
 
 def scaled_comp(offset: int, comp: Val) -> Val:
-    """Return ``-offset * sum of x`` from ``comp``. Offsets are 0 and powers of two up to OFFSET."""
+    """Return ``-offset * sum of x`` from a compensation ``comp``. ``offset``: 0, or a power of two
+    up to OFFSET.
+    """
     if not offset:
         return comp & 0
     assert offset.bit_count() == 1, offset
@@ -358,7 +371,9 @@ def scaled_comp(offset: int, comp: Val) -> Val:
 
 
 def block_sums(k: Builder, comp: Val, d: Val) -> Val:
-    """Return the sum of each block's values, from ``comp`` and the scale ``d``."""
+    """Return the f32 sum of each block's values, from its compensation ``comp`` and its scale
+    ``d``.
+    """
     return (comp - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 
 
@@ -371,9 +386,10 @@ def emit_store(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """Write block ``block`` of the ``together`` tokens from ``n`` on: 32 f32 values of each
-    (vectors, in order), zeros past K. Other tokens are not changed. The blocks of a span of words
-    must be written in order: the last one writes the span.
+    """Write block ``block`` (32 values) of the ``together`` tokens from token ``n`` on into the
+    layout at ``out``. ``values_of(n)`` returns token n's f32 values (vectors, in order), zeros past
+    K. Other tokens are not changed. The blocks of a span must be written in order: the last one
+    writes the span.
     """
     group = out + n // act.group * act.group_bytes
     place = n % act.group
@@ -401,7 +417,7 @@ def emit_store(
 
 
 def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
-    """Return a block of a token's values, in ``kind``, as dwords, ``i32 * 16`` each."""
+    """Return a block's 32 f32 values in ``kind`` as dwords, vectors of ``i32 * 16``."""
     whole = k.concat(*values)
     if kind in NARROW:
         return narrowed(k, kind, whole)
@@ -461,8 +477,8 @@ def _store_span(
     values: list[Val],
     scratch: Val,
 ) -> None:
-    """Store a block in words: f32 values, their largest and their sum of squares are kept in
-    ``scratch`` until the span's last block.
+    """Store a block as ``q16`` or ``q16n``. ``scratch`` keeps the span's f32 values, their largest
+    magnitude and their sum of squares; the span's last block writes all of them.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1
@@ -503,10 +519,10 @@ def _store_spans(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """Store a block of ``together`` tokens, from ``place`` on, in bytes of words (q16x2).
-    ``values_of(t)`` returns the ``t``-th token's values. ``scratch`` has for each token a span's
-    f32 values, their largest magnitude, and the factor that turns them into words; a span is
-    written with its last block.
+    """Store a block of ``together`` tokens, from ``place`` on, as ``q16x2``. ``values_of(t)``
+    returns the ``t``-th token's values. ``scratch`` keeps for each token a span's f32 values, their
+    largest magnitude, and the factor that turns them into words; the span's last block writes all
+    of them.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1
@@ -555,7 +571,9 @@ def _store_spans(
 
 
 def in_bytes(k: Builder, values: Val, inverse: Val) -> tuple[Val, Val]:
-    """Return some values of a span as q16x2: their high parts and their low parts, i8."""
+    """Return f32 values of a span as ``q16x2``: high parts and low parts, i8. ``inverse``: the
+    factor that turns values into words.
+    """
     # MAGIC_BITS ends in more zeros than a word has bits. 128 makes the high byte the nearest one,
     # and turns the low byte's sign.
     words = (values * k.splat(inverse, values.ty) + (MAGIC + 128.0)).bits(i32.like(values.ty))
@@ -573,8 +591,8 @@ def in_bytes(k: Builder, values: Val, inverse: Val) -> tuple[Val, Val]:
 
 
 def largest_magnitude_bits(k: Builder, values: list[Val]) -> Val:
-    """Return the bits of the largest magnitude of f32 values. As integers they have the order of
-    the magnitudes, with NaN above all, so no NaN is lost.
+    """Return the largest magnitude of f32 values, as i32 bits. Bits have the order of the
+    magnitudes, with NaN above all, so no NaN is lost.
     """
     bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
     return k.reduce(reduce(k.max, bits), k.max)
@@ -583,9 +601,9 @@ def largest_magnitude_bits(k: Builder, values: list[Val]) -> Val:
 def word_scale(
     k: Builder, top: Val, *, squares: Val | None = None, most: int = WORD_TOP
 ) -> tuple[Val, Val]:
-    """Return the factor that turns values of magnitude at most ``top`` (from
-    ``largest_magnitude_bits``, one or several) into words of at most ``most``, and the words'
-    scale. ``squares``: the sum of the values' squares, for q16n.
+    """Return two f32: the factor that turns values of magnitude at most ``top`` (from
+    ``largest_magnitude_bits``, one or several) into words of at most ``most``, and the scale of
+    these words. ``squares``: the sum of the values' squares, for ``q16n``.
     """
     top = k.reduce(top, k.max) if top.ty.lanes > 1 else top
     if squares is not None:
@@ -599,7 +617,9 @@ def word_scale(
 
 
 def in_words(k: Builder, values: list[Val], inverse: Val) -> Val:
-    """Return some values of a span as dwords of two i16 each."""
+    """Return f32 values of a span, times ``inverse`` and rounded to i16, as dwords of two words
+    each.
+    """
     whole = k.concat(*values)
     # After adding MAGIC the low bits are the nearest whole number.
     words = (whole * k.splat(inverse, whole.ty) + MAGIC).bits(i32.like(whole.ty)).to(i16)

@@ -18,8 +18,8 @@ F64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation function, and for gated networks the function applied to the gated value.
-    ``exact`` ones are in float64.
+    """One activation function: ``emit`` in a kernel, ``exact`` in numpy (float64). Gated, it is
+    ``emit`` of the gate times ``emit_up`` of up; ``emit_up`` None is the identity.
     """
 
     emit: Callable[[Builder, Val], Val]
@@ -28,7 +28,7 @@ class Activation:
     exact_up: Callable[[F64Array], F64Array] | None = None
 
     def gate(self, k: Builder, gate: Val, up: Val) -> Val:
-        """Return the gated activation: ``emit(gate)`` times ``up``."""
+        """Return the gated activation of two vectors: ``emit(gate) * emit_up(up)``."""
         return self.emit(k, gate) * (self.emit_up(k, up) if self.emit_up else up)
 
 
@@ -87,8 +87,9 @@ _ROWS = {
 
 class Activations(dict[str, Activation]):
     """Activations by name. A name may end with a limit: silu_to_7 limits the activated gate to at
-    most 7 (Step 3.5), silu_of_7 the gate before it is activated (DeepSeek V4, Maple); both limit
-    the gated value to -7..7. situ_4_25 is SiTU with these bounds (Kimi K3): see ``situ_name``.
+    most 7 (Step 3.5), silu_of_7 limits the gate before it is activated (DeepSeek V4, Maple); both
+    limit up to -7..7. situ_4_25 is SiTU with bounds 4 and 25 (Kimi K3): see ``situ_name``. Raises
+    KeyError for other names.
     """
 
     def __missing__(self, name: str) -> Activation:
@@ -106,14 +107,16 @@ BEFORE = "_of_"  # the gate is limited, then activated
 
 
 def situ_name(bound: float, bound_up: float) -> str:
-    """Return the name of SiTU: ``b tanh(gate / b) sigmoid(gate) * c tanh(up / c)``, with ``bound``
-    for b and ``bound_up`` for c; 0 for ``bound_up``: ``up`` itself.
+    """Return the name of SiTU, ``b tanh(gate / b) sigmoid(gate) * c tanh(up / c)``: b is ``bound``,
+    c is ``bound_up``. If ``bound_up`` is 0, the second factor is ``up`` itself.
     """
     return f"{SITU}{bound:.9g}_{bound_up:.9g}"
 
 
 def split_limit(name: str) -> tuple[str, str]:
-    """Return an activation's name without its limit, and the limit ("": none)."""
+    """Split an activation's name into the name without its limit, and the limit; "" if it
+    has none.
+    """
     fn, _, limit = name.replace(BEFORE, AFTER).rpartition(AFTER)
     return (fn, limit) if fn else (name, "")
 
@@ -160,11 +163,11 @@ ACTIVATIONS = Activations(_ROWS)
 
 
 def activated(fn: str, y: F64Array) -> F64Array:
-    """Apply an activation, by its name, in numpy."""
+    """Return the activation named ``fn`` of ``y``, float64."""
     return ACTIVATIONS[fn].exact(y)
 
 
 def gated(fn: str, gate: F64Array, up: F64Array) -> F64Array:
-    """Apply a gated activation, by its name, in numpy."""
+    """Return the gated activation named ``fn`` of ``gate`` and ``up``, float64."""
     row = ACTIVATIONS[fn]
     return row.exact(gate) * (row.exact_up(up) if row.exact_up else up)

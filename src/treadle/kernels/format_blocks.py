@@ -21,9 +21,9 @@ WORDS = 32  # words in a table that ``Isa.lookup_words`` takes
 
 @dataclass(frozen=True)
 class BlockAddress:
-    """Address of a row or a block: one for each array of its format, usually a single one.
-
-    ``head`` is the start of a block's row, where rows have scales there; None for a row.
+    """Address of a row or a block of weights. ``parts``: one address for each array of the format,
+    usually one. ``head``: start of the block's row, for formats that keep scales there; None for a
+    row.
     """
 
     fmt: Format
@@ -32,20 +32,20 @@ class BlockAddress:
 
     @property
     def codes(self) -> Codes:
-        """The codes of a format of bytes."""
+        """The format's codes; the format must be one that has them."""
         assert self.fmt.codes is not None, self.fmt.name
         return self.fmt.codes
 
     def row(self, i: Val, k: int) -> BlockAddress:
-        """Return the address of the ``i``-th row of ``k`` weights from here, a row."""
+        """Return the address of the ``i``-th row of ``k`` weights after this row."""
         strides = self.fmt.row_strides(k)
         return BlockAddress(
             self.fmt, tuple(p + i * n for p, n in zip(self.parts, strides, strict=True))
         )
 
     def block(self, i: Val | int, each: int = 1) -> BlockAddress:
-        """Return the address of the ``i``-th block from here, or of the ``i``-th run of ``each``
-        blocks.
+        """Return the address of the block ``i * each`` blocks after this one. From a row's address
+        it is a block of the row.
         """
         fmt = self.fmt
         parts = self.parts
@@ -57,7 +57,7 @@ class BlockAddress:
         return BlockAddress(fmt, tuple(p + i * n for p, n in zip(parts, steps, strict=True)), head)
 
     def has(self, field: str) -> bool:
-        """Whether a field is at the start of the row."""
+        """Whether ``field`` is kept at the start of the row, not in each block."""
         return self.fmt.head is not None and field in (self.fmt.head.names or ())
 
     def load_head(self, k: Builder, field: str, ty: Ty) -> Val:
@@ -96,24 +96,24 @@ class WeightRows:
         return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
 
     def behind(self, n: Operand) -> WeightRows:
-        """Return the rows from ``n`` rows further on."""
+        """Return the rows that begin ``n`` rows later."""
         return replace(self, first=self.first + n)
 
     @property
     def values(self) -> tuple[Val, ...]:
-        """The fields that are run-time values."""
+        """The run-time values in the fields, for ``of`` within an outlined function."""
         return *self.weights.parts, self.first, self.m
 
     def of(self, values: Sequence[Val]) -> WeightRows:
-        """Return a copy with other run-time values."""
+        """Return a copy whose run-time values are ``values``, in the order of ``values`` above."""
         *parts, first, m = values
         return WeightRows(BlockAddress(self.weights.fmt, tuple(parts)), first, m, self.k)
 
 
 def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[..., Val]:
-    """Return the reader of fields that formats take. It concatenates a field's bytes from several
-    blocks (a power of two), or ``n_bytes`` of it from byte ``at``. Each ``run`` blocks are
-    adjacent; 0: all of them.
+    """Return the function ``field(name, n_bytes=0, at=0)`` with which a format reads its fields. It
+    returns the field's bytes from all ``blocks`` (a power of two), concatenated; only ``n_bytes``
+    of each from byte ``at`` if given. Each ``run`` blocks are adjacent in memory; 0: all of them.
     """
     fmt = blocks[0].fmt
     reach = k.isa.vector_bits // 8
@@ -142,13 +142,17 @@ def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[
 
 
 def unpack_codes(k: Builder, blocks: list[BlockAddress]) -> list[Val]:
-    """Return the codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
+    """Return the codes of several blocks, vectors of ``u8``, in the order that ``codes.groups``
+    gives.
+    """
     parts: list[Val] = blocks[0].codes.unpack(k, fields_of(k, blocks))
     return parts
 
 
 def ordered_codes(k: Builder, *blocks: BlockAddress) -> list[Val]:
-    """Return the codes of adjacent blocks in order, in vectors of ``u8``."""
+    """Return the codes of adjacent blocks in the order of the weights, as one or more vectors of
+    ``u8``.
+    """
     codes = blocks[0].codes
     if codes.in_order is None:
         return [codes_in_order(k, *blocks)]
@@ -156,7 +160,9 @@ def ordered_codes(k: Builder, *blocks: BlockAddress) -> list[Val]:
 
 
 def codes_in_order(k: Builder, *blocks: BlockAddress) -> Val:
-    """Return the codes of adjacent blocks in order, ``u8 * (n * block)``."""
+    """Return the codes of adjacent blocks in the order of the weights, one vector ``u8 * (n *
+    block)``.
+    """
     fmt = blocks[0].fmt
     codes = blocks[0].codes
     parts = unpack_codes(k, [*blocks])
@@ -173,8 +179,8 @@ def codes_in_order(k: Builder, *blocks: BlockAddress) -> Val:
 
 
 def scales_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> tuple[Val, Val | None]:
-    """Return f32 scales, one for every ``sub`` codes, and minimums or None, one for every
-    ``sum_sub`` codes.
+    """Return the scales of ``blocks``, f32, one for every ``codes.sub`` weights, and their minimums
+    or None, one for every ``codes.sum_sub`` weights. ``run``: as in ``fields_of``.
     """
     codes = blocks[0].codes
     if codes.scales is not None:
@@ -185,7 +191,7 @@ def scales_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> tuple[Val
 
 
 def load_weights(k: Builder, block: BlockAddress) -> list[Val]:
-    """Return the weights of one block, ``f32 * 32`` each."""
+    """Return the dequantised weights of one block, vectors of ``f32 * 32``."""
     codes = block.codes
     assert codes.sum_sub == codes.sub
     whole = codes_in_order(k, block)
@@ -200,8 +206,8 @@ def load_weights(k: Builder, block: BlockAddress) -> list[Val]:
 
 
 def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
-    """Return the weights of one block as bf16, ``i16 * 32`` each. The few distinct weights of a
-    sub-block are narrowed, then looked up by code.
+    """Return the dequantised weights of one block as bf16, vectors of ``i16 * 32``. The few
+    distinct weights of a sub-block are rounded to bf16, then looked up by code.
     """
     codes = block.codes
     table_ty = f32 * (WORDS // 2)
@@ -243,8 +249,8 @@ def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
 def load_scales(
     k: Builder, blocks: list[BlockAddress], field: str, lanes: Sequence[int] = ()
 ) -> Val:
-    """Return one f16 field of several blocks as f32. ``lanes``: the block of each lane, which must
-    be in order; empty: one lane a block.
+    """Return the f16 field ``field`` of several blocks as f32. ``lanes``: the block of each lane,
+    each block equally often, in order; empty: one lane a block.
     """
     if lanes:
         repeat = len(lanes) // len(blocks)
@@ -260,8 +266,8 @@ def load_scales(
 
 
 def across_scales(k: Builder, blocks: list[BlockAddress]) -> tuple[Val, Val | None]:
-    """Return the f32 scales of blocks that need not be adjacent, and their minimums or None. Where
-    a block has its minimum right behind its scale, both are loaded at once.
+    """Return the f32 scales of blocks that need not be adjacent, and their minimums or None, a lane
+    a block. Where a block has its minimum right behind its scale, both are loaded at once.
     """
     fmt = blocks[0].fmt
     codes = blocks[0].codes
@@ -283,8 +289,9 @@ def across_scales(k: Builder, blocks: list[BlockAddress]) -> tuple[Val, Val | No
 
 
 def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequence[int]) -> Val:
-    """The same for ``n`` adjacent blocks: one load and one shuffle if a register holds all their
-    scales and nothing past their end.
+    """Return the f16 field ``field`` of ``n`` adjacent blocks from ``at`` on as f32; lane i is that
+    of block ``lanes[i]``. One load and one shuffle if a register holds all of them and nothing past
+    the last block.
     """
     (part, offset), n_bytes = at.fmt.place(field), k.isa.vector_bits // 8
     size = at.fmt.strides[part]

@@ -1,4 +1,4 @@
-"""A kernel that calls another one for items from a first one on."""
+"""A kernel that calls another kernel with an offset to its items."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 @dataclass(frozen=True)
 class ItemRange(Spec):
-    """Calls another kernel for items from ``first`` on. ``kernel``: its address; ``inner``: that of
-    its arguments.
+    """Call another kernel with ``first`` added to its range of items. ``kernel``: address of its
+    code; ``inner``: address of its arguments.
     """
 
     op: ClassVar[str] = "item_range"
     args = Args("kernel:in inner:in first")
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the call."""
         first = frame.first
         items = first + frame.begin, first + frame.end
         k.call_pointer(frame.kernel, None, [frame.inner, frame.block, *items, frame.scratch])

@@ -16,15 +16,16 @@ class Neighbours:
     """Prefetches for adjacent rows that are processed together, line by line in file order.
 
     Hardware prefetchers stop at every 4 KB page and lose track of several rows, and the products'
-    instructions leave the core little room to run ahead. Lines of other threads' items are not
-    prefetched.
+    instructions leave the core little room to run ahead. Addresses past an item's rows are clamped
+    to their end, so that lines of other threads' items are not prefetched.
     """
 
     def __init__(
         self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, *, far: bool = True
     ) -> None:
-        """``n`` rows of ``n_blocks`` blocks, from the first of ``rows`` on. ``far``: prefetch in
-        two steps, else only in the nearer one.
+        """Prefetch ``n`` rows of ``n_blocks`` blocks, from ``rows[0]`` on; ``rows`` are processed
+        together. ``far``: prefetch in two steps, FAR and NEAR bytes early; else only NEAR bytes
+        early.
         """
         self.k = k
         self.rows = rows
@@ -33,7 +34,9 @@ class Neighbours:
         self.n_bytes = [n * stride for stride in fmt.row_strides(n_blocks * fmt.block)]
 
     def fetch(self, i: Val, n: int) -> None:
-        """Prefetch for the ``i``-th run of ``n`` blocks of each row, in each of their arrays."""
+        """Prefetch for the ``i``-th run of ``n`` blocks of each row, in each array of
+        the format.
+        """
         first = self.rows[0]
         for p, stride, n_bytes in zip(first.parts, first.fmt.strides, self.n_bytes, strict=True):
             size = n * len(self.rows) * stride
@@ -45,18 +48,18 @@ class Neighbours:
 
 
 class PrefetchRuns:
-    """Prefetches for rows that each lie in a run of rows of their own. Each run is a sequential
-    memory stream, prefetched ``ahead`` bytes early, up to its end.
+    """Prefetches for rows that each advance through a run of rows of their own. Each run is a
+    sequential memory stream, prefetched ``ahead`` bytes early, up to its end.
 
     Hardware prefetchers follow such streams too. Measured on Sapphire Rapids, two cores: one long
     stream a thread reads 37 GB/s or 28, depending on how its lines lie in their pages; four always
-    read 35. Adjacent rows, as above, read 28 in Q8_0, four runs 34 (docs/experiments.md).
+    read 35. ``Neighbours`` reads 28 in Q8_0, four runs 34 (docs/experiments.md).
     """
 
     def __init__(
         self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, ahead: int
     ) -> None:
-        """Each run has ``n`` rows of ``n_blocks`` blocks, from its row of ``rows`` on."""
+        """Prefetch a run of ``n`` rows of ``n_blocks`` blocks from each of ``rows`` on."""
         self.k = k
         self.rows = rows
         self.ahead = ahead
@@ -64,7 +67,7 @@ class PrefetchRuns:
         self.n_bytes = [n * stride for stride in fmt.row_strides(n_blocks * fmt.block)]
 
     def fetch(self, i: Val, n: int) -> None:
-        """Prefetch for the ``i``-th run of ``n`` blocks of each row, in each of their arrays."""
+        """Prefetch for the ``i``-th ``n`` blocks of each run, in each array of the format."""
         for part, (stride, n_bytes) in enumerate(
             zip(self.rows[0].fmt.strides, self.n_bytes, strict=True)
         ):

@@ -8,7 +8,8 @@ from treadle.jit.language import Builder, Val
 
 
 def reduce_all(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-    """Reduce ``vectors[i]`` by ``op`` into lane i. There are at most as many vectors as lanes.
+    """Reduce the lanes of ``vectors[i]`` by ``op`` to one value, in lane i of the result. There are
+    at most as many vectors as lanes.
 
     Two vectors are combined at a time: their lower halves side by side and their upper halves side
     by side are two full vectors, and ``op`` gives one that holds both. The order of reduction is

@@ -73,13 +73,15 @@ MEDIA_HEAD = 16
 
 
 def run_state(n: int) -> np.dtype[Any]:
-    """Return the dtype of a run's record for ``n`` pools or rope tables, whichever are more."""
+    """Return the dtype of a run's state: FIELDS, then EACH for ``n`` pools or rope tables,
+    whichever are more; all i64.
+    """
     each = [numbered(name, i) for i in range(n) for name in EACH]
     return np.dtype([(name, "i8") for name in (*FIELDS, *each)])
 
 
 def numbered(field: str, index: int) -> str:
-    """Return the name of an ``EACH`` field of the ``index``-th pool or rope table."""
+    """Return the name of the EACH field ``field`` for the ``index``-th pool or rope table."""
     return f"{field}{index or ''}"
 
 
@@ -88,7 +90,7 @@ RUN_STATE = run_state(1)
 
 @cache
 def run_offset(field: str) -> int:
-    """Return a field's offset in the record, in bytes."""
+    """Return the byte offset of ``field`` in a run's state."""
     if field in FIELDS:
         return 8 * FIELDS.index(field)
     stem = field.rstrip("0123456789")
@@ -97,7 +99,7 @@ def run_offset(field: str) -> int:
 
 
 def load_record(k: Builder, p: Val, record: np.dtype[Any]) -> dict[str, Val]:
-    """Load the fields of the record at ``p``, all of them i64."""
+    """Load all fields of the record at ``p``, by name; all are i64."""
     assert record.names is not None
     return {name: k.load(p, i64, offset=8 * i, align=8) for i, name in enumerate(record.names)}
 
@@ -107,8 +109,8 @@ LINE = 64  # bytes in a cache line
 
 @dataclass(frozen=True)
 class Grid:
-    """Number of work items of a step: ``base * ceil(count / per)``. ``count`` is a field of
-    RUN_STATE, the constant one, or an argument of the step: a buffer that begins with the number,
+    """Number of work items of a step: ``base * ceil(count / per)``. ``count`` names a field of
+    RUN_STATE, is "one", or names an argument of the step: a buffer that begins with the number,
     i64, which an earlier step has written. Each ``whole`` consecutive items write to the same cache
     lines, so one thread takes all of them.
     """
@@ -125,7 +127,7 @@ class Grid:
 
 
 class Args:
-    """A kernel's arguments in their order, each as ``name:kind``.
+    """Declaration of a kernel's arguments in their order, each as ``name:kind``.
 
     ``in`` and ``out``: a buffer that the kernel reads, or writes; ``inout``: both. ``const``:
     memory that outlives the plan, weights or a pool of pages. ``tensor``: a tuple, one word for
@@ -147,11 +149,15 @@ class Args:
         self._plain = not self.each and "tensor" not in kinds.values()  # each value takes one word
 
     def __call__(self, **given: Any) -> SimpleNamespace:
-        """Return the arguments as the numpy twin takes them; None for those left out."""
+        """Return ``given`` as attributes, as the numpy twin takes them; None for arguments left
+        out.
+        """
         return SimpleNamespace(**{**self.left_out, **given})
 
     def in_order(self, given: Mapping[str, Any]) -> list[Any]:
-        """Return a value for each word, from arguments by name; None for those left out."""
+        """Return the value of each 64-bit word that the kernel gets, from arguments by name; None
+        for those left out.
+        """
         whole = {**self.left_out, **given}
         assert len(whole) == len(self.kinds), given
         if self._plain:
@@ -167,8 +173,8 @@ class Args:
 
 
 class Frame:
-    """A kernel's arguments while it is built, as attributes by name (addresses or integers), and
-    the run's state.
+    """View of a kernel's arguments and of the run's state while the kernel is built. Arguments are
+    attributes by name: loading one emits a load of the address or integer.
     """
 
     def __init__(
@@ -187,7 +193,9 @@ class Frame:
         return found
 
     def each(self, name: str, i: int = 0) -> Any:
-        """Return an argument of the i-th tensor; the tensor itself as a tuple of addresses."""
+        """Load argument ``name`` of the ``i``-th tensor. A ``tensor`` is returned as a tuple of
+        addresses.
+        """
         spec: Any = self.spec
         kinds = spec.args.kinds
         sizes = {n: len(spec.fmt.strides) if kinds[n] == "tensor" else 1 for n in kinds}
@@ -199,23 +207,27 @@ class Frame:
         return found if kinds[name] == "tensor" else found[0]
 
     def run(self, field: str, ty: Ty = i64) -> Val:
-        """Return a count of RUN_STATE; with ``ty`` ptr, the address of one of its arrays."""
+        """Load the count ``field`` of the run's state, i64; with ``ty`` ptr, the address of its
+        array ``field``.
+        """
         value = self.k.load(self.block, i64, align=8, offset=run_offset(field))
         return self.block + value if ty == ptr else value
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One kernel. A subclass adds at most ten fields; together they are its name, its cache key and
-    its test id.
+    """Base of the specs. A spec is one kernel: its fields are its name, its cache key and its test
+    id.
     """
 
     op: ClassVar[str]
     args: ClassVar[Args] = Args()
-    reads_masks: ClassVar[bool] = False  # of the run's samplers
+    reads_masks: ClassVar[bool] = False  # whether it reads the samplers' token masks
 
     def __post_init__(self) -> None:
-        """Round floats to f32, as constants in the code are, so that a name's digits are exact."""
+        """Round float fields to f32, as constants in the code are, so that the digits in a name are
+        exact.
+        """
         kind: Any = type(self)
         for name in _floats(kind):
             # + 0.0 turns -0.0 into 0.0: equal values must have equal names.
@@ -223,8 +235,9 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """``op_value_value``. A field at its default is left out; True gives the field's name;
-        False (for a default of True) gives ``not_`` and the name.
+        """The kernel's name: ``op``, then the fields, joined by ``_``. A string is its value, a
+        number its name and value (``k100``), True the field's name, False ``not_`` and the name.
+        Fields at their default are left out.
         """
         parts = [self.op]
         for field in fields(self):
@@ -242,55 +255,64 @@ class Spec:
 
     @property
     def needs(self) -> set[str]:
-        """Arguments that must be given: those without ``?``, and optional ones that the fields
-        require.
+        """Names of the arguments that must be given: those without ``?``, and optional ones that
+        the spec's fields require.
         """
         return self.args.required
 
     @property
     def compile_ms(self) -> float:
-        """A rough estimate of its compile time: a plan's slowest kernels are compiled first."""
+        """Rough estimate of the kernel's compile time in ms: a plan's slowest kernels are compiled
+        first.
+        """
         return 30.0
 
     def scratch(self, lanes: int) -> int:
-        """Return the bytes of scratch a thread needs, if vectors have ``lanes`` f32 values."""
+        """Return the bytes of scratch that a thread needs, if vectors have ``lanes`` f32 values."""
         return 0
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
-        """Return the least bytes of keys and values, and the operations on them, for ``n_tokens``
-        of a sequence after ``n_before`` others. Zero for all kernels but attention.
+        """Return the least bytes of cached keys and values that are read, and the operations on
+        them, for ``n_tokens`` tokens of a sequence after ``n_before`` others. 0, 0 for kernels that
+        read no pages.
         """
         return 0, 0
 
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
-        """Emit the kernel into ``k``'s function, with these arguments."""
+        """Emit the kernel into ``k``'s function; ``args`` to ``scratch`` are the run-time values of
+        the machine code's arguments.
+        """
         self.build(k, isa, Frame(k, self, args, run, begin, end, scratch))
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel: a loop over the items ``frame.begin`` to ``frame.end``."""
         raise NotImplementedError
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin over the whole grid. ``args`` has arrays and numbers, by name."""
+        """Run the numpy twin over the whole grid. ``args`` has arrays and numbers, by name; ``run``
+        the run's state.
+        """
         raise NotImplementedError
 
 
 @cache
 def _floats(cls: Any) -> tuple[str, ...]:
-    """Return the names of a spec class's float fields. Cached: a plan makes hundreds of specs."""
+    """Return the names of the float fields of spec class ``cls``. Cached: a plan makes hundreds of
+    specs.
+    """
     return tuple(field.name for field in fields(cls) if field.type in ("float", float))
 
 
 def f32_values(x: np.ndarray) -> np.ndarray:
-    """Return a twin's argument as floats: f32 activations that another step packed are bytes."""
+    """Return a twin's argument as f32: activations that another step packed as f32 are bytes."""
     return x.view(np.float32) if x.dtype == np.uint8 else x
 
 
 def whole_rows(values: np.ndarray, stride: int) -> np.ndarray:
-    """Return the rows of ``stride`` values of a twin's argument, which may end in the middle of a
-    row.
+    """Return the complete rows ``[n, stride]`` of a twin's flat argument, which may end in the
+    middle of a row.
     """
     return values[: values.size // stride * stride].reshape(-1, stride)
 
@@ -301,12 +323,16 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def parts(n: int, size: int) -> Iterator[tuple[int, int]]:
-    """Split ``n`` into parts of ``size``: yield the start and the length of each."""
+    """Split ``n`` into parts of ``size``, the last one smaller: yield the start and the length of
+    each.
+    """
     return ((at, min(size, n - at)) for at in range(0, n, size))
 
 
 def widest(most: int, n: int) -> int:
-    """Return the widest vector, a power of two of at most ``most`` lanes, that divides ``n``."""
+    """Return the lanes of the widest vector that divides ``n``: ``most``, a power of two,
+    or less.
+    """
     width = most
     while n % width:
         width //= 2

@@ -22,12 +22,16 @@ MOST = 128  # largest matrix: its sums fit registers
 
 
 def points(dims: int) -> int:
-    """Return the dims of the matrix that rotates a head, part by part."""
+    """Return the size n of the ``[n, n]`` matrix for heads of ``dims``: the largest power of two
+    that divides ``dims``, at most MOST. A head is rotated n dims at a time.
+    """
     return min(dims & -dims, MOST)
 
 
 def rotate(k: Builder, x: Val, out: Val, dims: int) -> None:
-    """Rotate f32 ``[dims]`` at ``x`` into ``out`` (which may be the same)."""
+    """Rotate the f32 head ``[dims]`` at address ``x`` into ``out`` (which may be ``x``),
+    ``points(dims)`` dims at a time.
+    """
     n = points(dims)
     width = min(k.isa.lanes, n)
     with k.loop(dims // n) as part:
@@ -50,7 +54,7 @@ def rotate(k: Builder, x: Val, out: Val, dims: int) -> None:
 
 
 def rotate_ref(x: np.ndarray) -> np.ndarray:
-    """Rotate the last axis, part by part."""
+    """Return ``x [.., dims]`` rotated along its last axis as by ``rotate``, float64."""
     n = points(x.shape[-1])
     matrix = np.ones((1, 1))
     while len(matrix) < n:

@@ -1,4 +1,4 @@
-"""Scores of an indexer: each query token of an item against the keys of its pages."""
+"""Tile of the indexer's scores: each query token of a work item against the keys of its pages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class IndexTile(VectorTile):
-    """The products of ``VectorTile`` for one token and one group of heads after the other, whose
-    sums are added up in memory.
+    """Computes ``IndexScores`` for one token and one group of heads at a time, with
+    ``VectorTile``'s products of queries and keys. Sums over groups of heads are accumulated in the
+    ``scores`` buffer.
     """
 
     spec: IndexScores
@@ -44,7 +45,7 @@ class IndexTile(VectorTile):
                     self._scores(self.page(p), p * PAGE, p, [])
 
     def token(self, t: object) -> Val:
-        """Return the token whose turn it is."""
+        """Return the item's token that is being scored, whatever ``t``: a tile has one token."""
         return self.now
 
     def _load_queries(self) -> None:

@@ -38,12 +38,12 @@ EVERY = 0xFFFFFFFF  # a page's keys, one bit each
 
 @dataclass(frozen=True)
 class IndexStore(PagedKernel):
-    """Rotate each head of an indexer's queries in place, and store its key, rotated alike.
+    """Rotate an indexer's queries and keys by their positions, and store the keys in their pages.
 
-    ``q`` is f32 ``[N, stride]``, ``n_head`` heads of ``head_dim`` from column 0 on; ``key`` has one
-    key a token, from ``k_column`` on. Of the dims, ``rope_dims`` from ``first`` on turn, in pairs
-    of ``style``; a key turns ``back`` first, by the cosines and sines of a constant table. Items:
-    tokens.
+    ``q`` is f32 ``[N, stride]``: ``n_head`` heads of ``head_dim`` from column 0 on, rotated in
+    place. ``key`` has one key a token, from column ``k_column`` on. In both, ``rope_dims`` dims
+    from dim ``first`` on are rotated, in pairs of ``style``. With ``back`` a key is first rotated
+    by this constant table of cosines and sines. Items: tokens.
     """
 
     op: ClassVar[str] = "index_store"
@@ -90,7 +90,9 @@ class IndexStore(PagedKernel):
             self.page.keys.store(k, tmp, home, kv_index % PAGE)
 
     def _turn(self, k: Builder, x: Val, table: Val | None) -> None:
-        """Rotate one head in place, and by the Hadamard matrix if pages need it."""
+        """Rotate one head ``x`` in place: by position if there is a rope ``table``, then by the
+        Hadamard matrix if the page format needs it.
+        """
         if table is not None:
             self._pairs(k, x, table)
         if self.page.keys.fmt.rotated:
@@ -149,19 +151,22 @@ class KeySelection(Spec):
     whole: bool = False
 
     def units(self, n_keys: Any) -> Any:
-        """Return how many units compete, of ``n_keys`` keys."""
+        """Return the number of units of ``n_keys`` keys that compete to be chosen; an incomplete
+        last unit counts unless only ``whole`` ones compete.
+        """
         return (n_keys if self.whole else n_keys + (self.unit - 1)) // self.unit
 
 
 @dataclass(frozen=True)
 class IndexScores(Queries):
-    """Scores of cached keys, in f32 ``[N, planes, scores_stride]``: the sum over heads of
-    ``weight * max(0, q . k)``, times ``scale``. With ``apart`` the products themselves, a plane for
-    each head. Without ``weighted`` the weights are 1. With ``whole`` only the last key of each unit
-    has a score.
+    """An indexer's scores of cached keys, f32 ``[N, planes, scores_stride]``: the sum over heads of
+    ``weight * max(0, q . k)``, times ``scale``. With ``apart`` each head has a plane of its own, of
+    ``scale * q . k``. Without ``weighted`` all weights are 1. With ``whole`` only the last key of
+    each unit has a score.
 
-    Scores of keys that a query does not see are -inf. Queries that see all
-    units (``KeySelection.units``) have no scores. Items: attention's items of the pool.
+    Keys that a query does not see score -inf. A query that sees at most ``top`` units
+    (``KeySelection.units``) needs no choice: its scores are not written. Items: the pool's
+    attention work items.
     """
 
     op: ClassVar[str] = "index_scores"
@@ -197,7 +202,9 @@ class IndexScores(Queries):
         return 4 * self.rows * (self.head_dim + 2 * PAGE) + 256
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
-        """Return the bytes of the keys, read once, and the operations on those that are seen."""
+        """Return the bytes of the cached keys, each read once, and the operations of all queries on
+        the keys that they see; zeros if no query needs a choice.
+        """
         end = n_before + n_tokens
         if self.selection.units(end) <= self.top:
             return 0, 0
@@ -251,9 +258,11 @@ class IndexScores(Queries):
 
 @dataclass(frozen=True)
 class Choose(KeySelection):
-    """The keys that each query sees: bits ``[N, planes, chosen_stride]`` in words of PAGE, of
-    ``scores [N, planes, scores_stride]``, which are overwritten. Words past the query's own page
-    are left as they are. Items: tokens times planes.
+    """Choose the keys that each query attends to, by the rules of ``KeySelection``.
+
+    ``chosen`` becomes bits ``[N, planes, chosen_stride]``, one word of PAGE bits for each page.
+    ``scores [N, planes, scores_stride]`` are read, and used as scratch. Words past the query's own
+    page are not written. Items: tokens x planes.
     """
 
     op: ClassVar[str] = "choose"
@@ -282,7 +291,7 @@ class Choose(KeySelection):
                     self._write(k, isa, scores, chosen, own, n_units)
 
     def _position(self, k: Builder, frame: Frame, token: Val) -> Val:
-        """Return the position of a row of the batch."""
+        """Return the position in its sequence of ``token``, a row of the batch."""
         parts = frame.run("parts", ptr)
         found = k.var(k.i64(0))
         with k.loop(frame.run("n_parts")) as i:
@@ -293,7 +302,7 @@ class Choose(KeySelection):
         return found.v
 
     def _best_of_units(self, k: Builder, scores: Val, n_keys: Val, n_units: Val) -> None:
-        """Replace the first ``n_units`` scores by the largest of each unit."""
+        """Replace the first ``n_units`` scores by the largest score of each unit."""
         with k.loop(n_units) as u:
             start = u * self.unit
             best = k.var(k.const(float("-inf"), f32))
@@ -302,9 +311,11 @@ class Choose(KeySelection):
             k.store(scores, best.v, offset=u * 4)
 
     def _flag(self, k: Builder, isa: Isa, scores: Val, n_units: Val) -> None:
-        """Replace each score by 1, i32, if its unit is chosen, else by 0.
+        """Replace each of ``n_units`` scores by 1, i32, if its unit is chosen, else by 0.
 
-        The ``top``-th largest score is found bit by bit: as many scores have to be as large.
+        A binary search over the bits of u32 ranks finds the ``top``-th largest: a bit of the
+        threshold is kept if at least ``top`` ranks reach it. Of units equal to the threshold the
+        first are chosen.
         """
         ty = u32 * isa.lanes
         iota = k.const(range(isa.lanes), i32 * isa.lanes)
@@ -333,7 +344,9 @@ class Choose(KeySelection):
             k.store(scores, flag, offset=u * 4)
 
     def _write(self, k: Builder, isa: Isa, flags: Val, chosen: Val, own: Val, n_units: Val) -> None:
-        """Write the words of the pages up to the query's own."""
+        """Write the words of ``chosen`` for the pages up to the query's own position ``own``, from
+        the ``flags`` of units.
+        """
         with k.loop(own // PAGE + 1) as page:
             if self.unit == 1:
                 lanes = isa.lanes
@@ -369,7 +382,9 @@ class Choose(KeySelection):
                     words[row, : len(packed)] = packed
 
     def seen(self, scores: np.ndarray, own: int) -> np.ndarray:
-        """Return which keys up to ``own`` a query sees, bool ``[own + 1]``."""
+        """Return which keys up to position ``own`` a query attends to, bool ``[own + 1]``, from its
+        row of ``scores``.
+        """
         n_keys = own + 1
         n_units = int(self.units(n_keys))
         if n_units <= self.top:
@@ -391,13 +406,15 @@ class Choose(KeySelection):
 
 
 def _rank(k: Builder, x: Val) -> Val:
-    """Return f32 scores as u32 numbers of the same order."""
+    """Map f32 scores to u32 numbers of the same order."""
     bits = x.bits(i32.like(x.ty))
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).bits(u32.like(x.ty)) ^ 0x80000000
 
 
 def _store_word(k: Builder, chosen: Val, page: Val, own: Val, word: Val) -> None:
-    """Store a page's word, without the keys behind the query's own."""
+    """Store the word of page number ``page``, with the bits of keys after position
+    ``own`` cleared.
+    """
     n_later = k.max((page + 1) * PAGE - (own + 1), 0)
     seen = k.const(EVERY, u32) >> k.min(n_later, PAGE - 1).to(u32)
     k.store(chosen, word & seen, offset=page * WORD_BYTES)

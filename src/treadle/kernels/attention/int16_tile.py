@@ -1,19 +1,20 @@
-"""Attention in vectors with products of 16-bit numbers, two to a lane of 32 bits: twice as many at
+"""Attention in vectors with products of 16-bit integers, two to a lane of 32 bits: twice as many at
 a time as with floats.
 
-A row of queries q, and a key k, are whole numbers times a scale, their length over LIMIT::
+A row of queries q, and a key k, become integers times a scale. The scale is their Euclidean length
+over LIMIT::
 
     q = q_i |q| / LIMIT,  k = k_i |k| / LIMIT:    q k = (q_i k_i) |q| |k| / LIMIT**2
 
-so that a score's sum of whole numbers is at most LIMIT**2 (Cauchy and Schwarz), below 2**31. A
-value is whole numbers times its largest magnitude over LIMIT. That scale is multiplied into the
-key's weight, and a span's weights become whole numbers whose sum is LIMIT::
+The integer sum of a score is then at most LIMIT**2 (Cauchy and Schwarz), below 2**31. A value
+becomes integers times its largest magnitude over LIMIT. This scale d is multiplied into the key's
+weight p, and a span's weights become integers whose sum is LIMIT::
 
     w_j = p_j d_j,  w = w_i (sum over j of w_j) / LIMIT:    |sum over j of w_i v_i| <= LIMIT**2
 
 Scratch, for R rows and D dims: queries i16 ``[R, D]``, O f32 ``[R, D]``; the span's keys ``[SPAN,
-PAGE/W, D/2, W]`` and values ``[D/W, KEYS/2, W]``, pairs of i16, for W columns of a product. Of ROWS
-rows: scores f32 ``[ROWS, KEYS]``, and weights i16.
+PAGE/W, D/2, W]`` and values ``[D/W, KEYS/2, W]``, pairs of i16, for the W columns of a product. For
+ROWS rows at a time: scores f32 ``[ROWS, KEYS]``, and weights i16.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ VECTORS = 2  # vectors of columns in a product
 
 
 class Int16Scratch(NamedTuple):
-    """Byte offsets in scratch. ``d_``: factors of the numbers of that name."""
+    """Byte offsets of a tile's arrays in scratch. ``d_x`` has the f32 scales of the integers in
+    ``x``.
+    """
 
     q: int
     d_q: int
@@ -57,7 +60,7 @@ class Int16Scratch(NamedTuple):
 
     @classmethod
     def of(cls, spec: Queries) -> Int16Scratch:
-        """Return the offsets for a kernel."""
+        """Return the offsets for the tiles of a kernel."""
         rows = round_up(spec.rows, ROWS)
         dims = round_up(spec.head_dim, DIMS)
         dims_v = round_up(spec.dims_v, DIMS)
@@ -70,12 +73,14 @@ class Int16Scratch(NamedTuple):
 
 
 def words_scratch(spec: Queries) -> int:
-    """Return the bytes of scratch that a thread needs."""
+    """Return the bytes of scratch that a thread needs for ``WordTile``."""
     return Int16Scratch.of(spec).end
 
 
 class WordTile(WideTile):
-    """Attention tile with products of ``tall`` rows and VECTORS of columns."""
+    """Wide attention tile with 16-bit products: ``tall`` rows by VECTORS vectors of columns at a
+    time.
+    """
 
     places: ClassVar[Any] = Int16Scratch
     divisor: ClassVar[int] = WORD_DIMS
@@ -83,17 +88,17 @@ class WordTile(WideTile):
 
     @property
     def pitch(self) -> int:
-        """Values from one row of ``o`` to the next: whole vectors."""
+        """f32 values from one row of ``o`` to the next: ``dims_v`` rounded up to whole vectors."""
         return round_up(self.spec.dims_v, self.isa.lanes)
 
     @property
     def width(self) -> int:
-        """Columns of a product."""
+        """Columns of one product: keys of a score, or dims of a value."""
         return VECTORS * self.isa.lanes
 
     @property
     def line(self) -> int:
-        """Bytes of a pair of numbers for each column."""
+        """Bytes of one line of an operand: a pair of i16 for each column of a product."""
         return 4 * self.width
 
     # -- to whole numbers -----------------------------------------------------------------------
@@ -132,8 +137,8 @@ class WordTile(WideTile):
         self._load_values(home + self.spec.page.v_off, i, n_keys)
 
     def _load_keys(self, home: Val, i: Val) -> None:
-        """Scale a page's keys by their Euclidean lengths to int16, store them as pairs of dims, and
-        store the lengths.
+        """Scale the keys of the page at ``home`` to int16 by their Euclidean lengths. Store them as
+        the span's ``i``-th page, in pairs of dims, and their lengths in ``d_keys``.
         """
         k = self.k
         at = self.at
@@ -169,7 +174,10 @@ class WordTile(WideTile):
                 k.store(to, _paired(*both), offset=column * (dims // 2 * self.line) + within * 4)
 
     def _load_values(self, home: Val, i: Val, n_keys: Val) -> None:
-        """Load values of two keys at a time. Those past the last key are not read."""
+        """Scale the page's values at ``home`` to int16 by their largest magnitudes. Store them as
+        the span's ``i``-th page, in pairs of keys. Values from key ``n_keys`` on are not read and
+        count as zeros.
+        """
         k = self.k
         at = self.at
         dims = self.spec.dims_v
@@ -216,8 +224,9 @@ class WordTile(WideTile):
     def _multiply(
         self, a: Val, pitch: int, b: Val, n: Val | int, n_vectors: int = VECTORS
     ) -> list[list[Val]]:
-        """Return the sums, i32, of ``tall`` rows of pairs at ``a`` with ``n`` lines of ``width``
-        pairs, of which ``n_vectors`` vectors are multiplied.
+        """Return i32 sums ``[tall][n_vectors]``: rows of i16 pairs at ``a``, ``pitch`` bytes apart,
+        times ``n`` lines of ``width`` pairs at ``b``, of which the first ``n_vectors`` vectors are
+        used.
         """
         k = self.k
         isa = self.isa
@@ -267,7 +276,9 @@ class WordTile(WideTile):
             self._value_columns(block, n_pages, self.k.i64(whole), left // self.isa.lanes)
 
     def _value_columns(self, block: Val, n_pages: Val, column: Val, n_vectors: int) -> None:
-        """Add the span's values to the first ``n_vectors`` vectors of a column of O."""
+        """Add P V of the span to ``n_vectors`` vectors of O, from its ``column``-th ``width`` dims
+        on.
+        """
         k = self.k
         at = self.at
         lanes = self.isa.lanes
@@ -332,7 +343,7 @@ def _rounded(k: Builder, x: Val, by: Val) -> Val:
 
 
 def _paired(even: Val, odd: Val) -> Val:
-    """Combine the low halves of two lanes into one."""
+    """Combine the low 16 bits of two lanes, ``even`` in the lower half, into one lane."""
     return (even & 0xFFFF) | (odd << 16)
 
 

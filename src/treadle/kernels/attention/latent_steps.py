@@ -1,4 +1,4 @@
-"""Steps of latent attention: split heads for their products, and store the latent row in its
+"""Steps of latent attention: pack the heads for their products, and store the latent row in its
 page.
 """
 
@@ -23,7 +23,8 @@ from treadle.kernels.spec import Args, Frame, Spec, numbered
 
 @dataclass(frozen=True)
 class PackHeads(Spec):
-    """Pack some columns of each head, times ``scale``, as activations of that head alone.
+    """Pack ``k`` columns of each head, times ``scale``, as the activations of a product for each
+    head.
 
     Head ``h`` has the ``k`` columns of f32 ``x`` from ``column + h * pitch`` on; its activations
     start ``head_bytes`` after the previous head's. Items: rows times heads.
@@ -81,14 +82,14 @@ class PackHeads(Spec):
 
 @dataclass(frozen=True)
 class LatentStore(PagedKernel):
-    """Rotate the positional dims of queries and keys, and store the latent row: its norm, then the
-    key's rotated dims. Style ``none`` has no rotation and no table.
+    """Rotate the positional dims of queries and keys, and store each token's latent row: the RMS
+    norm of its first dims (times ``norm``), then the key's rotated dims. Style ``none``: no
+    rotation.
 
-    A head of ``q`` is ``head_dim_q`` wide. Its last ``rope_dims`` are rotated and scaled, and
-    become the last of that head's in ``out``, which is ``head_dim`` wide. ``kv`` is ``[N,
-    head_dim]``, its last ``rope_dims`` the key's. If the page format is Hadamard-rotated, both
-    parts of a query and of a key are, separately: attention sums values from the first part alone.
-    Items: tokens.
+    ``q`` has heads of ``head_dim_q``; the last ``rope_dims`` of each are rotated, scaled, and
+    written as the last dims of the head in ``out``, of ``head_dim``. ``kv`` is ``[N, head_dim]``,
+    its last ``rope_dims`` the key's. Formats with Hadamard rotation rotate both parts of a row
+    separately, because attention sums values from the first part alone. Items: tokens.
     """
 
     op: ClassVar[str] = "latent"
@@ -148,15 +149,17 @@ class LatentStore(PagedKernel):
     def _turn(
         self, k: Builder, half: int, x: Val, to: Val, table: Val | None, scaled: Callable[..., Val]
     ) -> None:
-        """``turn_pairs``, or only scaling if there is no table."""
+        """Rotate ``half`` pairs from ``x`` to ``to`` by ``turn_pairs``; without a ``table`` only
+        apply ``scaled``.
+        """
         if table is None:
             map_row(k, 2 * half, to, scaled, x)
         else:
             turn_pairs(k, self.style, half, x, to, table, scaled)
 
     def _rotate(self, k: Builder, behind: Val) -> None:
-        """Hadamard-rotate a query or key in place, if pages need it. ``behind``: address of its
-        last ``rope_dims``.
+        """Apply the Hadamard rotation to a query or key in place, if the page format needs it.
+        ``behind``: address of its last ``rope_dims``; ``dims_v`` latent dims come before them.
         """
         if self.page.keys.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate  # rarely needed

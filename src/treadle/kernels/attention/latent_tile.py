@@ -1,8 +1,8 @@
 """Attention over latent rows, in vectors: a value is its key's first dims (DeepSeek-V2, 2024).
 
-Keys are stored transposed, so values are too: a dim of the values is a row of keys. One dim of a
-query's result is a sum along that row, accumulated in lanes and reduced across them once for a span
-of pages. O is kept transposed, ``[dims_v, row_lanes]``: the sums of all rows are one vector.
+Pages have keys transposed, and therefore values too: a dim of the values is a row of PAGE keys. One
+dim of a query's result is a sum along that row, accumulated in lanes and reduced across them once a
+span of pages. O is kept transposed, ``[dims_v, row_lanes]``: one dim of all rows is one vector.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treadle.kernels.spec import widest
 
 
 class LatentTile(VectorTile):
-    """Attention tile of few rows of queries whose values are keys."""
+    """Vector tile of latent attention: values are the first ``dims_v`` dims of the keys."""
 
     def _load_queries(self) -> None:
         k = self.k
@@ -35,7 +35,9 @@ class LatentTile(VectorTile):
             k.store(self.o + d * self.stat.n_bytes, k.zero(self.stat))
 
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
-        """O^T = O^T c + V^T P^T."""
+        """Update O^T = O^T c + V^T P^T, with the ``n_pages`` pages from ``first`` on; c is
+        ``correction``.
+        """
         k = self.k
         spec = self.spec
         at_once = max(1, (self.isa.regs - 6) // spec.rows)
@@ -52,8 +54,8 @@ class LatentTile(VectorTile):
                 k.store(at, k.fma(k.load(at, self.stat), correction, total))
 
     def _add_values(self, home: Val, n_keys: Val, p: Val, d: Val, sums: list[list[Var]]) -> None:
-        """Add one page's part of the sums of dims from ``d`` on. Keys past the last one are
-        undefined memory, and count as zeros.
+        """Add the products of the page at ``home`` to ``sums``, for ``len(sums)`` dims from ``d``
+        on. Keys from ``n_keys`` on are undefined memory, and count as zeros.
         """
         k = self.k
         isa = self.isa
@@ -98,7 +100,7 @@ class LatentTile(VectorTile):
                     k.store(row, k.extract(total, r), offset=spec.dims_v * 4 + 4)
 
     def _copy(self, r: int, to: Val, factor: Val) -> None:
-        """Store row ``r`` of O, times ``factor``."""
+        """Store row ``r`` of O, f32 ``[dims_v]``, times ``factor``, at ``to``."""
         k = self.k
         with k.loop(self.spec.dims_v) as d:
             o = k.load(self.o + d * self.stat.n_bytes, f32, offset=4 * r)

@@ -56,7 +56,7 @@ class MatrixScratch:
 
     @classmethod
     def of(cls, spec: Queries) -> MatrixScratch:
-        """Return the offsets for a kernel."""
+        """Return the offsets for the tiles of a kernel."""
         rows = round_up(spec.rows, EDGE)
         dims = spec.head_dim
         dims_v = spec.dims_v
@@ -74,12 +74,12 @@ class MatrixScratch:
 
 
 def matrix_scratch(spec: Queries) -> int:
-    """Return the bytes of scratch that a thread needs."""
+    """Return the bytes of scratch that a thread needs for ``MatrixTile``."""
     return MatrixScratch.of(spec).end
 
 
 class MatrixTile(WideTile):
-    """Attention tile that computes scores for two registers of rows at a time."""
+    """Wide attention tile on matrix registers: scores of two registers of rows (32) at a time."""
 
     places: ClassVar[Any] = MatrixScratch
     at: MatrixScratch
@@ -196,8 +196,9 @@ class MatrixTile(WideTile):
         a: Callable[[int, int], tuple[Val, int]],
         b: Callable[[int, int], tuple[Val, int]],
     ) -> None:
-        """Add two registers of rows times two of columns to four registers of sums. ``a(part, m)``
-        and ``b(part, n)`` return the addresses and strides of high (0) and low parts.
+        """Add the products of two registers of rows and two of columns to the four registers of
+        sums. ``a(part, m)`` and ``b(part, n)`` return address and stride of a register's high (0)
+        or low (1) part.
         """
         matrix = self.isa.matrix
         assert matrix is not None
@@ -244,7 +245,7 @@ class MatrixTile(WideTile):
             self._some_values(block, column, n_pages)
 
     def _some_values(self, block: Val, column: Val, n_pages: Val) -> None:
-        """Compute 32 dims of the results."""
+        """Add P V of the span to the ``column``-th 32 dims of O."""
         at = self.at
         dims = self.spec.dims_v
         matrix = self.isa.matrix
@@ -278,7 +279,9 @@ class MatrixTile(WideTile):
         self._turn("powers", self.scratch + self.at.p, 2 * 2, SPAN)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
-        """Compute a row's P, in two parts, and rescale its O."""
+        """Compute P of one row of scores, in high and low parts, and multiply the row of O by the
+        correction ``less``.
+        """
         k = self.k
         at = self.at
         spec = self.spec

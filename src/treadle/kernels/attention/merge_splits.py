@@ -1,4 +1,4 @@
-"""Merging the partial results of split histories; see ``paged.py``."""
+"""Merging the partial results of a history that ``paged.Attention`` split into several items."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from treadle.kernels.spec import Args, Frame, Spec, load_record, numbered, wides
 
 @dataclass(frozen=True)
 class Merge(Spec):
-    """Merge the items of one tile: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, in the
-    order of the keys. A sink counts as one more m_i with l_i 1. Items: merges x head groups.
+    """Join the partial results (O_i, m_i, l_i) of a query over runs of keys: ``out = sum O_i
+    2**(m_i - m) / sum l_i 2**(m_i - m)``, m the largest m_i, in the order of the keys. A sink
+    counts as one more part with l_i = 1 and O_i = 0. Items: merges x head groups.
     """
 
     op: ClassVar[str] = "merge"

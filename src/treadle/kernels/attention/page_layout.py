@@ -3,12 +3,14 @@
 A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
 it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
 one value of the query without sums across lanes; then the values ``[PAGE, head_dim_v]``. Keys and
-values may have different formats. Those of codes have f32 scales per token and 32 dims after each,
-``q5_1`` minimums too. A byte of ``q4_0``, ``iq4_nl``, ``q5_0`` and ``q5_1`` has two of these dims,
-16 apart; words of the fifth bits of 32 dims follow. Keys and queries of such formats, and values,
-are first rotated by a Hadamard matrix (``hadamard.py``): scores do not change, and no dim is an
-outlier. Latent attention stores no values: they are the keys' first dims, which are rotated
-separately from the others.
+values may have different formats.
+
+A quantised side has its codes first, then an f32 scale for every 32 dims of a token; ``q5_1`` has
+minimums after the scales. ``q4_0``, ``iq4_nl``, ``q5_0`` and ``q5_1`` pack two dims, 16 apart, into
+a byte; for 5 bits, words with the fifth bits of 32 dims follow the codes. Sides of these four
+formats are first rotated by a Hadamard matrix (``hadamard.py``), queries as well as keys: scores do
+not change, and outliers are spread over the head. Latent attention stores no values: they are the
+keys' first dims, which are rotated separately from the others.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ HALF = BLOCK // 2
 
 @dataclass(frozen=True)
 class KVFormat:
-    """A storage format of keys and values. ``load(k, isa, p, n)`` returns ``f32 * n`` (codes, if
-    scaled); for ``packed`` formats it takes those ``shift`` bits up in each byte, and with
-    ``fifth`` bits these too, as ``u32 * n``. ``narrow`` is the inverse; of packed formats it
-    returns the codes of a block, ``i32 * BLOCK``.
+    """A storage format of keys or values.
+
+    ``load(k, isa, p, n)`` returns ``f32 * n`` from address ``p``: values, or codes if ``scaled``.
+    Of ``packed`` formats it also takes ``shift``, the bit position in each byte, and with ``fifth``
+    the fifth bits, ``u32 * n``. ``narrow(k, isa, x)`` is the inverse; packed formats return a
+    block's codes, ``i32 * BLOCK``.
     """
 
     name: str
@@ -52,24 +56,26 @@ class KVFormat:
 
     @property
     def halves(self) -> range:
-        """Bit positions of the dims in a byte."""
+        """Bit positions in a byte at which a packed dim begins: 0 and 4, or only 0."""
         return range(0, 8, 4) if self.packed else range(1)
 
     @property
     def run(self) -> int:
-        """Dims of a block that are contiguous in memory."""
+        """Consecutive dims of a block whose codes are consecutive bytes."""
         return HALF if self.packed else BLOCK
 
     def parts(self, dims: int) -> list[tuple[int, int]]:
-        """Return what a token of ``dims`` dims has, part after part: a number of pieces, and the
-        bytes of each. Codes, fifth bits, scales, minimums.
+        """Return the arrays that a token of ``dims`` dims has, each as (number of elements, bytes
+        of one): codes, fifth bits, scales, minimums, as far as the format has them.
         """
         made = [(dims // len(self.halves), self.n_bytes)]
         made += [(dims // 8, 1)] if self.fifth else []
         return made + [(dims // BLOCK, 4)] * (self.scaled + self.minimum)
 
     def scale_ref(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return scale and minimum, f32 [n] each, of blocks f32 [n, BLOCK]."""
+        """Return the scale and the minimum (0 if the format has none), f32 ``[n]`` each, of blocks
+        f32 ``[n, BLOCK]``.
+        """
         top = blocks.max(-1)
         low = blocks.min(-1)
         if self.minimum:
@@ -135,7 +141,7 @@ def _load_q5(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int, fifth: Val)
 
 
 def _steps() -> np.ndarray:
-    """Return the steps of IQ4_NL, f32 [16]."""
+    """Return the values of IQ4_NL's 16 codes, f32 [16]."""
     from treadle.formats.iq4 import STEPS  # rarely needed
 
     return STEPS
@@ -151,7 +157,9 @@ def _load_nl(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int = 0) -> Val:
 
 
 def _nearest_nl(k: Builder, isa: Isa, x: Val) -> Val:
-    """Return the number of midpoints of steps that ``x`` exceeds."""
+    """Return the IQ4_NL code nearest to each ``x``, i32: the number of midpoints between values
+    that ``x`` exceeds.
+    """
     code = k.zero(i32.like(x.ty))
     one = k.const(1, code.ty)
     for middle in _middles():
@@ -231,12 +239,14 @@ KV_FORMATS = {
 
 
 def kv_of(keys: str, values: str) -> str:
-    """Return the name of a pair of formats, ``keys-values``; one name if they are the same."""
+    """Return the name of a pair of formats: ``KEYS-VALUES``, or one name if both are the same."""
     return keys if keys == values else f"{keys}-{values}"
 
 
 def kv_formats(kv: str) -> tuple[KVFormat, KVFormat]:
-    """Return the formats of keys and of values. Raises UnsupportedError for an unknown one."""
+    """Return the formats of keys and of values that ``kv`` names: one name, or ``KEYS-VALUES``.
+    Raises UnsupportedError for an unknown name.
+    """
     keys, dash, values = kv.partition("-")
     for name in (keys, values) if dash else (keys,):
         if name not in KV_FORMATS:
@@ -249,8 +259,8 @@ def kv_formats(kv: str) -> tuple[KVFormat, KVFormat]:
 
 @dataclass(frozen=True)
 class PageSide:
-    """A head's keys, or its values, within a page: ``transposed`` keys, ``[dims, PAGE]``, or values
-    ``[PAGE, dims]``. ``home`` arguments are its address.
+    """A head's keys or its values within a page: ``[dims, PAGE]`` if ``transposed``, else ``[rows,
+    dims]``. Methods take ``home``, the address of this side in the page.
     """
 
     fmt: KVFormat
@@ -260,12 +270,12 @@ class PageSide:
 
     @property
     def codes_bytes(self) -> int:
-        """Bytes of the codes, which come first."""
+        """Bytes of all codes, which come first in a side."""
         return self.offsets[1]
 
     @property
     def offsets(self) -> list[int]:
-        """Byte offsets of the parts (``KVFormat.parts``), and the end."""
+        """Byte offsets of the side's arrays (``KVFormat.parts``), and of its end."""
         made = [0]
         for n, size in self.fmt.parts(self.dims):
             made.append(made[-1] + self.rows * n * size)
@@ -277,16 +287,18 @@ class PageSide:
 
     @property
     def scales_at(self) -> int:
-        """Byte offset of the scales."""
+        """Byte offset of the scales in the side."""
         return self.offsets[2 if self.fmt.fifth else 1]
 
     @property
     def minimums_at(self) -> int:
-        """Byte offset of the minimums."""
+        """Byte offset of the minimums in the side."""
         return self.offsets[-2]
 
     def scale_place(self, block: Val, token: Val) -> Val:
-        """Return the offset of a block's scale among scales, in bytes."""
+        """Return the byte offset, within the array of scales, of the scale of a token's
+        ``block``-th 32 dims.
+        """
         if self.transposed:
             return (block * PAGE + token) * 4
         return (token * (self.dims // BLOCK) + block) * 4
@@ -294,8 +306,9 @@ class PageSide:
     def load_keys(
         self, k: Builder, home: Val, row: Val, c: int, n: int, half: Val | int = 0
     ) -> Val:
-        """Return ``n`` keys from key ``c`` on, f32, not scaled, of a dim of a transposed side:
-        ``row`` is the dim, or with packed formats a pair's, of which ``half`` has the bit position.
+        """Return dim ``row`` of the ``n`` keys from key ``c`` on, f32, without their scales, of a
+        transposed side. With packed formats ``row`` is a row of bytes, and ``half`` the bit
+        position of the dim.
         """
         fmt = self.fmt
         place = home + (row * PAGE + c) * fmt.n_bytes
@@ -310,8 +323,8 @@ class PageSide:
         return fmt.load(k, k.isa, place, n, half, bits)
 
     def load_values(self, k: Builder, home: Val, token: Val, start: Val, n: int) -> Val:
-        """Return ``n`` dims of a token's value from ``start`` on, f32, scaled. They are in one run
-        of a block if the format is scaled.
+        """Return ``n`` dims of a token's value from dim ``start`` on, f32, scaled. With a scaled
+        format they must lie in one ``KVFormat.run`` of a block.
         """
         fmt = self.fmt
         ty = f32 * n
@@ -336,7 +349,9 @@ class PageSide:
         return v
 
     def store(self, k: Builder, x: Val, home: Val, place: Val) -> None:
-        """Narrow f32 ``[dims]`` at ``x``, and store it as token ``place``."""
+        """Quantise or narrow f32 ``[dims]`` at ``x``, and store it as the page's
+        token ``place``.
+        """
         fmt = self.fmt
         dims = self.dims
         width = BLOCK if fmt.scaled else widest(2 * k.isa.lanes, dims)
@@ -357,7 +372,7 @@ class PageSide:
                 self._store_part(k, home, place, b, codes, fmt.n_bytes)
 
     def _store_packed(self, k: Builder, home: Val, place: Val, b: Val, codes: Val) -> None:
-        """Store the codes of a token's ``b``-th block, i32 * BLOCK."""
+        """Store ``codes``, ``i32 * BLOCK``, as the packed ``b``-th block of token ``place``."""
         low, high = k.split(codes & 15, HALF)
         self._store_part(k, home, place, b, (low | (high << 4)).to(i8), 1)
         if self.fmt.fifth:
@@ -368,7 +383,9 @@ class PageSide:
             self._store_part(k, home + self.offsets[1], place, b, bits.to(i8), 1)
 
     def _scale(self, k: Builder, v: Val) -> tuple[Val, Val, Val | None]:
-        """Return scale, its inverse, and minimum or None of a block."""
+        """Return the scale of a block ``v`` (``f32 * BLOCK``), its inverse (0 for a zero scale),
+        and the minimum or None.
+        """
         fmt = self.fmt
         none = k.const(0.0, f32)
         if fmt.minimum:
@@ -386,7 +403,9 @@ class PageSide:
     def _store_part(
         self, k: Builder, home: Val, place: Val, b: Val, pieces: Val, n_bytes: int
     ) -> None:
-        """Store the pieces of a token's ``b``-th block, of a part at ``home``."""
+        """Store the elements ``pieces`` (``n_bytes`` each) of the ``b``-th block of token ``place``
+        in the side's array at ``home``.
+        """
         n = pieces.ty.lanes
         if self.transposed:
             to = home + (b * (n * PAGE) + place) * n_bytes
@@ -400,8 +419,8 @@ class PageSide:
     # -- numpy's view ---------------------------------------------------------------------------
 
     def by_token(self, side: np.ndarray) -> list[np.ndarray]:
-        """Return views ``[.., rows, n, bytes]`` of the parts of ``side``, its bytes
-        ``[.., n_bytes]``.
+        """Return a view ``[.., rows, n, bytes]`` of each array (``KVFormat.parts``) of ``side``,
+        the side's bytes ``[.., n_bytes]``.
         """
         lead = side.shape[:-1]
         made = []
@@ -435,7 +454,9 @@ class PageSide:
         return np.asarray(x.reshape(self.rows, -1))
 
     def write_ref(self, side: np.ndarray, place: int, given: np.ndarray) -> None:
-        """Write one token's values ``[dims]``."""
+        """Write one token's values ``given [dims]`` into ``side``, the side's bytes, as token
+        ``place``.
+        """
         fmt = self.fmt
         parts = [part[place] for part in self.by_token(side)]
         x = given.astype(np.float32)
@@ -458,15 +479,18 @@ class PageSide:
 
 
 def rows_of(unit: int) -> int:
-    """Return the rows of a page where each ``unit`` tokens share one: of more than PAGE tokens, the
-    page of the last one has it. 0 if tokens have keys and values of their own.
+    """Return the number of rows in a page if ``unit`` consecutive tokens share one row. A unit
+    longer than a page has one row, in the page of its last token. 0 if ``unit`` is 0: tokens have
+    keys and values of their own.
     """
     return PAGE // min(unit, PAGE) if unit else 0
 
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Byte offsets inside one layer's part of a page."""
+    """Layout of one layer's part of a page: byte offsets of its heads, and of their keys and
+    values. Raises UnsupportedError if head dims are no multiple of 32 and a format needs that.
+    """
 
     kv: str  # one format, or two: KEYS-VALUES
     n_head_kv: int
@@ -496,14 +520,16 @@ class PageLayout:
 
     @cached_property
     def values(self) -> PageSide:
-        """The values; the keys if these are the values too."""
+        """The side of the values; with ``latent`` that of the keys, whose first dims are the
+        values.
+        """
         if self.latent:
             return self.keys
         return PageSide(kv_formats(self.kv)[1], self.head_dim_v, transposed=False)
 
     @property
     def v_off(self) -> int:
-        """Byte offset of a head's values."""
+        """Byte offset of the values in a head's part."""
         return self.keys.n_bytes
 
     @property
@@ -515,7 +541,7 @@ class PageLayout:
         return self.n_head_kv * self.head_bytes
 
     def blank(self, page: np.ndarray, n: int) -> None:
-        """Zero the tokens from ``n`` on of one page ``[page_bytes]``, in every layer."""
+        """Zero the tokens from place ``n`` on of one page ``[page_bytes]``, in all layers."""
         for side, given in self._sides(page.reshape(-1, self.head_bytes)):
             first = n // (PAGE // side.rows)
             for part in side.by_token(given):
@@ -526,23 +552,27 @@ class PageLayout:
     def head_ref(
         self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int
     ) -> np.ndarray:
-        """Return the bytes of one head in one page."""
+        """Return a view of the bytes of one head in one page of a layer, ``[head_bytes]``."""
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]
 
     def _sides(self, heads: np.ndarray) -> list[tuple[PageSide, np.ndarray]]:
-        """Return keys and values, each with views of its bytes in heads' ``[.., head_bytes]``."""
+        """Return each side, keys and values (keys alone if ``latent``), with a view of its bytes in
+        ``heads [.., head_bytes]``.
+        """
         keys = self.keys, heads[..., : self.v_off]
         return [keys] if self.latent else [keys, (self.values, heads[..., self.v_off :])]
 
     def read_ref(self, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return keys and values of one head, float64 ``[PAGE, dims]`` each."""
+        """Return keys ``[rows, head_dim]`` and values ``[rows, head_dim_v]`` of one head's bytes,
+        float64; rows are PAGE tokens unless the layout has ``rows``.
+        """
         out = [side.read_ref(given) for side, given in self._sides(head)]
         return out[0], out[0][:, : self.head_dim_v] if self.latent else out[1]
 
     def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
-        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``. The value is ignored for
-        latent attention.
+        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]`` at ``place`` of a head's
+        bytes. With ``latent`` the value is ignored.
         """
         for (side, given), x in zip(self._sides(head), (key, value), strict=False):
             side.write_ref(given, place, x)

@@ -38,7 +38,7 @@ from treadle.kernels.spec import Args, Frame, numbered, run_offset
 
 @dataclass(frozen=True)
 class Attention(Queries):
-    """Paged attention. Items: work items x head groups.
+    """Paged attention of the run's work items. Items: work items x head groups.
 
     ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]``: O, then m and l. m has units
     of log2(e); of a part without a key that the query sees, O and l are 0 and m is LOWEST. Without
@@ -104,8 +104,8 @@ class Attention(Queries):
             isa.matrix.end(k)
 
     def _tile(self) -> Any:
-        """Return the class that builds an item. Imported here, because most runs find their kernels
-        cached.
+        """Return the tile class that emits a work item. Imported here, because most runs find their
+        kernels cached.
         """
         if self.matrix:
             from treadle.kernels.attention.matrix_tile import MatrixTile
@@ -124,7 +124,9 @@ class Attention(Queries):
         return VectorTile
 
     def _of_run(self, frame: Frame, field: str, few: str) -> Val:
-        """Return a field of the pool, or with ``frame.few`` the one for items of few tokens."""
+        """Return the value of ``field`` of this pool in the run's state; if ``frame.few`` is 1, the
+        value of the field named ``few``.
+        """
         many_off, few_off = (run_offset(numbered(name, self.pool)) for name in (field, few))
         at = frame.block + frame.few * (few_off - many_off)
         return frame.k.load(at, i64, align=8, offset=many_off)
@@ -186,7 +188,9 @@ class Attention(Queries):
                         row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())
 
     def _biases_ref(self, args: Any, token: int, head: int, distance: np.ndarray) -> np.ndarray:
-        """Return what the scores of keys get added, by their ``distance`` from the query."""
+        """Return the biases that are added to a query's scores, for keys at ``distance`` (key -
+        query) from it.
+        """
         found = np.zeros(distance.shape)
         if self.alibi:
             found -= alibi_slopes(self.n_head, self.alibi)[head] * abs(distance)
@@ -202,6 +206,6 @@ class Attention(Queries):
         return found
 
     def _chosen_ref(self, args: Any, row: int) -> np.ndarray:
-        """Return a row of choices, a bool for each key."""
+        """Return the bits of the indexer's choice in row ``row``, a bool for each key."""
         words = np.ascontiguousarray(args.chosen[row * args.chosen_stride :][: args.chosen_stride])
         return np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)

@@ -1,8 +1,8 @@
-"""Biases of scores by distance that each query makes for itself (Inkling, 2026).
+"""Profiles: biases of attention scores by distance, mixed by each query for itself (Inkling, 2026).
 
-A layer has ``rank`` profiles, each a number for every distance back to ``reach``. A query mixes
-them for each of its heads; a key farther back has no bias. The rows are made for all tokens of a
-run before attention, which reads them at the distances of its keys.
+A layer has ``rank`` profiles, each a number for every distance back to ``reach``. For each of its
+heads a query mixes them into one row of biases; keys farther back have none. A step before
+attention computes the rows of all tokens of a run; attention adds them to its scores.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from treadle.kernels.spec import Args, Frame, Spec, widest
 
 
 def profile_values(reach: int) -> int:
-    """Return the f32 values of a head's row: those of the distances from the farthest one to 0, and
-    on both sides as many zeros as a page has keys, so that a vector of keys can be clamped.
+    """Return the number of f32 values in a head's row: one for each distance from the farthest one
+    to 0, and PAGE zeros on either side, so that the place of a vector of keys can be clamped.
     """
     return reach + 2 * PAGE
 
 
 def farthest(reach: int) -> int:
-    """Return key - query, in tokens, of a row's first value."""
+    """Return the distance (key - query, in tokens) of the first value of a row."""
     return 1 - reach - PAGE
 
 
 def by_place(profiles: np.ndarray) -> np.ndarray:
-    """Return profiles ``[rank, reach]`` in the order of a row, whose distances end at 0."""
+    """Return profiles ``[rank, reach]``, distance 0 first, in the order of a row: distance
+    0 last.
+    """
     return np.ascontiguousarray(profiles[:, ::-1], np.float32)
 
 
 @dataclass(frozen=True)
 class MixProfiles(Spec):
-    """Rows of biases, f32 ``[N, n_head, profile_values(reach)]``, from mixes ``[N, n_head * rank]``
-    at ``column`` of ``x`` and profiles ``[rank, reach]`` (``by_place``). Items: tokens x heads.
+    """Mix each token's rows of biases, f32 ``[N, n_head, profile_values(reach)]``: weights ``[N,
+    n_head * rank]`` from ``column`` of ``x`` times profiles ``[rank, reach]`` (``by_place``).
+    Items: tokens x heads.
     """
 
     op: ClassVar[str] = "mix_profiles"

@@ -17,9 +17,9 @@ from treadle.kernels.attention.records import PAGE
 def buckets(
     distances: np.ndarray, n_buckets: int, reach: int, *, causal: bool = False
 ) -> np.ndarray:
-    """Return the bucket of each distance, key - query, in tokens; with ``causal``, that of later
-    keys is the query's own. Computed in float32, as by the models' own code: some logarithms are
-    whole numbers, and rounding must agree.
+    """Return the bucket of each distance (key - query, in tokens), of ``n_buckets``; with
+    ``causal`` later keys have the bucket of distance 0. Computed in float32, as by the models' own
+    code: some logarithms are whole numbers, and rounding must agree.
     """
     side = n_buckets if causal else n_buckets // 2
     exact = side // 2
@@ -32,14 +32,14 @@ def buckets(
 
 
 def row_values(reach: int) -> int:
-    """Return the f32 values of a head's row of ``by_distance``."""
+    """Return the number of f32 values in a head's row of ``by_distance``."""
     return 2 * (reach + PAGE)
 
 
 def by_distance(matrix: np.ndarray, reach: int, *, causal: bool = False) -> np.ndarray:
-    """Return each head's biases from ``[n_buckets, n_head]``, f32 ``[n_head, row_values]``, for
-    distances from ``-(reach + PAGE)`` on. Beyond ``reach`` all are equal, so that a vector of keys
-    can be clamped. ``causal``: see ``buckets``.
+    """Return each head's biases, f32 ``[n_head, row_values(reach)]``, for distances from ``-(reach
+    + PAGE)`` on, from ``matrix [n_buckets, n_head]``. Beyond ``reach`` all are equal, so that the
+    place of a vector of keys can be clamped. ``causal``: later keys have the bias of distance 0.
     """
     end = reach + PAGE
     found = buckets(np.arange(-end, end), len(matrix), reach, causal=causal)

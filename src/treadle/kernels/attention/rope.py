@@ -21,15 +21,15 @@ from treadle.kernels.spec import Args, Frame, numbered, widest
 
 @dataclass(frozen=True)
 class RopeStore(PagedKernel):
-    """For every token and key/value head: norm (if any) and rotate its queries and its key; store
-    key and value in the cache.
+    """Norm (if ``eps`` is given) and rotate each token's queries and keys; store keys and values in
+    their pages. Items: tokens x n_head_kv.
 
     Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
     pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
-    ``scale`` and updated in place, f32. With ``queries_only`` keys and values are skipped: the
-    layer uses another layer's. With ``norm_last`` the norm is applied after rotation. Values have a
-    norm of their own, without weight, if ``v_eps`` is given. Values may be the unprocessed keys:
-    ``v_column`` is then ``k_column``. Items: tokens x n_head_kv.
+    ``scale`` and updated in place, f32. With ``queries_only`` nothing is stored: the layer uses the
+    pages of another layer. With ``norm_last`` the norm is applied after rotation. With ``v_eps``
+    values have an RMS norm without weight. ``v_column`` may be ``k_column``: values are then the
+    unprocessed keys.
     """
 
     op: ClassVar[str] = "rope"
@@ -127,7 +127,7 @@ class RopeStore(PagedKernel):
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
     ) -> None:
-        """Norm and rotate one head, ``x`` to ``out`` (which may be the same)."""
+        """Norm, rotate and scale one head, from ``x`` to ``out`` (which may be ``x``)."""
         half = self.rope_dims // 2
         dims = self.head_dim
         gain = None
@@ -200,8 +200,9 @@ def turn_pairs(
     table: Val,
     scaled: Callable[[Val, int], Val],
 ) -> None:
-    """Rotate ``half`` pairs of one head, ``x`` to ``out`` (which may be the same). ``scaled(v, i)``
-    is applied first to the values from the i-th on.
+    """Rotate ``half`` pairs of one head, from ``x`` to ``out`` (which may be ``x``). ``table``:
+    ``half`` cosines, then ``half`` sines, f32. ``scaled(v, i)`` is applied to each loaded vector
+    ``v``, whose first value is the i-th, before it is rotated.
     """
     width = widest(k.isa.lanes, half)
     pairs = f32 * width
@@ -228,7 +229,9 @@ def turn_pairs(
 def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
-    """Return ``x [N, heads, dims]`` with its first pairs rotated by ``table [N, 2, pairs]``."""
+    """Return ``x [N, heads, dims]`` with its first ``pairs`` pairs rotated by ``table [N, 2,
+    pairs]`` (cosines, sines); the numpy twin of ``turn_pairs``.
+    """
     y = x.copy()
     half = table.shape[-1]
     ia = np.arange(half) if style == "neox" else np.arange(0, 2 * half, 2)
@@ -241,7 +244,9 @@ def turned(
 
 
 def _rotation(side: PageSide) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the Hadamard rotation of keys or values, or what leaves them as they are."""
+    """Return the function that rotates heads by the Hadamard matrix, or the identity if the format
+    of ``side`` needs none.
+    """
     if not side.fmt.rotated:
         return np.asarray
     from treadle.kernels.attention.hadamard import rotate_ref

@@ -1,9 +1,9 @@
-"""Attention to rows: those of the last tokens, and rows that stand for units of earlier ones
+"""Attention to rows: one row a token within a window, and one row for each unit of earlier tokens
 (DeepSeek V4, 2026). A row is key and value of all heads.
 
 An item is one token and some of its heads. It unpacks rows to f32, a block at a time, for all of
-these heads, and keeps an online softmax of each head in a lane. Every query has its own order of
-sums, whatever else is in the batch.
+these heads, and keeps an online softmax of each head in a lane. A query's order of sums does not
+depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import Args, Frame, whole_rows, widest
 
 BLOCK_ROWS = 16  # rows that are unpacked together
-MOST_HEADS = 8  # whose products are made together: their sums stay in registers
+MOST_HEADS = 8  # heads whose products are computed together: their sums stay in registers
 SCORED = 512  # rows that an item of scores has
 
 
 def unpack_row(
     k: Builder, page: PageLayout, place: TokenPlace, row: Val, unit: int, to: Val, *pool: Any
 ) -> None:
-    """Store row ``row`` of a sequence as f32 at ``to``. ``pool``: its number, address, the bytes of
-    a page, and the layer's offset.
+    """Load row number ``row`` of a sequence's pool of ``unit`` tokens a row, and store it as f32
+    ``[head_dim]`` at ``to``. ``pool``: number of the pool, its address, bytes of a page, and the
+    layer's byte offset.
     """
     side = page.keys
     number, at = place_of(row, unit)
@@ -50,7 +51,9 @@ def unpack_row(
 
 
 def dots(k: Builder, queries: Val, pitch: int, n: int, row: Val, dims: int, stat: Ty) -> Val:
-    """Return the products of ``n`` queries, ``pitch`` bytes apart, and a row, one in a lane."""
+    """Return the inner products of ``n`` queries, ``pitch`` bytes apart, with ``row``, f32
+    ``[dims]``: query h's in lane h of a vector of type ``stat``.
+    """
     width = widest(k.isa.lanes, dims)
     ty = f32 * width
     sums = [k.var(k.zero(ty)) for _ in range(n)]
@@ -62,7 +65,7 @@ def dots(k: Builder, queries: Val, pitch: int, n: int, row: Val, dims: int, stat
 
 
 def across(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val], stat: Ty) -> Val:
-    """Reduce each vector to one value, in its lane of a ``stat``."""
+    """Reduce ``vectors[i]`` by ``op`` to one value, in lane i of a vector of type ``stat``."""
     n = stat.lanes
     vectors = vectors + vectors[:1] * (n - len(vectors))
     at_once = min(vectors[0].ty.lanes, n)
@@ -76,23 +79,28 @@ def across(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val], stat: 
 
 
 def heads_together(n_head: int) -> int:
-    """Return the most heads, at most MOST_HEADS, that ``n_head`` is a multiple of."""
+    """Return the number of heads that an item processes: the largest divisor of ``n_head`` that is
+    at most MOST_HEADS.
+    """
     return next(n for n in range(min(n_head, MOST_HEADS), 0, -1) if n_head % n == 0)
 
 
 def lane_per_head(n: int) -> Ty:
-    """Return the vector with a lane for each of ``n`` heads."""
+    """Return the type of an f32 vector with a lane for each of ``n`` heads: a power of two, at
+    least 4.
+    """
     return f32 * max(4, 1 << (n - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class RowAttention(RowKernel):
-    """Attention of ``n_head`` queries of each token to the rows of the last ``window`` tokens, and
-    to the rows of whole units of ``unit`` tokens up to its own: to all of them, or with ``top`` to
-    those that ``chosen`` lists: their number, then which, i32. In a ``block`` all tokens of a
-    sequence see each other, and the ``window`` before the first of them.
+    """Attention of each token's ``n_head`` queries to the rows of the last ``window`` tokens, and
+    to the rows of the complete units (of ``unit`` tokens) up to its own position. Items: tokens x
+    groups of heads.
 
-    ``sinks``: a score of each head without a value. Items: tokens x groups of heads.
+    With ``top``, of the units only those in ``chosen``, i32 ``[N, chosen_stride]``: their number,
+    then their row numbers. In a ``block`` all tokens of a sequence see each other, and the
+    ``window`` before the first of them. ``sinks``: for each head a score of a key without a value.
     """
 
     op: ClassVar[str] = "row_attention"
@@ -106,7 +114,7 @@ class RowAttention(RowKernel):
     window: int
     pool: int = 0
     unit: int = 0  # 0: there are none
-    units: int = 0  # their pool
+    units: int = 0  # number of the pool with the units' rows
     top: int = 0
     block: bool = False
 
@@ -121,7 +129,7 @@ class RowAttention(RowKernel):
 
     @property
     def heads(self) -> int:
-        """Heads of an item."""
+        """Number of heads in an item."""
         return heads_together(self.n_head)
 
     @property
@@ -130,7 +138,7 @@ class RowAttention(RowKernel):
 
     @property
     def stat(self) -> Ty:
-        """A vector with a lane for each head of an item."""
+        """Type of the vector with a lane for each head of an item."""
         return lane_per_head(self.heads)
 
     @property
@@ -195,7 +203,7 @@ class RowAttention(RowKernel):
 
 
 class _Item:
-    """One token and some of its heads."""
+    """Emits the attention of one token and some of its heads."""
 
     def __init__(
         self, k: Builder, spec: RowAttention, frame: Frame, token: Val, group: Val
@@ -252,7 +260,9 @@ class _Item:
     def _run(
         self, start: Val, stop: Val, number: Callable[[Val], Val], unit: int, pool: tuple[Any, ...]
     ) -> None:
-        """Add rows ``number(start)`` to ``number(stop - 1)``, block by block."""
+        """Add the rows ``number(start)`` to ``number(stop - 1)`` of a pool to the online softmax,
+        BLOCK_ROWS at a time.
+        """
         k = self.k
         page = self.spec.page_of(unit)
         row_bytes = 4 * self.spec.head_dim
@@ -264,7 +274,7 @@ class _Item:
             self._block(n)
 
     def _block(self, n: Val) -> None:
-        """Add the first ``n`` unpacked rows."""
+        """Add the first ``n`` unpacked rows to the online softmax."""
         k = self.k
         spec = self.spec
         stat = spec.stat
@@ -302,10 +312,11 @@ class _Item:
 
 @dataclass(frozen=True)
 class RowScores(RowKernel):
-    """Scores of the rows of whole units that a query sees, f32 ``[N, scores_stride]``: the sum over
-    heads of ``weight * max(0, q . row)``, times ``scale``.
+    """An indexer's scores of the rows of complete units that a query sees, f32 ``[N,
+    scores_stride]``: the sum over heads of ``weight * max(0, q . row)``, times ``scale``.
 
-    A query that sees at most ``top`` of them has no scores. Items: tokens x slices of SCORED rows.
+    A query that sees at most ``top`` rows needs no choice: its scores are not written. Items:
+    tokens x slices of SCORED rows.
     """
 
     op: ClassVar[str] = "row_scores"
@@ -379,8 +390,9 @@ class RowScores(RowKernel):
 
 @dataclass(frozen=True)
 class RowChoice(Choose):
-    """The rows of whole units that each query sees, in their order: i32 ``[N, chosen_stride]``,
-    their number, then which. ``scores [N, scores_stride]`` are overwritten. Items: tokens.
+    """Choose the ``top`` rows of complete units that each query attends to: ``chosen`` i32 ``[N,
+    chosen_stride]``, their number, then their row numbers, ascending. ``scores [N, scores_stride]``
+    are read, and used as scratch. Items: tokens.
     """
 
     op: ClassVar[str] = "choose_rows"

@@ -1,5 +1,5 @@
-"""Pages of rows: keys side by side, which are values too (DeepSeek V4, 2026), and what is done to
-rows and to the heads that meet them.
+"""Pages of rows: one row is key and value of all heads (DeepSeek V4, 2026). Steps that store rows,
+and that rotate the heads of queries and results.
 
 ``unit`` tokens share a row, which is written with the last of them (``PoolSpec.unit``).
 """
@@ -30,7 +30,9 @@ from treadle.kernels.spec import (
 
 
 class RowKernel(Spec):
-    """Base of kernels that read or write pages of rows of one pool."""
+    """Base of kernels that read or write the pages of rows of one pool; ``unit`` tokens share a
+    row.
+    """
 
     kv: str
     head_dim: int
@@ -46,23 +48,26 @@ class RowKernel(Spec):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes of a row in a page."""
         return self.page.layer_bytes // self.page.rows
 
 
 def place_of(row: Any, unit: int) -> tuple[Any, Any]:
-    """Return the page of a sequence's ``row``-th row, and its place in the page."""
+    """Return the page (an index in the sequence's list) of a sequence's ``row``-th row, and the
+    row's index in that page. Rows stand for ``unit`` tokens each.
+    """
     last = row * unit + (unit - 1)  # position of its last token
     return last // PAGE, last % PAGE // min(unit, PAGE)
 
 
 @dataclass(frozen=True)
 class RowStore(RowKernel):
-    """Norm (if any) and rotate one key a token, and store it where a unit ends.
+    """Norm (if ``eps`` is given) and rotate one key a token, and store it if the token is the last
+    of its unit. Items: tokens.
 
-    ``key`` is f32, from ``k_column`` on, and is left as it is. Its last ``rope_dims`` turn, in
-    pairs of ``style``, by the position of the unit's first token: ``back`` has the cosines and
-    sines of the way there from the last one. Items: tokens.
+    ``key`` is f32, from ``k_column`` on, and is not changed. Its last ``rope_dims`` are rotated, in
+    pairs of ``style``, by the position of the unit's first token. ``back`` (if ``unit`` > 1):
+    cosines and sines that rotate from the last token's position to the first one's.
     """
 
     op: ClassVar[str] = "row_store"
@@ -155,11 +160,12 @@ def turned_last(x: np.ndarray, tables: list[np.ndarray], dims: int, style: str) 
 
 @dataclass(frozen=True)
 class TurnHeads(Spec):
-    """Norm, scale and rotate heads in place, f32, from ``column`` on.
+    """Norm (without weights, if ``eps`` is given), scale and rotate heads in place, f32, from
+    ``column`` on. Items: tokens x heads.
 
-    Norms have no weights. The last ``rope_dims`` turn, in pairs of ``style``, by the token's
-    position, or with ``inverse`` against it. With ``hadamard`` heads are rotated by that matrix as
-    well: behind the other steps, or with ``inverse`` before them. Items: tokens x heads.
+    The last ``rope_dims`` are rotated, in pairs of ``style``, by the token's position, or with
+    ``inverse`` by minus the position. With ``hadamard`` heads are also rotated by the Hadamard
+    matrix: after all else, or with ``inverse`` before.
     """
 
     op: ClassVar[str] = "turn_heads"
@@ -228,8 +234,9 @@ class TurnHeads(Spec):
 
 
 class TokenPlace:
-    """The position of a token of the batch, the positions of its sequence's tokens in the batch
-    (``first`` to ``stop - 1``), and the pages of its sequence.
+    """Place of a batch's token in its sequence: its ``position``; ``first`` and ``stop``, the
+    positions of the sequence's tokens in the batch (``stop`` excluded); and the sequence's page
+    lists.
     """
 
     def __init__(self, k: Builder, frame: Frame, token: Val) -> None:
@@ -259,13 +266,17 @@ class TokenPlace:
         self._n = n_pages.v
 
     def home(self, page: Val, pool: int, base: Val, page_bytes: Val, layer_off: Val) -> Val:
-        """Return the address of the layer's part of the sequence's ``page``-th page in a pool."""
+        """Return the address of the layer's part of the sequence's ``page``-th page in pool number
+        ``pool``.
+        """
         number = self.k.load(self._list, i64, offset=(self._n * pool + page) * 8, align=8)
         return base + (number * page_bytes + layer_off)
 
 
 def token_places(run: Any, pool: int) -> list[tuple[int, int, np.ndarray]]:
-    """Return row, position, and the sequence's pages in a pool, of each token of the batch."""
+    """Return for each token of the batch its row, its position, and its sequence's page numbers in
+    pool number ``pool``.
+    """
     made = []
     for part, pages in zip(run.parts, run.pages_of(pool), strict=True):
         for t in range(int(part["n_tokens"])):
@@ -274,7 +285,9 @@ def token_places(run: Any, pool: int) -> list[tuple[int, int, np.ndarray]]:
 
 
 def rows_ref(page: PageLayout, args: Any, pages: np.ndarray, numbers: np.ndarray, unit: int) -> Any:
-    """Return rows ``numbers`` of a sequence, float64; ``args``: pool, page_bytes and layer_off."""
+    """Return the rows ``numbers`` of a sequence with page numbers ``pages``, float64 ``[n,
+    head_dim]``; ``args``: the pool's bytes, page_bytes and layer_off.
+    """
     pool, page_bytes, layer_off = args
     found = np.zeros((len(numbers), page.head_dim))
     which, places = place_of(np.asarray(numbers), unit)

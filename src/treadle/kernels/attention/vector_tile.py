@@ -1,5 +1,5 @@
-"""Attention in vectors: few rows of queries, whose scores and results stay in registers while a
-page of keys is read.
+"""Attention in vectors, for few rows of queries: the sums of a page's scores, and of its P V, stay
+in registers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from treadle.kernels.spec import Frame, widest
 
 
 class VectorTile(AttentionItem):
-    """Attention tile of few rows, whose sums stay in registers."""
+    """Attention tile of few rows of queries (decoding), whose sums stay in vector registers."""
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
@@ -60,7 +60,9 @@ class VectorTile(AttentionItem):
         self._store(m.v, total.v)
 
     def _span(self, first: Val, n_pages: Val, m: Var, total: Var) -> None:
-        """Process ``n_pages`` pages from ``first`` on."""
+        """Process the span of ``n_pages`` pages from ``first`` on: scores, softmax, values. Updates
+        ``m`` and ``total`` (l in ``paged.py``), a lane a row.
+        """
         k = self.k
         tops = self._vectors(LOWEST)
         with k.loop(n_pages) as i:
@@ -69,8 +71,8 @@ class VectorTile(AttentionItem):
         self._values(first, n_pages, correction)
 
     def _any_chosen(self, first: Val, n_pages: Val) -> Val:
-        """Return whether a token of the tile sees a key of the span. One without would change no
-        bit of the result.
+        """Return whether any token of the tile attends to a key of the span. A span without one is
+        skipped: it would change no bit of the result.
         """
         k = self.k
         found = k.var(k.const(0, i32))
@@ -80,7 +82,7 @@ class VectorTile(AttentionItem):
         return (found.v < 0) | (found.v > 0)
 
     def _vectors(self, value: float) -> list[Var]:
-        """Return a variable vector for each row."""
+        """Return a variable for each row of the tile: a vector with ``value`` in all lanes."""
         ty = f32 * self.isa.lanes
         return [self.k.var(self.k.const(value, ty)) for _ in range(self.spec.rows)]
 
@@ -111,8 +113,8 @@ class VectorTile(AttentionItem):
             self.each_dim(1, width, query, result)
 
     def _scores(self, home: Val, key: Val, at: Val, tops: list[Var]) -> None:
-        """Compute masked Q K^T of one page, store it ``at`` bytes into the span's scores, and
-        update ``tops``.
+        """Compute masked S = Q K^T of the page at ``home``, whose first key has position ``key``.
+        Store it ``at`` bytes into the span's scores, and update ``tops``, the maxima of each row.
         """
         k = self.k
         isa = self.isa
@@ -217,8 +219,8 @@ class VectorTile(AttentionItem):
             k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))
 
     def _softmax(self, m: Var, total: Var, n_pages: Val, tops: list[Var]) -> Val:
-        """Replace the scores S by ``2**(S - m')``, m' the new maximum. Updates ``m`` and ``total``;
-        returns ``2**(m - m')``, by which earlier sums are multiplied.
+        """Replace the scores S by P = ``2**(S - m')``, m' the new maximum. Updates ``m`` and
+        ``total``; returns ``2**(m - m')``, by which earlier sums are multiplied.
         """
         k = self.k
         lanes = self.isa.lanes
@@ -253,7 +255,9 @@ class VectorTile(AttentionItem):
         return k.concat(*reduced)
 
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
-        """O = O c + P V. Keys past the last one are not read: their memory is undefined."""
+        """Update O = O c + P V, with the ``n_pages`` pages from ``first`` on; c is ``correction``.
+        Keys past the last one are not read: their memory is undefined.
+        """
         k = self.k
         isa = self.isa
         spec = self.spec
@@ -287,7 +291,9 @@ class VectorTile(AttentionItem):
                     k.store(self.o, total.v, offset=place)
 
     def _add_page(self, home: Val, n_keys: Val, p: Val, column: Val, sums: list[list[Var]]) -> None:
-        """Add one page's P V, in the vectors of V from ``column`` on."""
+        """Add P V of the page at ``home`` to ``sums``, for the vectors of V from the ``column``-th
+        on.
+        """
         k = self.k
         spec = self.spec
         side = spec.page.values

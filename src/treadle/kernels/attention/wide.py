@@ -1,7 +1,8 @@
 """Base of attention tiles with many rows of queries (``matrix_tile.py``, ``int16_tile.py``).
 
-A page's keys and values are converted once into the form that products need, for all rows of an
-item, whose results are in the second-level cache. Scores are computed for ROWS rows at a time.
+The keys and values of a span of pages are converted once into the layout of the products, and used
+by all rows of an item. Results (O) are kept in scratch, which the second-level cache holds. Scores
+are computed for a block of ROWS rows at a time, and processed in groups of ``tall`` rows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ DIMS = 32  # dims of a query or of a result that are copied at a time, if that d
 
 
 class WideTile(AttentionItem):
-    """Base tile. ``o``, ``m`` and ``total``: addresses of the rows' results, f32 ``[rows,
-    dims_v]``, and of their m and l, f32 ``[rows]`` (``paged.py``).
+    """Base of the wide tiles. ``o``, ``m`` and ``total``: addresses of all rows' results, f32
+    ``[rows, pitch]``, and of their m and l (``paged.py``), f32 ``[rows]``.
     """
 
     places: ClassVar[Any]  # ``places.of(spec)``: offsets in scratch, of these and others
@@ -64,32 +65,32 @@ class WideTile(AttentionItem):
 
     @property
     def step(self) -> int:
-        """Dims of a query or of a result that are copied at a time."""
+        """Dims of a query, or of a result, that one vector operation copies."""
         dims = self.spec.head_dim, self.spec.dims_v
         return self.divisor if any(n % DIMS for n in dims) else DIMS
 
     @property
     def pitch(self) -> int:
-        """Values from one row of ``o`` to the next."""
+        """f32 values from one row of ``o`` to the next."""
         return self.spec.dims_v
 
     def _load_queries(self) -> None:
-        """Load the item's queries, and clear its results."""
+        """Load the item's queries into scratch, zero O, and initialise m and l."""
         raise NotImplementedError
 
     def _load_page(self, p: Val, i: Val) -> None:
-        """Load the p-th page's keys and values as the span's i-th. Values past the last key are
-        zeros: their memory is undefined.
+        """Convert the keys and values of the sequence's ``p``-th page, as the ``i``-th of the span.
+        Values past the last key become zeros: their memory is undefined.
         """
         raise NotImplementedError
 
     def _scores(self, block: Val, i: Val) -> None:
-        """S of a block's rows and the keys of the span's i-th page."""
+        """Compute S of the ``block``-th ROWS rows and the keys of the span's ``i``-th page."""
         raise NotImplementedError
 
     def _softmax(self, block: Val, first_key: Val) -> None:
-        """P = 2**(S - m') of a block's rows; update m and l. The tile's ``_weigh`` does it for a
-        row, after ``_shift`` has found the maxima of a group's.
+        """Replace S by P = 2**(S - m') for the rows of a block, and update m and l. Each group of
+        rows is masked, its maxima found together (``_shift``), then each row weighed (``_weigh``).
         """
         with self.k.loop(self._groups(block)) as g:
             first = block * ROWS + g * self.tall
@@ -103,11 +104,13 @@ class WideTile(AttentionItem):
                 self._weigh(row + r * (KEYS * 4), first + r, g * self.tall + r)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
-        """Compute the P of one row of scores, and its l."""
+        """Compute P of the row of scores at ``row``, and update its l. ``at_m``: number of the row
+        in the item; ``r``: in the block.
+        """
         raise NotImplementedError
 
     def _values(self, block: Val, n_pages: Val) -> None:
-        """O = O c + P V."""
+        """Update O = O c + P V for the rows of a block, with the span's first ``n_pages`` pages."""
         raise NotImplementedError
 
     @property
@@ -121,13 +124,14 @@ class WideTile(AttentionItem):
         return TALL if self.isa.regs >= 32 else TALL // 2
 
     def _groups(self, block: Val) -> Val:
-        """Return the number of groups of a block's rows."""
+        """Return the number of groups of ``tall`` rows in the ``block``-th block."""
         left = self.k.min(self.n_rows - block * ROWS, ROWS)
         return (left + (self.tall - 1)) // self.tall
 
     def _shift(self, row: Val, first: Val, r: Val) -> None:
-        """Compute m, and the correction of earlier sums, for a group's rows together: one row alone
-        would wait for each step.
+        """Update m of a group's rows together, and store the correction 2**(m - m') of earlier
+        sums. One row alone would wait for each step. ``first``: the group's first row in the item;
+        ``r``: in the block.
         """
         k = self.k
         at = self.at
@@ -146,7 +150,7 @@ class WideTile(AttentionItem):
         k.store(self.scratch + at.less, math.exp2(k, old - new), offset=r * 4)
 
     def _cap(self, row: Val, r: Val) -> None:
-        """Apply the softcap to all scores of a row."""
+        """Apply the softcap to all scores of row ``r``, at address ``row``, in units of log2(e)."""
         k = self.k
         cap = self.spec.softcap
         ty = f32 * self.lanes
@@ -156,7 +160,9 @@ class WideTile(AttentionItem):
             k.store(row, score, offset=c * 4)
 
     def _hide(self, row: Val, r: Val, first_key: Val) -> None:
-        """Set the scores of keys that a row does not see to -infinity; few spans have any."""
+        """Set the scores of keys that row ``r`` does not see to -infinity. Emits a test first: few
+        spans have hidden keys.
+        """
         k = self.k
         lanes = self.lanes
         first, last = self.seen(r)
@@ -170,23 +176,27 @@ class WideTile(AttentionItem):
             k.store(row, k.select(seen, score, k.const(float("-inf"), score.ty)), offset=c * 4)
 
     def _number(self, place: int, r: Val) -> Val:
-        """Load the f32 of row ``r`` from the array at ``place`` in scratch."""
+        """Load the f32 of row ``r`` from the array at byte offset ``place`` in scratch."""
         return self.k.load(self.scratch + place, f32, offset=r * 4)
 
     def _unit(self, r: Val, ty: Ty) -> Val:
-        """Return the factors of the products of rows from ``r`` on, with which they are scores."""
+        """Return the factors, of type ``ty``, that turn the raw products of the rows from ``r`` on
+        into scores.
+        """
         return self.k.const(1.0, ty)
 
     def _scale(self, r: Val, ty: Ty) -> Val:
-        """Return the factors of what is stored of the scores of rows from ``r`` on."""
+        """Return the factors, of type ``ty``, that turn the stored scores of the rows from ``r`` on
+        into scores in units of log2(e): 1 if the softcap has applied them already.
+        """
         return self.k.const(1.0, ty) if self.spec.softcap else self._unit(r, ty)
 
     def row(self, r: Val) -> tuple[Val, Val]:
-        """Return row r's token and head."""
+        """Return row ``r``'s token in the item, and its head in the group."""
         return r // self.spec.heads, r % self.spec.heads
 
     def seen(self, r: Val) -> tuple[Val, Val]:
-        """Return the first key that row r sees, and the last."""
+        """Return the positions of the first and of the last key that row ``r`` sees."""
         k = self.k
         item = self.item
         window = self.spec.window
@@ -200,7 +210,9 @@ class WideTile(AttentionItem):
         return first, last
 
     def _store(self) -> None:
-        """Store the results, or the partial ones."""
+        """Write the rows' results O / l; if the item is a part of a split history, O, m and l to
+        ``partials``.
+        """
         k = self.k
         dims = self.spec.dims_v
         with k.loop(self.n_rows) as r:
@@ -226,7 +238,7 @@ class WideTile(AttentionItem):
 
 
 def tree(values: Sequence[Val], op: Callable[[Val, Val], Val]) -> Val:
-    """Reduce all values by ``op``, elementwise, as a tree."""
+    """Reduce ``values`` to one by ``op``, in a balanced tree."""
     level = list(values)
     while len(level) > 1:
         rest = level[len(level) & ~1 :]

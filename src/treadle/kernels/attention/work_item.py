@@ -1,7 +1,7 @@
 """Base of the attention tiles: a work item's queries and keys, and their addresses.
 
-The tiles (``vector_tile.py``, ``matrix_tile.py``) take a ``Queries``. The kernel that chooses among
-them is in ``paged.py``.
+The tiles (``vector_tile.py``, ``wide.py``) take their shape from a ``Queries`` spec.
+``paged.Attention`` chooses among them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ LOWEST = -1e30  # below every log2(e) S, but finite: inf - inf would be NaN
 
 @dataclass(frozen=True)
 class Queries(PagedKernel):
-    """Shape of a kernel's tiles: ``tokens`` query tokens each, and the keys they see."""
+    """Common fields of the attention kernels: tiles of ``tokens`` query tokens times the heads of a
+    group, and which keys they see.
+    """
 
     kv: str
     n_head: int
@@ -46,15 +48,14 @@ class Queries(PagedKernel):
     words: bool = False  # products of 16-bit numbers, in vectors: many rows
     reach: int = 0  # biases by distance up to this: see ``relative_bias.py``; 0: none
     spans: bool = False  # queries also see keys up to their item's ``sees``
-    chosen: int = (
-        0  # choices of keys per query (``indexer.py``), of as many groups of heads; 0: all
-    )
+    # Choices of keys that a query has (``indexer.py``), one for each group of heads; 0: all.
+    chosen: int = 0
     profiled: int = 0  # biases of each query by distance up to this (``profiles.py``); 0: none
 
     @property
     def heads(self) -> int:
-        """Query heads that a tile takes from one group: all that share a key head, or the largest
-        divisor of at most 16.
+        """Query heads of one group, which a tile processes together: all that share a key head, or
+        the largest divisor of that number that is at most 16.
         """
         shared = self.n_head // self.n_head_kv
         return next(n for n in range(min(shared, 16), 0, -1) if shared % n == 0)
@@ -69,19 +70,20 @@ class Queries(PagedKernel):
 
     @property
     def row_lanes(self) -> int:
-        """Lanes of a vector with a lane for each row: a power of two."""
+        """Lanes of a vector with a lane for each row of a tile: a power of two, at least 4."""
         return max(4, 1 << (self.rows - 1).bit_length())
 
     @property
     def partial_values(self) -> int:
-        """f32 values of one item's partial results, over all groups."""
+        """Number of f32 values in one item's partial results, over all groups."""
         return self.n_groups * self.rows * (self.dims_v + 2)
 
 
 def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
-    """Return each head's ALiBi slope, the loss of a key's score per token of distance, f64 [n_head]
-    (Press et al., 2022). If the number of heads is no power of two, heads past the largest power of
-    two take every second slope of twice as many.
+    """Return each head's ALiBi slope, f64 ``[n_head]``: the amount that a key's score loses per
+    token of distance (Press et al., 2022). ``alibi``: -log2 of the last slope, for a power of two
+    of heads. Other numbers of heads: those past the largest power of two take every second slope of
+    twice as many.
     """
     n = 1 << (n_head.bit_length() - 1)
     slopes = [-(h + 1) / n if h < n else -(2 * (h - n) + 1) / (2 * n) for h in range(n_head)]
@@ -89,7 +91,9 @@ def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
 
 
 class AttentionItem:
-    """One item and one group of heads; rows are its tokens times the group's heads."""
+    """Base of the tiles: one work item and one group of heads. Rows are the item's tokens times the
+    group's heads.
+    """
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
@@ -103,7 +107,9 @@ class AttentionItem:
         self.pages = item + self.item["pages"]
 
     def page(self, p: Val) -> Val:
-        """Return the address of this layer and head in the sequence's p-th page."""
+        """Return the address of the sequence's ``p``-th page, at this layer and the group's key
+        head.
+        """
         k = self.k
         spec = self.spec
         page_bytes = self.frame.page_bytes
@@ -113,7 +119,7 @@ class AttentionItem:
         return self.frame.pool + (layer_off + head) + page
 
     def token(self, t: Operand) -> Val:
-        """Return token ``t`` of the tile; past the end, the last one."""
+        """Return ``t``, clamped to the item's last token."""
         return self.k.min(self.k.val(t, i64), self.item["n_tokens"] - 1)
 
     def last_seen(self, own: Val) -> Val:
@@ -121,7 +127,9 @@ class AttentionItem:
         return self.k.max(own, self.item["sees"]) if self.spec.spans else own
 
     def query(self, t: Operand, g: Operand) -> Val:
-        """Return the address of token t's query for the group's g-th head."""
+        """Return the address of token ``t``'s query for the group's ``g``-th head, f32
+        ``[head_dim]``.
+        """
         row = (self.item["token"] + self.token(t)) * (self.frame.stride * 4)
         head = self.group * self.spec.heads + g
         return self.frame.qkv + row + head * (self.spec.head_dim * 4)
@@ -129,8 +137,8 @@ class AttentionItem:
     def each_dim(
         self, per: int, step: int, query: Callable[[Val], None], result: Callable[[Val], None]
     ) -> None:
-        """Emit ``query(d)`` over a query's dims and ``result(d)`` over a result's, in one loop as
-        far as both extend. ``d`` counts ``per`` dims, in steps of ``step``.
+        """Emit ``query(d)`` for all dims of a query and ``result(d)`` for all dims of a result, in
+        one loop as far as both extend. ``d`` counts in units of ``per`` dims, in steps of ``step``.
         """
         ends = self.spec.head_dim // per, self.spec.dims_v // per
         with self.k.loop(min(ends), step=step) as d:
@@ -142,14 +150,16 @@ class AttentionItem:
                     emit(d)
 
     def result(self, t: Operand, g: Operand) -> Val:
-        """Return the address of that query's result."""
+        """Return the address of token ``t``'s result for the group's ``g``-th head, f32
+        ``[dims_v]``.
+        """
         row = (self.item["token"] + self.token(t)) * (self.frame.out_stride * 4)
         head = self.group * self.spec.heads + g
         return self.frame.out + row + head * (self.spec.dims_v * 4)
 
     def sink(self, g: Operand) -> tuple[Val, Val]:
-        """Return the initial m and l of the group's g-th head. A part of a split history starts
-        empty: ``Merge`` adds the sink.
+        """Return the initial m and l of the group's ``g``-th head: its sink's, if it has one. An
+        item that is a part of a split history starts empty: ``Merge`` adds the sink.
         """
         k = self.k
         lowest = k.const(LOWEST, f32)
@@ -162,7 +172,9 @@ class AttentionItem:
         return k.select(whole, score, lowest), k.select(whole, k.const(1.0, f32), none)
 
     def choice(self, t: Operand, page: Val) -> Val:
-        """Return the word with a bit for each key of the ``page``-th page that token t sees."""
+        """Return the word of the indexer's choice for token ``t`` and the ``page``-th page, i32: a
+        bit for each key.
+        """
         spec = self.spec
         which = self.group * spec.heads // (spec.n_head // spec.chosen)
         row = (self.item["token"] + self.token(t)) * spec.chosen + which
@@ -170,8 +182,8 @@ class AttentionItem:
         return self.k.load(words, i32, offset=page * WORD_BYTES)
 
     def slope(self, g: Operand, ty: Ty) -> Val:
-        """Return the ``alibi_slopes`` of the group's g-th head, in all lanes, in units of
-        log2(e).
+        """Return the ALiBi slope of the group's ``g``-th head times log2(e), in all lanes of a
+        ``ty``.
         """
         k = self.k
         n = 1 << (self.spec.n_head.bit_length() - 1)
@@ -182,8 +194,8 @@ class AttentionItem:
         return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
 
     def beside(self, g: Operand, distance: Val, n: int) -> Val:
-        """Return the biases of ``n`` keys for the group's g-th head. ``distance``: from the query
-        to the first key, i64.
+        """Return the relative biases (``relative_bias.py``) of ``n`` consecutive keys, f32, for the
+        group's ``g``-th head. ``distance``: first key - query, i64.
         """
         k = self.k
         end = self.spec.reach + PAGE
@@ -193,8 +205,8 @@ class AttentionItem:
         return k.load(row + first * 4, f32 * n, align=4)
 
     def profile(self, t: Operand, g: Operand, distance: Val, n: int) -> Val:
-        """Return the biases of ``n`` keys for token t's query of the group's g-th head.
-        ``distance``: from the query to the first key, i64.
+        """Return the profile biases (``profiles.py``) of ``n`` consecutive keys, f32, for token
+        ``t``'s query of the group's ``g``-th head. ``distance``: first key - query, i64.
         """
         k = self.k
         reach = self.spec.profiled
@@ -206,7 +218,9 @@ class AttentionItem:
         return k.load(at, f32 * n, align=4)
 
     def partial(self, r: Operand) -> Val:
-        """Return the address of row ``r``, if the item is a part of a split history."""
+        """Return the address of row ``r``'s partial result, f32 ``[dims_v + 2]``: O, m, l. Only for
+        an item that is a part of a split history.
+        """
         spec = self.spec
         row_bytes = (self.spec.dims_v + 2) * 4
         record = (self.item["partial"] * spec.n_groups + self.group) * (spec.rows * row_bytes)

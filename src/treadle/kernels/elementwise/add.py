@@ -43,7 +43,8 @@ class Add(Spec):
 @dataclass(frozen=True)
 class AddRows(Spec):
     """``x[n] += w[row]``, rows of ``k`` values. ``by`` selects the row: "position", the token's
-    position; "type", its type; "first", row 0. Items: the batch's sequences.
+    position in its sequence; "type", 0 or 1 for its token type; "first", row 0. Items: the batch's
+    sequences.
     """
 
     op: ClassVar[str] = "add_rows"

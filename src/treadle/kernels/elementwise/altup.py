@@ -1,8 +1,9 @@
 """AltUp (Baykal and others, 2023): a token's hidden state is several parallel streams, of which the
 layer computes the first.
 
-A router reads that stream. It decides how each stream is predicted from all of them, and how much
-each is corrected by the difference of the layer's output from its own prediction.
+A router predicts each stream from all of them, by weights that it computes from the first stream.
+After the layer it corrects each stream by the difference of the layer's output from the first
+prediction, by weights that it computes from this output.
 
 Streams are f32 ``[N, n * k]``. With few tokens a row is cut into ``slices``, items for several
 threads; each slice computes the router itself, so that results do not depend bitwise on the cut.
@@ -28,8 +29,9 @@ LEAST = 1e-5  # least mean square of rows that are scaled to another's size
 
 @dataclass(frozen=True)
 class SpreadStreams(Spec):
-    """Initialise a token's streams: ``x``, and each of ``n - 1`` parts of ``y`` scaled to its size,
-    ``y * rms(x) / sqrt(max(mean(y**2), LEAST))``. Items: tokens.
+    """Initialise a token's ``n`` streams: the first is ``x``, the others the ``n - 1`` parts of
+    ``y``, each scaled to the root mean square of ``x``: ``y * rms(x) / sqrt(max(mean(y**2),
+    LEAST))``. Items: tokens.
     """
 
     op: ClassVar[str] = "streams_spread"
@@ -63,8 +65,8 @@ class SpreadStreams(Spec):
 
 @dataclass(frozen=True)
 class CopyColumns(Spec):
-    """``out = x``: ``k`` values of each row, from ``column`` on, into those from ``to`` on. Items:
-    tokens.
+    """Copy ``k`` values of each row, from ``column`` of ``x`` on, to ``out`` from column ``to`` on.
+    Items: tokens.
     """
 
     op: ClassVar[str] = "streams_take"
@@ -86,8 +88,9 @@ class CopyColumns(Spec):
 
 @dataclass(frozen=True)
 class Join(Spec):
-    """Accumulate the mean of ``n`` streams one by one: ``out = total + y / n``, ``y`` scaled to the
-    size of ``x`` as in ``SpreadStreams``. The first time the total is ``x / n``. Items: tokens.
+    """Add one stream to the mean of ``n`` streams: ``out = total + y / n``, ``y`` scaled to the
+    root mean square of ``x`` as in ``SpreadStreams``. With ``first`` the total so far is ``x / n``.
+    Items: tokens.
     """
 
     op: ClassVar[str] = "streams_join"
@@ -228,8 +231,8 @@ class Correct(Spec):
 
 @dataclass(frozen=True)
 class AddBeside(Spec):
-    """``x[i] += norm(y)`` for all of ``n`` streams except the first, in place. Items: tokens x
-    slices.
+    """Add ``norm(y)`` to all of ``n`` streams except the first, in place. Items: tokens
+    x slices.
     """
 
     op: ClassVar[str] = "streams_add"
@@ -313,7 +316,9 @@ class Laurel(Spec):
 
 
 def _router(k: Builder, frame: Frame, row: Val, width: int, n: int, eps: float) -> list[Val]:
-    """Return ``tanh(router norm(row) / width)``, each of ``n`` numbers in all lanes of a vector."""
+    """Return ``tanh(router norm(row) / width)``: ``n`` numbers, each in all lanes of a vector.
+    ``router`` is ``[n, width]``.
+    """
     ty = f32 * k.isa.lanes
     sums = [k.var(k.zero(ty)) for _ in range(n + 1)]
 
@@ -333,7 +338,9 @@ def _router(k: Builder, frame: Frame, row: Val, width: int, n: int, eps: float) 
 
 
 def _coef(k: Builder, coef: Val, i: int, says: list[Val]) -> Val:
-    """Return row ``i`` of the matrix times the router's output."""
+    """Return the inner product of row ``i`` of ``coef`` with the router's output ``says``, in all
+    lanes.
+    """
     ty = says[0].ty
     n = len(says)
     total = k.zero(ty)
@@ -343,12 +350,14 @@ def _coef(k: Builder, coef: Val, i: int, says: list[Val]) -> Val:
 
 
 def _rms_gain(k: Builder, row: Val, n: int, lanes: int, eps: float) -> Val:
-    """Return the factor of an RMS norm of a row."""
+    """Return ``1 / sqrt(mean(row**2) + eps)`` of the ``n`` values at ``row``."""
     return 1.0 / k.sqrt(mean_square(k, row, n, lanes) + eps)
 
 
 def _sized(k: Builder, row: Val, n: int, lanes: int, size: Val) -> Val:
-    """Return the factor that scales a row to ``size``."""
+    """Return the factor that scales the ``n`` values at ``row`` to the root mean
+    square ``size``.
+    """
     return size / k.sqrt(k.max(mean_square(k, row, n, lanes), LEAST))
 
 

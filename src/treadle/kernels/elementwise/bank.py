@@ -1,6 +1,6 @@
-"""Attention residuals (Kimi Team, 2026): a half of a layer reads a weighted sum of states from
-between earlier layers, the *bank*, and of the current states. A token's weights are the softmax of
-scores, one for each of them.
+"""Attention residuals (Kimi Team, 2026): a half of a layer reads a weighted sum of saved states
+from between earlier layers (the *bank*) and of the current state. A token's weights are the softmax
+of one score for each of these states.
 
 The bank is f32 ``[N, n * k]``.
 """
@@ -20,8 +20,8 @@ from treadle.kernels.spec import Args, Frame, Spec, parts
 
 
 def _score(k: Builder, row: Val, w: Val, n: int, eps: float) -> Val:
-    """Return the sum of the ``n`` values of a row's RMS norm with weights ``w``. Squares and
-    products have four accumulators of ``isa.lanes`` lanes each.
+    """Return the score of a state: the sum of the ``n`` values of its RMS norm with weights ``w``.
+    Squares and products have four accumulators of ``isa.lanes`` lanes each.
     """
     lanes = k.isa.lanes
     ty = f32 * lanes
@@ -44,8 +44,8 @@ def _score(k: Builder, row: Val, w: Val, n: int, eps: float) -> Val:
 
 @dataclass(frozen=True)
 class MixBank(Spec):
-    """The sum of the bank's first ``n`` rows of ``k`` values and of ``x``, each times its weight:
-    the softmax of ``sum(w * row) / sqrt(mean(row**2) + eps)``. Items: tokens.
+    """Mix the bank's first ``n`` states of ``k`` values and ``x``: the sum of each state times its
+    weight. Weights are the softmax of ``sum(w * row) / sqrt(mean(row**2) + eps)``. Items: tokens.
     """
 
     op: ClassVar[str] = "bank_mix"

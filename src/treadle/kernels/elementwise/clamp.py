@@ -1,5 +1,5 @@
-"""Clamping: to a symmetric limit (queries, keys and values of OLMo and MPT), and to two numbers of
-the file (the inputs and products of matrices in Gemma 4's towers).
+"""Clamping: to a symmetric limit (queries, keys and values of OLMo and MPT), and to two bounds
+stored in the file (the inputs and products of matrices in Gemma 4's towers).
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Clamp(Spec):
 @dataclass(frozen=True)
 class ClampBetween(Spec):
     """``out = min(max(x, low), high)`` for ``k`` values of each row, from ``column`` of ``x`` on,
-    written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds`` is low, high.
-
-    Items: tokens.
+    written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds``: f32, low and high. Items:
+    tokens.
     """
 
     op: ClassVar[str] = "clamp_between"

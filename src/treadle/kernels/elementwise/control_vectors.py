@@ -15,11 +15,11 @@ from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record
 
 @dataclass(frozen=True)
 class AddDirections(Spec):
-    """``x[n] += s w[v]`` for each of the ``n_vectors`` control vectors v, one after the other, with
-    the scale s of the row's sequence; without one, the row is not written.
+    """Add control vectors: ``x[n] += s w[v]`` for each v of ``n_vectors``, one after the other; s
+    is the scale of vector v in the row's sequence. Rows whose scales are 0 are not written.
 
-    ``x``: f32 rows of ``n_streams`` times ``k`` values; the directions are added to each stream.
-    ``w``: f32 ``[n_vectors, k]``. ``first``: the number of the first one's scale. Items: the LORA
+    ``x``: f32 rows of ``n_streams`` times ``k`` values; the vector is added to each stream. ``w``:
+    f32 ``[n_vectors, k]``. ``first``: index of vector 0's scale in a LORA record. Items: the LORA
     records.
     """
 
@@ -57,5 +57,5 @@ class AddDirections(Spec):
 
 
 def _added(k: Builder, scale: Val) -> Any:
-    """Return a function that adds ``scale`` times its second vector to its first."""
+    """Return the function ``(x, w) -> x + scale * w`` of vectors."""
     return lambda x, w: k.fma(w, k.splat(scale, w.ty), x)

@@ -25,8 +25,9 @@ SCALES_BYTES = 64  # scratch for the scales of rows that a norm writes at once
 
 @dataclass(frozen=True)
 class Embed(Spec):
-    """``x[n] = scale * W[tokens[n]]``: ``w [n_vocab, k]``, ``x [N, stride]``. Items: tokens. With
-    ``rows`` the matrix has that many rows, and larger tokens read the first.
+    """Embed the batch's tokens: ``x[n] = scale * W[tokens[n]]``, ``W [n_vocab, k]`` in format
+    ``w``, ``x`` f32 ``[N, stride]``. With ``rows`` the matrix has only that many rows: token ids
+    beyond them read row 0. Items: tokens.
     """
 
     op: ClassVar[str] = "embed"
@@ -77,9 +78,9 @@ class Norm(Spec):
     """RMS norm: ``out = x * w / sqrt(mean(x**2) + eps)``, written as activations of kind ``act``.
 
     With ``centred`` it is LayerNorm (Ba and others, 2016): of ``x - mean(x)``. With ``add`` the
-    result is added to the residual stream, ``out = residual + norm(x)``, f32, and with ``gain`` the
-    sum is multiplied by its single value. With ``outputs`` the rows are the run's outputs. Items:
-    rows.
+    result is added to the residual stream, ``out = residual + norm(x)``, f32; with ``gain`` this
+    sum is multiplied by the one value of argument ``gain``. With ``outputs`` only the rows whose
+    outputs are requested are normed. Items: rows.
     """
 
     op: ClassVar[str] = "norm"
@@ -170,7 +171,9 @@ class Norm(Spec):
             k.runs(self.k, BLOCK, block)
 
     def _store_scale(self, k: Builder, frame: Frame, row: Val, t: Val) -> None:
-        """Store the ``t``-th row's mean, if used, and the inverse of its root mean square."""
+        """Store in scratch, for the ``t``-th row of the item, ``1 / sqrt(mean(x**2) + eps)``, and
+        the mean if ``centred``.
+        """
         lanes = k.isa.lanes
         mean = None
         if self.centred:
@@ -217,8 +220,8 @@ def map_row(k: Builder, n: int, out: Val, fn: Callable[..., Val], *rows: Val) ->
 def blocks_of_slice(
     k: Builder, n: int, size: int, part: Val, block: Callable[[Val, int], None]
 ) -> None:
-    """Emit ``block(b, count)`` for the blocks of slice ``part`` of a row of ``n`` values, in slices
-    of ``size``: full blocks, and the remainder in the last slice.
+    """Emit ``block(b, count)`` for the 32-value blocks of the ``part``-th slice (``size`` values)
+    of a row of ``n`` values: for full blocks, then in the last slice for the remainder.
     """
     (full, rest), per = divmod(n, BLOCK), size // BLOCK
     with k.loop(k.min((part + 1) * per, k.i64(full)), start=part * per) as b:
@@ -229,7 +232,7 @@ def blocks_of_slice(
 
 
 def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = None) -> Val:
-    """Return the mean of ``n`` squares, of the differences from ``mean`` if given."""
+    """Return ``mean(x**2)`` of the ``n`` f32 values at ``row``, or ``mean((x - mean)**2)``."""
 
     def square(total: Val, v: Val, count: int) -> Val:
         v = v if mean is None else less_mean(k, v, mean, count)
@@ -248,9 +251,9 @@ def less_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
 
 
 def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, int], Val]) -> Val:
-    """Return the mean of ``n`` values, or of a function of them. ``add(total, v, count)`` adds the
-    first ``count`` lanes of ``v`` (the others are 0) to ``total``. There are four accumulators of
-    ``lanes`` lanes.
+    """Return the sum of the ``n`` f32 values at ``row``, or of a function of them, over ``n``.
+    ``add(total, v, count)`` returns ``total`` plus the first ``count`` lanes of ``v``; its other
+    lanes are 0. There are four accumulators of ``lanes`` lanes.
     """
     sums = [k.var(k.zero(f32 * lanes)) for _ in range(4)]
     step = 4 * lanes
@@ -268,11 +271,11 @@ def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, 
 
 @dataclass(frozen=True)
 class Pack(Spec):
-    """Convert f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out =
-    f(gate) * up``.
+    """Pack f32 rows as activations of a product, through a function: ``out = fn(x)``, or gated,
+    ``out = fn(x) * up``.
 
-    ``fn`` is "copy" or of ACTIVATIONS. ``up`` is the first column of up, in the rows of ``apart``
-    if it is in another buffer. Items: rows times slices of SLICE values.
+    ``fn`` is "copy" or a name of ACTIVATIONS. ``up``: the first column of up, in the same row or,
+    with ``apart``, in the rows of that buffer. Items: rows times slices of SLICE values.
     """
 
     op: ClassVar[str] = "pack"

@@ -1,4 +1,6 @@
-"""Columns of logits that no token has: rows of an output matrix that only fill it up."""
+"""Padding rows of an output matrix: logits whose columns are no token get a value below
+all others.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ NEVER = -1e30  # a logit whose token has no probability, but finite
 
 @dataclass(frozen=True)
 class Hide(Spec):
-    """Set columns ``first`` to ``last - 1`` of each row of ``y f32 [n_outputs, stride]`` to NEVER.
-    Items: rows.
+    """Set columns ``first`` to ``last - 1`` of each row of ``y f32 [n_outputs, stride]`` to NEVER,
+    so that no sampler chooses them. Items: rows.
     """
 
     op: ClassVar[str] = "hide"

@@ -22,15 +22,16 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 
 def _weight(k: Builder, mix: Val, scale: Val, base: Val, lanes: int) -> Val:
-    """Return the sigmoid of a weight, the same in all lanes."""
+    """Return ``sigmoid(scale * mix + base)`` of three f32 in memory, in ``lanes`` lanes."""
     x = k.fma(k.load(mix, f32), k.load(scale, f32), k.load(base, f32))
     return math.sigmoid(k, k.splat(x, f32 * lanes))
 
 
 @dataclass(frozen=True)
 class SumStreams(Spec):
-    """The sum of ``n`` streams of ``k`` values, each times its weight plus ``eps``. ``mix`` has the
-    weights from ``column`` on; ``base [n]``; ``scale [1]``. Items: tokens.
+    """Sum ``n`` streams of ``k`` values, each times its weight plus ``eps``: ``out = sum over i of
+    (weight_i + eps) x[i]``. The weights' inputs are ``n`` columns of ``mix`` from ``column`` on;
+    ``base [n]``, ``scale [1]``. Items: tokens.
     """
 
     op: ClassVar[str] = "streams_sum"
@@ -60,9 +61,9 @@ class SumStreams(Spec):
 
 @dataclass(frozen=True)
 class SpreadToStreams(Spec):
-    """Add ``y`` to each of ``n`` streams ``x`` in place, times ``magnitude`` times the stream's
-    weight, plus ``eps``. ``mix`` has the weights from ``column`` on; of ``base [2 n]`` and
-    ``scale [2]`` the last halves are theirs. Items: tokens x streams.
+    """Add ``y`` to each of ``n`` streams ``x`` in place: ``x[i] += (magnitude * weight_i + eps)
+    y``. The weights' inputs are ``n`` columns of ``mix`` from ``column`` on; their base is the
+    second half of ``base [2 n]``, their scale ``scale[1]``. Items: tokens x streams.
     """
 
     op: ClassVar[str] = "streams_spread"

@@ -1,8 +1,10 @@
-"""Manifold-constrained hyper-connections (Xie and others, 2026): a token's streams are mixed by
-weights of its own, of which those between streams sum to 1 in each row and column.
+"""Manifold-constrained hyper-connections (Xie and others, 2026): parallel streams are mixed by
+weights of each token. The matrix of weights between streams is doubly stochastic: rows and columns
+sum to 1.
 
-Streams are f32 ``[N, n * k]``; a token's weights ``[n (2 + n)]``: of the mix that a half of a layer
-reads, of its result in each stream, and of streams in streams, by the stream that they come from.
+Streams are f32 ``[N, n * k]``. A token's weights are ``[n (2 + n)]``: ``n`` of the mix that a half
+of a layer reads; ``n`` of the half's result, one for each stream; and ``[n, n]`` between streams,
+indexed [read, written].
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ SLICE = 512  # columns of a stream in an item
 
 @dataclass(frozen=True)
 class StreamWeights(Spec):
-    """The weights of ``n`` streams, of ``x [N, n (2 + n)]``, ``scale [3]`` and ``base``::
+    """Compute each token's weights for ``n`` streams, from ``x [N, n (2 + n)]``, ``scale [3]`` and
+    ``base [n (2 + n)]``::
 
         sigmoid(x scale_0 + base) + eps,  2 sigmoid(x scale_1 + base),
         sinkhorn(softmax(x scale_2 + base) + eps)
 
-    Sinkhorn and Knopp, 1967: columns, then rows and columns in turn, are divided by ``eps`` plus
-    their sums, ``rounds`` times in all. With ``rounds`` 0 there are only the first ``n``. Items:
+    Sinkhorn and Knopp, 1967: columns are divided by their sums plus ``eps``, then ``rounds - 1``
+    times rows and columns are. With ``rounds`` 0 only the first ``n`` weights are computed. Items:
     tokens.
     """
 
@@ -67,7 +70,9 @@ class StreamWeights(Spec):
                 self._sinkhorn(k, tmp, out + 8 * n)
 
     def _sinkhorn(self, k: Builder, x: Val, out: Val) -> None:
-        """Store the matrix that is made of ``x [n, n]``."""
+        """Store the doubly stochastic matrix of the logits ``x [n, n]`` at ``out``; ``x`` is
+        overwritten.
+        """
         n = self.n
         cells: list[list[Var]] = []
         for i in range(n):
@@ -121,7 +126,9 @@ class StreamWeights(Spec):
 
 @dataclass(frozen=True)
 class WeighStreams(Spec):
-    """The sum of ``n`` streams, each times its weight, or their ``mean``. Items: tokens."""
+    """Sum ``n`` streams of ``k`` values, each times its weight; or with ``mean`` take their mean.
+    Items: tokens.
+    """
 
     op: ClassVar[str] = "streams_weigh"
     args = Args("x:in weight:in? out:out stride weight_stride:? out_stride")
@@ -155,8 +162,8 @@ class WeighStreams(Spec):
 
 @dataclass(frozen=True)
 class BlendStreams(Spec):
-    """Replace each of ``n`` streams by ``y`` times its weight, plus all streams times theirs in it.
-    Items: tokens x slices of SLICE columns.
+    """Replace each of ``n`` streams, in place: ``x[i] = weight_i y + sum over j of weight[j, i]
+    x[j]``. ``weight``: the output of ``StreamWeights``. Items: tokens x slices of SLICE columns.
     """
 
     op: ClassVar[str] = "streams_blend"

@@ -21,8 +21,9 @@ from treadle.kernels.spec import MEDIA_HEAD, Args, Frame, Spec
 
 @dataclass(frozen=True)
 class MediaRowsKernel(Spec):
-    """For tokens of media: ``x[n] = media[n]``, or with ``add`` ``x[n] += media[n]``, ``k`` values
-    from column ``first`` of the media buffer's values on. Items: tokens.
+    """Write the rows of media into the hidden states: for tokens of media ``x[n] = media[n]``, or
+    with ``add`` ``x[n] += media[n]``; ``k`` values, from column ``first`` of the buffer's values
+    on. Items: tokens.
     """
 
     op: ClassVar[str] = "media_rows"

@@ -1,4 +1,4 @@
-"""Rows of an embedding table that are chosen by a hash of a token and those before it."""
+"""Rows of an embedding table that are chosen by a hash of a token and of the tokens before it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from treadle.kernels.spec import PART, Args, Frame, Spec, load_record, whole_row
 
 @dataclass(frozen=True)
 class NgramRows(Spec):
-    """The numbers of table rows for each token, i64 ``[N, stride]``: for each length of n-grams
-    from 2 to ``n``, ``heads`` of them.
+    """Compute the table rows of each token's n-grams, i64 ``[N, stride]``: ``heads`` rows for each
+    length from 2 to ``n``.
 
     With token ids ``t0`` (its own), ``t1`` (the one before), ... an n-gram's hash is the xor of
-    ``t[i] * multiplier[i]``, and head h's row ``hash % size[h] + offset[h]``. Behind a token
-    ``end``, or the text's beginning, earlier tokens count as ``end``. ``hash`` is i64: ``n``
+    ``t[i] * multiplier[i]``, and head h's row ``hash % size[h] + offset[h]``. Tokens before an
+    ``end`` token, or before the text's beginning, count as ``end``. ``hash`` is i64: ``n``
     multipliers, then the size and the offset of each head. The last ``n - 1`` ids are the
     sequence's state, i32. Items: sequences.
     """
@@ -65,7 +65,9 @@ class NgramRows(Spec):
                 k.store(new, var.v.to(i32), offset=4 * i)
 
     def _rows(self, k: Builder, frame: Frame, row: Val, seen: list[Val]) -> None:
-        """Store one token's rows; ``seen``: its own id, then those before it."""
+        """Store the table rows of the token in row ``row``; ``seen``: its own id, then the ids
+        before it.
+        """
         out = frame.out + row * frame.stride * 8
         factors = [k.load(frame.hash, i64, offset=8 * i) for i in range(self.n)]
         mixed = seen[0] * factors[0]
@@ -105,8 +107,8 @@ class NgramRows(Spec):
 
 @dataclass(frozen=True)
 class GatherRows(Spec):
-    """``x[n, h] = W[rows[n, h]]``: ``heads`` rows of ``w``, each of ``k`` values, side by side.
-    Items: tokens x heads.
+    """Gather rows of a table: ``x[n, h] = W[rows[n, h]]``, f32, ``heads`` rows of ``k`` values side
+    by side; ``W`` in format ``w``. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "gather_rows"

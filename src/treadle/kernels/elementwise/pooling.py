@@ -17,8 +17,9 @@ TINY = 1e-30  # lower bound of mean squares, so that rows of zeros stay zeros
 
 @dataclass(frozen=True)
 class Pooling(Spec):
-    """``how``: the "mean" of a sequence's rows, or the "first" or "last". With ``unit`` the result
-    has length 1. Items: the batch's sequences.
+    """Pool each sequence's rows of ``k`` values into one row. ``how``: their "mean", or the "first"
+    or "last" of them. With ``unit`` the result is scaled to Euclidean length 1. Items: the batch's
+    sequences.
     """
 
     op: ClassVar[str] = "pooling"

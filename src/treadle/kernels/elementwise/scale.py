@@ -17,8 +17,8 @@ from treadle.kernels.spec import Args, Frame, Spec, f32_values, numbered
 
 @dataclass(frozen=True)
 class Temper(Spec):
-    """Multiply ``k`` columns of each row from ``column`` on by the cosine of the rope table
-    ``table``, which has one pair; in place. Items: tokens.
+    """Multiply ``k`` columns of each row from ``column`` on by the token's attention temperature,
+    in place. It is the cosine in rope table number ``table``, which has one pair. Items: tokens.
     """
 
     op: ClassVar[str] = "temper"
@@ -63,7 +63,7 @@ class ScaleColumns(Spec):
 class ScaleByExpert(Spec):
     """``out = x * sigmoid(max(scores))``: a token's hidden state times its best expert's weight.
 
-    ``x`` and ``out`` are rows of ``k``, ``scores`` of ``n``. Items: tokens.
+    ``x`` and ``out`` have ``k`` values a row, ``scores`` ``n`` (one an expert). Items: tokens.
     """
 
     op: ClassVar[str] = "weigh"
@@ -90,5 +90,5 @@ class ScaleByExpert(Spec):
 
 
 def times(k: Builder, gain: Val) -> Any:
-    """Return a function that multiplies vectors by ``gain``."""
+    """Return a function that multiplies vectors by the scalar ``gain``."""
     return lambda v: v * k.splat(gain, v.ty)

@@ -26,7 +26,8 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 @dataclass(frozen=True)
 class SparseGate(Spec):
     """``out = fn(max(0, x - c)) * up``, with ``c = mean(x) + cut * deviation(x)`` of the row
-    (population deviation), written as activations. ``up``: its first column.
+    (population deviation), written as activations of kind ``act``. ``up``: the first column of up
+    in the row.
 
     Items: rows times slices of SLICE values, or rows if ``whole``. Each item computes the row's
     ``c``.
@@ -51,7 +52,7 @@ class SparseGate(Spec):
 
     @property
     def slice(self) -> int:
-        """Values of a row in an item."""
+        """Values of a row that one item writes."""
         return round_up(self.k, SLICE) if self.whole else SLICE
 
     @property

@@ -21,8 +21,9 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 
 def store_weighted_sum(k: Builder, out: Val, x: Val, width: int, gains: list[Val]) -> None:
-    """Store the sum of streams of ``width`` values at ``x``, each times its gain, the same in all
-    lanes.
+    """Store the sum of ``len(gains)`` streams at ``out``: stream i has ``width`` f32 values,
+    follows stream i - 1 from ``x`` on, and is multiplied by ``gains[i]`` (the same value in all
+    lanes).
     """
 
     def weighted(*rows: Val) -> Val:
@@ -79,8 +80,8 @@ class OutputCopy(Spec):
 
 @dataclass(frozen=True)
 class NormStreams(Spec):
-    """RMS norm of each of ``n`` streams of ``k`` values, with weights of its own ``w [n, k]``, from
-    column ``column`` of ``x`` to ``out``. Items: tokens x streams.
+    """RMS norm of each of ``n`` streams of ``k`` values, times the stream's own weights ``w [n,
+    k]``, from column ``column`` of ``x`` to ``out``. Items: tokens x streams.
     """
 
     op: ClassVar[str] = "streams_norm"
@@ -111,7 +112,9 @@ class NormStreams(Spec):
 
 @dataclass(frozen=True)
 class MixStreams(Spec):
-    """The mean of ``n`` streams, each value times the sigmoid of its own gate. Items: tokens."""
+    """Mean of ``n`` streams of ``k`` values, each value first times the sigmoid of its own gate:
+    ``gate`` is ``[N, n * k]``. Items: tokens.
+    """
 
     op: ClassVar[str] = "streams_mix"
     args = Args("x:in gate:in out:out stride gate_stride out_stride")
@@ -143,8 +146,8 @@ class MixStreams(Spec):
 
 @dataclass(frozen=True)
 class AddToStreams(Spec):
-    """Add ``y`` to each of ``n`` streams ``x`` in place, times twice the sigmoid of the stream's
-    ``weight`` times ``scale``. Items: tokens x streams.
+    """Add ``y`` to each of ``n`` streams ``x`` in place: ``x[i] += 2 sigmoid(scale * weight_i) y``.
+    ``weight``: ``n`` columns from ``column`` on. Items: tokens x streams.
     """
 
     op: ClassVar[str] = "streams_add"
@@ -178,8 +181,9 @@ LEAST_SCORE = 1e-6  # least magnitude under the root
 
 @dataclass(frozen=True)
 class ScoreStreams(Spec):
-    """``value`` times the sigmoid of each stream's score: the signed root of ``key . query /
-    sqrt(k)``; ``key`` and ``query`` have ``n`` streams of ``k`` values. Items: tokens x streams.
+    """Scale ``value`` for each of ``n`` streams: ``out[i] = sigmoid(s_i) value``. ``s_i`` is the
+    signed root of ``key_i . query_i / sqrt(k)``: ``sign(a) sqrt(|a|)``. ``key`` and ``query`` are
+    ``[N, n * k]``. Items: tokens x streams.
     """
 
     op: ClassVar[str] = "streams_score"

@@ -1,12 +1,11 @@
-"""Top-k of a row's logits (N_TOP largest), and its softmax denominator: all that most samplers
-need.
+"""The N_TOP largest logits of a row, and its softmax denominator: all that most samplers need.
 
 A row is cut into slices of SLICE values, so that a long one has work for several threads.
 ``TopLogitsKernel`` finds the largest of each slice, ``JoinTop`` those of the row. Slices have one
 size and are joined in order, so results do not depend bitwise on the number of threads.
 
 Floats are compared as integers, their *keys*: keys have the order of the floats, both zeros are one
-key, and every NaN is above infinity. So a row with a NaN or an infinity has it first.
+key, and every NaN is above infinity. So a row with a NaN, or else +infinity, has it first.
 """
 
 from __future__ import annotations
@@ -56,11 +55,10 @@ def slices(n: int) -> int:
 
 @dataclass(frozen=True)
 class TopLogitsKernel(Spec):
-    """Find the largest logits of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``, with
-    ``n`` values a row; ``stride`` is a multiple of WORD_KEYS. Masked values count as -infinity,
-    except NaN and infinity, which must stay visible as errors.
-
-    Items: SAMPLED records x slices.
+    """Find the N_TOP largest logits of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``,
+    with ``n`` values a row; ``stride`` is a multiple of WORD_KEYS. Masked values count as
+    -infinity, except NaN and infinity, which must stay visible as errors. Items: SAMPLED records x
+    slices.
     """
 
     op: ClassVar[str] = "top"
@@ -135,7 +133,9 @@ class TopLogitsKernel(Spec):
 
 @dataclass(frozen=True)
 class JoinTop(Spec):
-    """Join a row's PARTIALs into its RESULT; ``n``: values of a row. Items: SAMPLED records."""
+    """Join the PARTIALs of a row's slices into its RESULT: the N_TOP largest, sorted, and the sum
+    of exponentials. ``n``: values of a row. Items: SAMPLED records.
+    """
 
     op: ClassVar[str] = "top_join"
     compile_ms: ClassVar[float] = 90.0
@@ -201,7 +201,7 @@ class JoinTop(Spec):
 
 
 class TopBuffers(NamedTuple):
-    """Accessors of rows of N_TOP keys, and ``free`` memory of CANDIDATES bytes."""
+    """Access to rows of N_TOP keys and their ids, and ``free`` memory of CANDIDATES bytes."""
 
     key_at: Callable[[Val], Val]  # address of a row's keys
     id_at: Callable[[Val, Val], Val]  # the id of a row's column
@@ -209,8 +209,8 @@ class TopBuffers(NamedTuple):
 
 
 def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) -> None:
-    """Write the keys of ``n`` values. Masked values, and padding up to the end of the last block,
-    get -infinity's key.
+    """Write the keys of the ``n`` f32 values at ``row`` to ``keys``. Values whose bit in ``mask``
+    is 0, and padding up to the end of the last WORD_KEYS, get -infinity's key.
     """
     ty = i32 * WORD_KEYS
     never = k.const(NEVER, ty)
@@ -227,11 +227,11 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
 
 
 def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val) -> Val:
-    """Write the N_TOP largest to ``out``, keys and then ids, in row order; with ``only``, just
-    those equal to the largest. Return the largest key.
+    """Write the N_TOP largest keys of ``n_rows`` rows to ``out``, then their ids, in row order; if
+    ``only`` is true, just those equal to the largest. Return the largest key.
 
     Each of the N_TOP columns has a maximum, so at least N_TOP keys reach the smallest of these, and
-    few others do. Among the keys that do, the N_TOP-th largest is found bit by bit.
+    few others do. Among the keys that do, a binary search over bits finds the N_TOP-th largest.
     """
     ty = i32 * WORD_KEYS
     never = k.const(NEVER, ty)
@@ -283,8 +283,8 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
 
 
 def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
-    """Copy the keys that reach ``floor``, with their ids; return how many. The last block is padded
-    with -infinity's key.
+    """Copy the keys that are at least ``floor``, with their ids, to ``found.free``; return their
+    number. The last WORD_KEYS are padded with -infinity's key.
     """
     n = k.var(k.i64(0))
     no = k.const(0, boolean).ir  # cttz's input is never zero here
@@ -306,13 +306,15 @@ def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
 
 
 def _place(free: Val, i: Val) -> Val:
-    """Return the address of the i-th candidate's key; its id is WORD_KEYS words further."""
+    """Return the address of the ``i``-th candidate's key in ``free``; its id is WORD_KEYS words
+    further.
+    """
     return free + (i // WORD_KEYS * (8 * WORD_KEYS) + i % WORD_KEYS * 4)
 
 
 def emit_sorted(k: Builder, made: Val, out: Val) -> None:
-    """Write each of N_TOP keys and ids at its rank: the number of keys that are larger, or equal
-    and earlier. Keys become floats.
+    """Write the N_TOP keys and ids at ``made`` to ``out``, sorted: each at its rank, the number of
+    keys that are larger, or equal and earlier. Keys become floats.
     """
     ty = i32 * N_TOP
     keys = k.load(made, ty)
@@ -327,7 +329,7 @@ def emit_sorted(k: Builder, made: Val, out: Val) -> None:
 
 
 def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Val:
-    """Return the sum of ``exp(x - highest)`` over rows of N_TOP keys, f64."""
+    """Return the sum of ``exp(x - highest)`` over ``n_rows`` rows of N_TOP keys, f64."""
     width = min(2 * isa.lanes, N_TOP)
     total = k.var(k.const(0.0, f64))
     away = k.splat(highest, f32 * width)
@@ -344,34 +346,36 @@ def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Va
 
 
 def to_key(k: Builder, x: Val) -> Val:
-    """Return the keys of floats: sign and magnitude as an integer, shifted so that -infinity's is
-    the smallest. Only negative NaNs are below it: they wrap around to the largest.
+    """Map floats to keys, i32: sign and magnitude as an integer, shifted so that -infinity's is the
+    smallest. Only negative NaNs are below it: they wrap around to the largest.
     """
     bits = x.bits(i32.like(x.ty))
     return k.select(bits < 0, NEVER - bits, bits) - SHIFT
 
 
 def to_float(k: Builder, key: Val) -> Val:
-    """Return the floats of keys."""
+    """Map keys back to floats; the inverse of ``to_key``."""
     bits = key + SHIFT
     return k.select(bits < 0, NEVER - bits, bits).bits(f32.like(key.ty))
 
 
 def keys_ref(x: np.ndarray) -> np.ndarray:
-    """Return the keys of floats."""
+    """Map floats to keys, int32; the numpy twin of ``to_key``."""
     bits = x.astype(np.float32).view(np.int32)
     keys: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits) - np.int32(SHIFT)
     return keys
 
 
 def floats_ref(keys: np.ndarray) -> np.ndarray:
-    """Return the floats of keys."""
+    """Map keys back to floats, float32; the numpy twin of ``to_float``."""
     bits = keys + np.int32(SHIFT)
     result: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits).view(np.float32)
     return result
 
 
 def largest_ref(keys: np.ndarray, n: int) -> np.ndarray:
-    """Return the indices of the ``n`` largest, largest first, ties by lower index."""
+    """Return the indices of the ``n`` largest keys, largest first, of equals the lower
+    index first.
+    """
     order: np.ndarray = np.argsort(-keys.astype(np.int64), kind="stable")
     return order[:n]

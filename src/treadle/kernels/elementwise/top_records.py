@@ -1,4 +1,6 @@
-"""Queries for a row's largest logits, and their results, apart from the kernels."""
+"""Requests for a row's largest logits, and their results; without the kernels, so that a run
+imports little.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ class LateMask(Protocol):
 
 
 class LogitsQuery(NamedTuple):
-    """A request for a row's largest logits. ``mask``: one bit for each token, set if it is allowed,
-    lowest first; it may come late. ``first``: only the largest; ``total``: with the sum of
-    exponentials.
+    """A request for a row's N_TOP largest logits. ``mask``: one bit for each token id, 1 if it is
+    allowed, lowest bit first; a LateMask is waited for before the first step that reads masks.
+    ``first``: only the largest one (and its equals). ``total``: also the sum of exponentials.
     """
 
     mask: bytes | LateMask | None = None

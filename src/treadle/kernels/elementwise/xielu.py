@@ -22,9 +22,9 @@ NEAR = -0.5
 
 @dataclass(frozen=True)
 class Xielu(Spec):
-    """``p x**2 + b x`` above 0, else ``n (e**min(x, eps) - 1 - x) + b x``, in place.
-
-    ``w`` is p, n, b, eps. Items: tokens x groups, equal parts of a row.
+    """xIELU of ``k`` values of each row, in place: ``p x**2 + b x`` above 0, else ``n (e**min(x,
+    eps) - 1 - x) + b x``. ``w``: f32, p, n, b and eps. Items: tokens x groups, equal parts of a
+    row.
     """
 
     op: ClassVar[str] = "xielu"
@@ -50,7 +50,7 @@ class Xielu(Spec):
 
 
 def bent(k: Builder, x: Val, p: Val, n: Val, b: Val, eps: Val) -> Val:
-    """Return xIELU of one vector."""
+    """Return xIELU of the vector ``x``, with scalars ``p``, ``n``, ``b`` and ``eps``."""
     p, n, b, eps = (k.splat(number, x.ty) for number in (p, n, b, eps))
     low = k.min(eps, x)  # x comes second, so that NaN gives NaN
     near = low * low * math.polynomial(k, low, SERIES)

@@ -4,8 +4,9 @@ A strip is 16 rows of codes as bytes in file order, then scales and minimums in 
 
     sums[r, t] += f32(codes[r] . x[t]) * d_w[r] * d_x[t] (+ m_w[r] * sum_x[t])
 
-A row's sums are one vector, for the values of K that share a scale. Subclasses compute them on
-matrix registers (``matrix_bytes.py``) or in vectors (``vector_bytes.py``).
+A *product* is one row's dot over the values of K that share a scale. A row's sums with all tokens
+are one vector. Subclasses compute them on matrix registers (``matrix_bytes.py``) or in vectors
+(``vector_bytes.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SMALL = 8  # small blocks that are unpacked together
 
 @dataclass(frozen=True)
 class ByteStrips(StripGemm):
-    """Strip product of bytes: ``act`` "q8"."""
+    """Base of the strip products of bytes; ``act`` is "q8"."""
 
     @property
     def codes(self) -> Codes:
@@ -46,12 +47,12 @@ class ByteStrips(StripGemm):
 
     @property
     def turns(self) -> int:
-        """Turns of AT_ONCE products."""
+        """Number of turns, AT_ONCE products each, over all of K."""
         return -(-self.n_products // AT_ONCE)
 
     @property
     def n_blocks(self) -> int:
-        """Blocks of a row that are unpacked together."""
+        """Blocks of a row that one step unpacks together."""
         n = 1
         while self.fmt.block < 256 and n < SMALL and self.k // self.fmt.block % (2 * n) == 0:
             n *= 2
@@ -59,14 +60,18 @@ class ByteStrips(StripGemm):
 
     @property
     def scale_offs(self) -> list[int]:
-        """Byte offsets of scales, and of minimums if any, in a strip's row."""
+        """Byte offsets, in a strip's row, of its scales and (if the format has them) of its
+        minimums.
+        """
         return [
             round_up(self.k, LINE) + 4 * self.n_products * i for i in range(1 + self.codes.has_m)
         ]
 
     @property
     def row_pitch(self) -> int:
-        """Bytes of a strip's row: an odd number of lines, or rows would share a few sets of L1."""
+        """Bytes from one row of a strip to the next: an odd number of cache lines, because an even
+        one would map the rows to few sets of L1.
+        """
         end = self.scale_offs[-1] + 4 * self.n_products
         return (round_up(end, LINE) // LINE | 1) * LINE
 
@@ -75,7 +80,7 @@ class ByteStrips(StripGemm):
         return SIDE * self.row_pitch
 
     def stored(self, k: Builder, codes: Val) -> Val:
-        """Return codes as a strip stores them."""
+        """Return ``codes`` (u8) as the bytes that a strip holds: less the subclass's zero point."""
         raise NotImplementedError
 
     def unpack(self, k: Builder, strip: Strip) -> None:
@@ -83,8 +88,8 @@ class ByteStrips(StripGemm):
             self.unpack_part(k, strip, turn, run)
 
     def unpack_part(self, k: Builder, strip: Strip, turn: Val, run: Val | int) -> None:
-        """Unpack a turn's share of a strip's rows of a run; all turns together unpack the whole
-        strip.
+        """Unpack turn number ``turn``'s part of the strip's rows of run number ``run``. All
+        ``turns`` of all runs together unpack the whole strip.
         """
         per_row = self.k // (self.n_blocks * self.fmt.block)
         n = -(-EACH * per_row // self.turns)
@@ -98,7 +103,9 @@ class ByteStrips(StripGemm):
             self._some(k, blocks, to, c * self.n_blocks)
 
     def _some(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
-        """Unpack blocks together, from a row's ``b``-th on."""
+        """Unpack ``n_blocks`` blocks from ``first``, the row's ``b``-th, to the strip's row at
+        ``to``.
+        """
         size = self.fmt.block
         n = self.n_blocks
         blocks = [first.block(i) for i in range(n)]

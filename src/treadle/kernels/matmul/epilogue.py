@@ -17,8 +17,8 @@ Sums: TypeAlias = "Iterator[tuple[int, int, Val]]"
 
 @dataclass
 class Epilogue:
-    """Destination of a tile's sums: a segment's columns of y, from ``token`` on. Rows of y are
-    padded to whole panels and to whole groups, so no edge needs a mask.
+    """Destination of a tile's sums: a segment's columns of y, for the tokens from ``token`` on.
+    Rows of y are padded to whole panels and to whole groups, so no edge needs a mask.
     """
 
     k: Builder
@@ -33,23 +33,25 @@ class Epilogue:
         return self.frame.stride * 4
 
     def at(self, row: Operand, t: int) -> Val:
-        """Return the address in y of the panel's row for token t."""
+        """Return the address in y of token ``t``'s value for row ``row`` of the panel."""
         return self.frame.y + self._place(row, t)
 
     def _place(self, row: Operand, t: int) -> Val:
-        """Return the byte offset, in y and in the residual, of the panel's row for token t."""
+        """Return the byte offset, in y and in the residual, of token ``t``'s value for row ``row``
+        of the panel.
+        """
         column = self.seg.column + self.seg.rows.first + row
         return (self.token + t) * self.stride + column * 4
 
     def load(self, m: int, t: int) -> Val:
-        """Load the present values of y."""
+        """Load the values that y holds now: token ``t``, the panel's ``m``-th vector of rows."""
         at = self.at(self.k.isa.lanes * m, t)
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
-        """Write sums: vectors of rows, ``above`` rows below the panel's first, of some token.
-        Multiplies by the factor; adds bias and residual unless ``again``; ``add``: adds the present
-        values of y.
+        """Store ``sums`` to y: (row in the tile, token, vector of rows) each, the tile ``above``
+        rows below the panel's first. They are multiplied by the factor. Bias and residual are added
+        unless ``again`` (a later part of K); with ``add`` the values that y holds are added.
         """
         k = self.k
         for row_in_tile, t, y in sums:

@@ -1,8 +1,8 @@
 """gated: both products of a gated activation and the activation itself, ``out = fn(x G^T) * (x
 U^T)``, in the layout of the next product.
 
-As two kernels, both products would be written in f32 and read again: 8 bytes for every byte that is
-kept. Here an item is a block of out's columns: the panels of the block's rows of G and of U are
+As two kernels, both products would be written in f32 and read again: 8 bytes for each value of the
+result. Here an item is a block of out's columns: the panels of the block's rows of G and of U are
 both packed, and a tile of tokens is multiplied by one after the other. The results stay in the
 first-level cache until ``fn`` is applied.
 """
@@ -42,8 +42,8 @@ from treadle.kernels.spec import LINE, Frame
 
 @dataclass(frozen=True)
 class Gated(Matmul):
-    """Gated product for many tokens, with ``fn`` of ACTIVATIONS. Both matrices have ``m`` rows,
-    whole blocks.
+    """Gated product for many tokens, with ``fn`` of ACTIVATIONS. Gate and up have ``m`` rows each,
+    a multiple of 32.
 
     ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of tokens.
     """
@@ -78,11 +78,11 @@ class Gated(Matmul):
         return self.product.rows_per_item(lanes)
 
     def result(self) -> ActivationLayout:
-        """Return the layout of the result."""
+        """Return the activation layout of the result, for the next product."""
         return ActivationLayout(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
 
     def item_rows(self, lanes: int) -> int:
-        """Return the rows of an item in each matrix: whole panels, and whole blocks of the
+        """Return the rows of an item in each matrix: whole panels, and whole blocks (32) of the
         result.
         """
         return max(BLOCK, self.rows_per_item(lanes))
@@ -94,8 +94,9 @@ class Gated(Matmul):
         return self._places(lanes)[-1]
 
     def _places(self, lanes: int) -> tuple[int, int, int]:
-        """Return scratch offsets: the stage (after the panels), a tile's values if any, and the
-        end. ``emit_store``'s scratch follows the values.
+        """Return three scratch offsets: of the stage and the sums (after the panels), of a tile's
+        f32 values, and of the end. ``emit_store``'s scratch follows the values. A ``turned`` result
+        has no values.
         """
         product = self.product
         n_panels = 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
@@ -108,13 +109,15 @@ class Gated(Matmul):
 
     @property
     def turned(self) -> bool:
-        """Whether the result has the order of the sums: dwords of 32 tokens side by side."""
+        """Whether the result has the layout of the sums on matrix registers: dwords of 32 tokens
+        side by side.
+        """
         out = self.result()
         return self.matrix and out.kind in NARROW and out.group == self.nr
 
     def _row_bytes(self, lanes: int) -> int:
-        """Return the bytes of a token's values: an odd number of lines, or those of many tokens
-        would share few sets of the first-level cache.
+        """Return the bytes from one token's values in scratch to the next: an odd number of cache
+        lines, because an even one would map many tokens to few sets of the first-level cache.
         """
         return (2 * 4 * self.item_rows(lanes) // LINE | 1) * LINE
 
@@ -157,7 +160,9 @@ class Gated(Matmul):
                         self._activate(k, frame, share, n, first, token, values)
 
     def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> BlockAddress:
-        """Return the gate's weights, or the other matrix's if ``up``."""
+        """Return the address of up's weights if ``up`` is true at run time, else of the gate's;
+        those of ``expert`` if there are experts.
+        """
         gate = frame.each("w", 0)
         other = frame.each("w", 1)
         weights = BlockAddress(
@@ -178,8 +183,8 @@ class Gated(Matmul):
         token: Val,
         values: Val,
     ) -> None:
-        """Activate the products of the tokens from ``token`` on, and write columns from ``first``
-        on of the tokens that are written together with ``n``.
+        """Apply ``fn`` to a tile's ``values`` (of the tokens from ``token`` on) and store the
+        result's columns from ``first`` on, for the ``together`` tokens from ``n`` on.
         """
         out = self.result()
         lanes = k.isa.lanes
@@ -213,8 +218,8 @@ class Gated(Matmul):
     def _activate_turned(
         self, k: Builder, frame: Frame, share: StripShare, first: Val, token: Val, sums: Val
     ) -> None:
-        """The same for a whole group of tokens, straight from the sums of matrix registers: both
-        have rows of tokens side by side. Padding tokens come from x's padding.
+        """Apply ``fn`` and store the result for a whole group of tokens, straight from the ``sums``
+        of matrix registers: both have tokens side by side. Padding tokens come from x's padding.
         """
         n_strips = self.item_rows(k.isa.lanes) // EDGE
         to = self._block(frame, token, first)
@@ -238,17 +243,19 @@ class Gated(Matmul):
                     k.store(at, k.shuffle(part, part, order), offset=p * PART_BYTES, align=LINE)
 
     def _block(self, frame: Frame, token: Val, row: Val) -> Val:
-        """Return the address of the result of this token's group and this row's block."""
+        """Return the address of the result for the group of ``token`` and the block (32 columns) of
+        ``row``.
+        """
         group = frame.y + token // self.to_group * self.result().group_bytes
         return group + row // BLOCK * self.block_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of rows in a group of the result, if it is ``turned``."""
+        """Bytes of a block (32 columns) of a group of tokens in the result, if it is ``turned``."""
         return NARROW[self.to] * PART_BYTES
 
     def _biases(self, k: Builder, frame: Frame, share: StripShare, row: Val) -> list[Val]:
-        """Return the addresses of the gate's and the other matrix's biases from ``row`` on; none
+        """Return the addresses of the gate's and of up's biases from ``row`` on; an empty list
         without biases.
         """
         if not self.bias:

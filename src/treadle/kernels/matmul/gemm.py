@@ -1,8 +1,9 @@
 """gemm: unpack a panel of rows once, and multiply it by every token.
 
-The tile loop, for each group of nr tokens and mr vectors of rows, is the same for all formats.
-``isa/`` selects one of three: ``tile.py``, ``tile_outer.py``, ``tile_pairs.py``. The panel scheme
-is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
+The tile loop, for each group of nr tokens and mr vectors of rows, does not depend on the format.
+``Tiles.unit`` of the instruction set selects one of three: ``tile.py``, ``tile_outer.py``,
+``tile_pairs.py``. The panel scheme is that of Goto and van de Geijn, "Anatomy of high-performance
+matrix multiplication", 2008.
 """
 
 from __future__ import annotations
@@ -44,25 +45,28 @@ class Gemm(Tiled):
         return self.panel_pitch(lanes) + self.stage_bytes(lanes) + self.sums_bytes(lanes)
 
     def panel_pitch(self, lanes: int) -> int:
-        """Return the scratch for a panel, and for the data its tiles need."""
+        """Return the bytes of scratch for a panel and for the data after it that its tiles need."""
         rows = self.mr * lanes
         behind = {OUTER: outer_bytes, PAIRS: pairs_bytes}.get(self.unit)
         more = behind(self, rows) if behind else self.lane_bytes
         return panel_bytes(self.fmt, self.layout(), rows) + more
 
     def sums_bytes(self, lanes: int, n_panels: int = 1) -> int:
-        """Return the scratch that ``registers`` and ``tiles`` need for ``n_panels`` panels."""
+        """Return the bytes of scratch that ``registers`` and ``tiles`` need for ``n_panels``
+        panels.
+        """
         return 0
 
     def stage_bytes(self, lanes: int) -> int:
-        """Return the scratch for packing."""
+        """Return the bytes of scratch that packing needs."""
         return stage_bytes(self.fmt, self.layout(), lanes)
 
     def fill(
         self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
     ) -> None:
-        """Pack ``rows`` into ``panel``, and store the data its tiles need after it. ``part``: first
-        and last step of K, for tiles that do not resume.
+        """Pack ``rows`` into ``panel``, with ``stage`` as scratch, and store the data after it that
+        its tiles need. ``part``: first and last step of K to pack, for tiles that do not resume;
+        None: all of K.
         """
         act = self.layout()
         n = self.mr * k.isa.lanes
@@ -118,7 +122,9 @@ class Gemm(Tiled):
 
     @contextmanager
     def registers(self, k: Builder, free: Val) -> Iterator[None]:
-        """Context in which ``tiles`` may be used. ``free``: scratch of ``sums_bytes``."""
+        """Context in which ``tiles`` may be used: it acquires matrix registers. ``free``: scratch
+        of ``sums_bytes``.
+        """
         yield
 
     @contextmanager
@@ -132,11 +138,11 @@ class Gemm(Tiled):
         out: Epilogue | None = None,
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
-        """Yield for each tile of a panel, or of several consecutive ones, its first row and its
-        sums.
+        """Multiply a panel, or ``n_panels`` consecutive ones, by the group of tokens at ``x``.
+        Yield for each tile its first row and its sums.
 
         ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``MatmulTile._multiply``, None
-        for all of K; ``out``: destination of the sums, if known.
+        for all of K; ``out``: destination of the sums, if known, to prefetch it.
         """
         kind = self.tile or TILES[self.unit]
         ends = part or (k.i64(0), k.i64(self.steps), None)

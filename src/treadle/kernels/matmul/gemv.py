@@ -51,14 +51,14 @@ ITEM_ROWS = 16  # rows an item: at 1 KB a row or more, far above the cost of cla
 
 @dataclass(frozen=True)
 class Gemv(Matmul):
-    """``nr`` tokens; an item is ITEM_ROWS rows.
+    """Product for at most ``nr`` tokens. Items: ITEM_ROWS rows each.
 
-    The ``mr`` rows processed together are adjacent. With ``ahead`` the items' rows are instead
-    ``mr`` spans, read side by side, with a prefetch distance of ``ahead`` bytes in each.
+    The ``mr`` rows processed together are adjacent. With ``ahead`` an item range is instead cut
+    into ``mr`` runs of rows, read side by side, each prefetched ``ahead`` bytes early.
 
-    With experts it takes one row of x, and of y, at a time: ``tiles`` has the expert of each row of
-    y; each ``tokens`` consecutive rows of y come from the same row of x. With heads it takes one
-    head at a time.
+    With experts it multiplies one row of x for one row of y at a time: ``tiles`` has the expert of
+    each row of y, and each ``tokens`` consecutive rows of y come from the same row of x. With heads
+    it multiplies one head at a time.
     """
 
     op: ClassVar[str] = "gemv"
@@ -78,7 +78,7 @@ class Gemv(Matmul):
         stride = self.layout().row_bytes
 
         def tokens_of(x: Val) -> list[Val]:
-            """If there are fewer tokens than nr, the last one is repeated."""
+            """Return the addresses of nr tokens; the last one stands in for missing ones."""
             last = frame.run(self.count) - 1
             return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
 
@@ -97,7 +97,9 @@ class Gemv(Matmul):
 
     @contextmanager
     def _met(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
-        """Loop over the items' rows, tiles or heads; yield each with its range of strips."""
+        """Loop over the rows of y, tiles or heads that the item range touches; yield each one's
+        number and its range of strips (ITEM_ROWS rows of W).
+        """
         strips = n_strips(k, frame, self, self.rows_per_item(k.isa.lanes))
         all_of_them = (frame.end + (strips - 1)) // strips
         with k.loop(all_of_them, start=frame.begin // strips) as one:
@@ -114,8 +116,9 @@ class Gemv(Matmul):
         expert: Val | None = None,
         into: list[Val] | None = None,
     ) -> None:
-        """Multiply strips ``begin`` to ``end`` of W, or of an expert or a head, by ``tokens``, into
-        the rows ``into`` of y, or as many from the first on.
+        """Multiply strips ``begin`` to ``end`` of W (of ``expert``, or of a head) by the rows of x
+        at ``tokens``, and store to the rows ``into`` of y; None: consecutive rows from the first
+        on.
         """
         y = self.rows_of_y(frame, into)
         kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
@@ -142,7 +145,7 @@ class Gemv(Matmul):
                     self._store(k, frame, y, seg, to, dot(rows, ahead))
 
     def rows_of_y(self, frame: Frame, rows: list[Val] | None) -> list[Val]:
-        """Return the addresses of these rows of y, or of the first row."""
+        """Return the addresses of ``rows`` of y; if None, only that of the first row."""
         return [frame.y] if rows is None else [frame.y + row * (frame.stride * 4) for row in rows]
 
     def _walk_runs(
@@ -155,8 +158,8 @@ class Gemv(Matmul):
         end: Val,
         expert: Val | None,
     ) -> None:
-        """Process each segment's items as ``mr`` runs of rows. The last run may be shorter: its
-        last row is then multiplied again, with the same result.
+        """Process each segment's strips as ``mr`` runs of rows side by side. The last run may be
+        shorter: its last row is then multiplied again, with the same result.
         """
         item = k.var(begin)
         with k.loop(self.segments), k.if_(item.v < end):
@@ -196,8 +199,8 @@ class Gemv(Matmul):
         rows: list[Val],
         sums: list[list[Val]],
     ) -> None:
-        """Store the sums of these rows with each token. The rows of y begin at ``y``, or follow its
-        only element.
+        """Store ``sums[row][token]`` of ``rows`` of W to y, times factor, plus bias and residual.
+        ``y`` has each token's address; or one address, and tokens' rows follow it.
         """
         stride = frame.stride * 4
         for row, made in zip(rows, sums, strict=True):
@@ -215,10 +218,8 @@ class GroupGemv(Gemv):
     """gemv for experts with few rows: at most ``nr`` (``GROUPED``) rows of one tile at a time.
 
     Row r of ``tiles`` is row ``first`` + r of y. Its row of x is r or, with ``of_tokens``, its
-    token's, from ``sources`` as ``Sort`` writes it.
-
-    One and two rows are processed as a gemv for that many processes them; its fields begin with
-    ``one`` or ``two``.
+    token's, from ``sources`` as ``Sort`` writes it. Tiles of one and of two rows read W in the
+    order of the gemv for that many tokens: fields that begin with ``one`` and ``two``.
     """
 
     op: ClassVar[str] = "gemv_groups"
@@ -237,14 +238,16 @@ class GroupGemv(Gemv):
 
     @classmethod
     def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
-        """Return ``most`` with the row order of the others for fewer rows."""
+        """Return the GroupGemv with the fields of ``most``, and the row order of ``one`` and
+        ``two`` for one and two rows.
+        """
         given: dict[str, Any] = {field.name: getattr(most, field.name) for field in fields(Gemv)}
         for name, other in (("one", one), ("two", two)):
             given |= {f"{name}_{own}": getattr(other, own) for own in WALKED}
         return cls(**given)
 
     def of(self, n: int) -> Gemv:
-        """Return the gemv for ``n`` rows."""
+        """Return the gemv that multiplies ``n`` rows of x."""
         given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
         if name := {1: "one", 2: "two"}.get(n):
             given |= {own: getattr(self, f"{name}_{own}") for own in WALKED}
@@ -265,7 +268,7 @@ class GroupGemv(Gemv):
                     self.of(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
 
     def _source(self, k: Builder, frame: Frame, row: Val) -> Val:
-        """Return the row of x for ``row``."""
+        """Return the row of x for row ``row`` of ``tiles``."""
         if not self.of_tokens:
             return row
         return k.load(frame.sources + (8 + row * 4), i32).to(i64)
@@ -284,8 +287,9 @@ def _dot_floats(
     rows: list[BlockAddress],
     ahead: Neighbours | PrefetchRuns,
 ) -> list[list[Val]]:
-    """Multiply four vectors of each row at a time, each with its own accumulator, so that no
-    addition waits for the previous one.
+    """Return the products ``[row][token]`` of rows of float weights with tokens. Several vectors of
+    each row at a time have accumulators of their own, so that no addition waits for the previous
+    one.
     """
     fmt = spec.fmt
     lanes = k.isa.lanes

@@ -4,8 +4,8 @@
     part    f32   + whole * scale of the block
     sum     f32   + part * scale of the span of x
 
-On machines where a dot of bytes takes two instructions, signed bytes are no faster, and lose more
-of x.
+On machines where a dot of bytes takes two instructions, dots of signed bytes are no faster, and
+rounding x to bytes loses more of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from treadle.kernels.reduce import reduce_all
 
 
 class GemvInt16:
-    """Rows of blocks of 32 codes with one scale, times tokens."""
+    """Products of rows with tokens, for formats of 32 codes with one scale, with ``q16``
+    activations.
+    """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val]) -> None:
         assert spec.fmt.codes is not None, spec.name
@@ -35,7 +37,9 @@ class GemvInt16:
         self.lanes = k.isa.lanes
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """Return the products of some rows with all tokens."""
+        """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
+        prefetches their blocks.
+        """
         k, sums = self.k, accumulators(self.k, self.spec, self.lanes)
 
         def span(i: Val, n: int) -> None:
@@ -71,13 +75,13 @@ class GemvInt16:
         return [made[i : i + n] for i in range(0, len(made), n)]
 
     def _x(self, token: Val, b: Val) -> list[Val]:
-        """Load a token's values for its ``b``-th block."""
+        """Load the i16 values of ``token``'s ``b``-th block of 32."""
         width = min(2 * self.lanes, BLOCK)
         at = token + b * (2 * BLOCK)
         return [self.k.load(at, i16 * width, offset=2 * i) for i in range(0, BLOCK, width)]
 
     def _codes(self, at: BlockAddress) -> list[Val]:
-        """Load a block's codes, less their offset, in as many vectors."""
+        """Load a block's codes less their offset, as i16, in as many vectors as ``_x`` returns."""
         (code,) = ordered_codes(self.k, at)
         words = (code - self.codes.offset).bits(i8 * BLOCK).to(i16)
         return list(self.k.split(words, min(2 * self.lanes, BLOCK)))

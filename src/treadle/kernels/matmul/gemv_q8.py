@@ -39,8 +39,8 @@ def prepared_bytes(k: int, n_parts: int) -> int:
 
 
 class Q8:
-    """Rows times tokens, as many blocks at a time as fill a register with codes, the last ones
-    singly. The token operands common to all rows are prepared once, in scratch.
+    """Products of rows with tokens, as many blocks at a time as fill a register with codes, the
+    last ones singly. The operands of tokens, which all rows share, are prepared once, in scratch.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:

@@ -52,7 +52,9 @@ SCALED = 4 * SCALES
 
 
 def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
-    """Return the class that multiplies rows of ``k`` weights by spans, or None."""
+    """Return the class that multiplies rows of ``k`` weights of format ``fmt`` by spans on ``isa``;
+    None if there is none.
+    """
     codes = fmt.codes
     if codes is None or isa.shorts is None or isa.vector_bits != 256 or k % SPAN:
         return None
@@ -64,8 +66,9 @@ def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
 
 
 class GemvSpans:
-    """Rows times tokens. The token operands common to all rows are prepared once, in scratch; so
-    are the scales of the rows processed together.
+    """Base of the products of rows with tokens by spans. The operands of tokens, which all rows
+    share, are prepared once, in scratch; the scales of the ``mr`` rows are unpacked a chunk of
+    spans at a time.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
@@ -110,8 +113,8 @@ class GemvSpans:
                 self.prepare(t, b)
 
     def _places(self, n: int, size: int, spans: int = 0) -> list[Val]:
-        """Return the next ``n`` addresses in scratch, for ``size`` bytes of every span, or of
-        ``spans`` spans.
+        """Allocate scratch of ``size`` bytes for each span (of all, or of ``spans``), ``n`` times;
+        return the addresses.
         """
         first = self.free
         each = (spans or self.n_spans) * size
@@ -120,35 +123,42 @@ class GemvSpans:
         return [first + i * each for i in range(n)]
 
     def of_rows(self, n: int, size: int) -> list[Val]:
-        """Return the next ``n`` addresses in scratch, for ``size`` bytes per span of a chunk."""
+        """Allocate scratch of ``size`` bytes for each span of a chunk, ``n`` times; return the
+        addresses.
+        """
         return self._places(n, size, min(CHUNK, self.n_spans))
 
     def make_room(self) -> None:
-        """Allocate the subclass's scratch."""
+        """Allocate the scratch that the subclass needs."""
         raise NotImplementedError
 
     def prepare(self, t: int, b: Val) -> None:
-        """Prepare the ``t``-th token's operands for span ``b``, common to all rows."""
+        """Store the ``t``-th token's operands for span ``b``, which all rows share."""
         raise NotImplementedError
 
     def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
-        """Unpack the scales of ``n`` spans of the ``r``-th row. Contributions of minimums or an
-        offset are added to ``sums``.
+        """Unpack the scales of the ``r``-th row for ``n`` spans from ``first`` on. Adds the
+        products of minimums or of an offset to ``sums``, one for each token.
         """
         raise NotImplementedError
 
     def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
-        """Multiply span ``b`` of the ``r``-th row, the ``i``-th of its chunk, by each token. The
-        sums are separate, so that not every addition waits for the previous one.
+        """Return the sums of span ``b`` of the ``r``-th row, the ``i``-th span of its chunk, with
+        each token. The caller adds them to the row's sums, so that fewer additions wait for the
+        previous one.
         """
         raise NotImplementedError
 
     def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
-        """Return ``total`` plus ``part``, a sum of ``multiply``, times the scale if it lacks it."""
+        """Return ``total`` plus ``part``, a sum of ``multiply``; subclasses multiply it by a scale
+        of the block that it lacks.
+        """
         return total + part
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """Return the products of some rows with all tokens."""
+        """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
+        prefetches their blocks.
+        """
         k = self.k
         sums = accumulators(k, self.spec, self.lanes)
         with k.loop(-(-self.n_spans // CHUNK)) as chunk:
@@ -172,17 +182,17 @@ class GemvSpans:
         return [made[i : i + n] for i in range(0, len(made), n)]
 
     def token_scales(self, t: int, b: Val) -> Val:
-        """Return the scales of the ``t``-th token for span ``b``, in order."""
+        """Return the ``t``-th token's scales for span ``b``, f32 ``[8]``, in order."""
         at = self.tokens[t] + b * (4 * SCALES)
         return self.k.load(at, f32 * SCALES, offset=self.act.d_off)
 
     def comps(self, t: int, b: Val, n: int) -> Val:
-        """Return the ``n`` compensations of the ``t``-th token for span ``b``."""
+        """Return the ``t``-th token's ``n`` compensations for span ``b``, i32."""
         return self.k.load(self.tokens[t] + b * (4 * n), i32 * n, offset=self.act.comp_off)
 
     def short(self, acc: Val | None, code: Val, part: int, t: int, b: Val, v: int) -> Val:
-        """Return the i16 dots of the span's ``v``-th vector of codes and a part of the ``t``-th
-        token's values, added to ``acc``.
+        """Return ``acc`` plus the i16 dots of ``code``, the ``v``-th vector of span ``b``, with
+        part ``part`` of the ``t``-th token's values.
         """
         k = self.k
         x = k.load(self.values[part][t] + b * VALUES, i8 * 32, offset=32 * v)
@@ -192,7 +202,7 @@ class GemvSpans:
         return self.shorts.dot(k, acc, code, x, size)
 
     def signed(self, codes: list[Val]) -> list[Val]:
-        """Return the codes less ``less``, signed as the dots take them."""
+        """Return the codes as the dots take them: less ``less`` and signed if ``less`` is not 0."""
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(
@@ -203,9 +213,9 @@ class GemvSpans:
         codes: list[Val],
         widen: Callable[[Val, Val, int, bool], Val],
     ) -> Val:
-        """Return the i32 dots of the ``i``-th pair of vectors. ``widen(whole, short, v, high)``
-        adds the i16 dots of the ``v``-th vector, or of the pair from the ``v``-th on if they may be
-        added up; those of high parts 128 times.
+        """Return the i32 dots of the ``i``-th pair of vectors of span ``b`` with token ``t``.
+        ``widen(whole, short, v, high)`` returns ``whole`` plus the i16 dots of the ``v``-th vector
+        (or of both of a pair, if they may be added up), times 128 if ``high``.
         """
         first, second = codes
         whole = self.k.zero(i32 * self.lanes)
@@ -223,15 +233,15 @@ class GemvSpans:
         return whole
 
     def pair(self, v: Val, i: int) -> Val:
-        """Return the scale of a span's ``i``-th 32 values, and of the ``i``-th of its second
-        half.
+        """Return the scales of the ``i``-th pair of vectors, spread over the lanes: that of the
+        span's ``i``-th 32 values, and that of the ``i``-th 32 of its second half.
         """
         return self.k.shuffle(v, v, [i] * PAIRS + [PAIRS + i] * PAIRS)
 
 
 class SubBlockSpans(GemvSpans):
-    """Blocks of 256 whose sub-blocks have integer scales. The instruction that adds up pairs of
-    dots also multiplies by these.
+    """Spans of formats whose blocks of 256 have sub-blocks with integer scales (*steps*). The
+    instruction that adds up pairs of i16 dots also multiplies by the steps.
     """
 
     def make_room(self) -> None:
@@ -264,8 +274,8 @@ class SubBlockSpans(GemvSpans):
     def _unpack(
         self, row: BlockAddress, r: int, b: Val, i: Val, count: int, sums: list[Var]
     ) -> None:
-        """Unpack the scales of ``count`` blocks from ``b`` on, the ``i``-th and following of the
-        chunk.
+        """Unpack the scales of ``count`` blocks from block ``b`` on, the ``i``-th and following of
+        the chunk.
         """
         k = self.k
         codes = self.codes
@@ -321,8 +331,8 @@ class SubBlockSpans(GemvSpans):
         return self.k.fma(part, self.k.splat(d, part.ty), total)
 
     def _steps(self, r: int, i: Val) -> Callable[[int], Val]:
-        """Return the function from a sub-block's number to its steps: those of both halves, in all
-        their i16 lanes.
+        """Return a function of v: the steps of sub-block v and of the one half a span later, each
+        spread over half of the i16 lanes.
         """
         k = self.k
         n = self.n_subs
@@ -335,7 +345,9 @@ class SubBlockSpans(GemvSpans):
 
 
 class HalfBlockSpans(GemvSpans):
-    """Blocks of 32, eight together: four beside the other four."""
+    """Spans of formats with blocks of 32: eight blocks are a span, the first four side by side with
+    the last four.
+    """
 
     def make_room(self) -> None:
         self.scales = self.of_rows(self.spec.mr * len(self.tokens), SCALED)
@@ -385,15 +397,15 @@ class HalfBlockSpans(GemvSpans):
 
 
 class SpanSums:
-    """Sums of a span, for each token."""
+    """Sums of a span's products, one for each token."""
 
     def __init__(self, k: Builder) -> None:
         self.k = k
         self.sums: list[Val] = []
 
     def add(self, t: int, whole: Val, scale: Val) -> None:
-        """Add a product to the ``t``-th token's sum. The first products must come in token
-        order.
+        """Add ``whole * scale`` to the ``t``-th token's sum. The first calls must be in the order
+        of tokens.
         """
         if len(self.sums) == t:
             self.sums.append(whole.to(f32) * scale)

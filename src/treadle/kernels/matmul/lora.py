@@ -1,8 +1,8 @@
 """LoRA additions to a matrix product: ``y[n] += sum over adapters of s B (A x[n])``.
 
-One step serves several adapters; each sequence has a scale for each, 0 if unused. Rows of one
-sequence are cut into runs of at most LORA_ROWS. A LORA record of each run locates its scales, one
-for each adapter. Such a run is a tile here.
+One step serves several adapters; each sequence has a scale s for each, 0 if unused. The rows of a
+sequence are cut into runs of at most LORA_ROWS; here a run is a *tile*. The LORA record of a tile
+locates its scales, one for each adapter.
 
 A product with several matrices (q, k, v) has one ``LoraDown``: the rows of all A's are concatenated
 adapter by adapter, each A padded with zeros to whole groups of GROUP rows. ``LoraUp`` adds to the
@@ -33,10 +33,11 @@ GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # factor: alpha / r 
 
 @dataclass(frozen=True)
 class LoraDown(Spec):
-    """``t[n, r] = s factor (A[r] . x[n])`` for each row r of an adapter that ``n`` uses.
+    """First LoRA product: ``t[n, r] = s factor (A[r] . x[n])`` for each token n, and each row r of
+    A of the adapters that n's sequence uses.
 
     ``w`` is ``[4 n_groups, k up to whole blocks of 32]``, ``x`` f32 rows of at least that width,
-    ``groups`` GROUP_OF. Parts of t that no adapter uses are not written. Items: groups times tiles.
+    ``groups`` GROUP_OF. Parts of t of unused adapters are not written. Items: groups times tiles.
     """
 
     op: ClassVar[str] = "lora_down"
@@ -99,7 +100,7 @@ class LoraDown(Spec):
 
 @dataclass(frozen=True)
 class LoraUp(Spec):
-    """``y[n] += B t[n]``, adapter by adapter, each column of t after the other.
+    """Second LoRA product: ``y[n] += B t[n]``, adapter by adapter, one column of t after the other.
 
     ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``. Items:
     strips times tiles.
@@ -165,8 +166,9 @@ def dot(
     to: list[Val],
     gains: list[Val],
 ) -> None:
-    """Store the products of each x, f32, with ``rows`` of A, ``width`` values each, times its gain,
-    at adjacent addresses in ``to``. Each sum has one vector, independent of the other sums.
+    """Store the products of each of ``xs`` (f32) with each of ``rows`` of A, ``width`` values,
+    times the x's gain: at consecutive addresses from the x's entry of ``to`` on. Each sum has a
+    vector of its own, so the grouping does not change it.
     """
     lanes = min(k.isa.lanes, BLOCK)
     assert fmt.load is not None
@@ -184,8 +186,8 @@ def dot(
 
 
 def add_strip(k: Builder, fmt: Format, y: Val, w: Val, t: Val, n: Val) -> None:
-    """Add to STRIP values of ``y`` the ``n`` values of ``t``, f32, times the rows of ``w``, one
-    after the other.
+    """Add ``t w`` to STRIP f32 values at ``y``: ``n`` values of ``t``, f32, times the rows of ``w
+    [n, STRIP]``, one after the other.
     """
     lanes = min(k.isa.lanes, STRIP)
     wide = lanes if k.sharing else min(STRIP, 8 * lanes)  # columns that fit registers

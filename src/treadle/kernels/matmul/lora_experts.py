@@ -1,8 +1,8 @@
 """LoRA additions to products of experts: each expert has its own A and B.
 
-Rows are in the order of these products (``plan/lowering/experts.py``): by tiles of one expert, or
-one for each expert of a token. So adjacent rows may belong to sequences with different adapters.
-``ExpertAdapterWeights`` gives for each token the scales that ``lora.py`` has for runs of them.
+Rows are in the order of the experts' products (``plan/lowering/experts.py``): by tiles of one
+expert, or one row for each expert of a token. So adjacent rows may belong to sequences with
+different adapters. ``ExpertAdapterWeights`` writes the adapters' scales for each token.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
 
 @dataclass(frozen=True)
 class ExpertAdapterWeights(Spec):
-    """Scale of each adapter for each token, 0 if unused: ``out`` f32 ``[N, n_adapters]``. One
-    item.
+    """Write the scale of each adapter for each token, 0 if unused: ``out`` f32 ``[N, n_adapters]``.
+    One item.
     """
 
     op: ClassVar[str] = "lora_wants"
@@ -52,7 +52,7 @@ class ExpertAdapterWeights(Spec):
 
 
 class ExpertRows(NamedTuple):
-    """Adjacent rows of one expert, and the group or strip that multiplies them."""
+    """Adjacent rows of one expert, and the group (of A) or strip (of B) that multiplies them."""
 
     part: Val  # number of the group or strip
     expert: Val
@@ -62,10 +62,10 @@ class ExpertRows(NamedTuple):
 
 @dataclass(frozen=True)
 class OfExperts(Spec):
-    """Common fields of ``ExpertDown`` and ``ExpertUp``. ``wants`` is ``ExpertAdapterWeights``'
-    output. ``tiles`` and ``rows`` are ``Sort``'s outputs; without ``sorted`` rows are choices,
-    ``n_used`` a token, and ``tiles`` the chosen experts, i32. Items: tiles, or choices, times
-    groups (``ExpertDown``) or strips.
+    """Base of ``ExpertDown`` and ``ExpertUp``. ``wants`` is ``ExpertAdapterWeights``' output. With
+    ``sorted`` ``tiles`` and ``rows`` are ``Sort``'s outputs; else a row is one of a token's
+    ``n_used`` choices, and ``tiles`` has their experts, i32. Items: tiles, or choices, times groups
+    (``ExpertDown``) or strips (``ExpertUp``).
     """
 
     w: str  # a format of plain numbers
@@ -83,7 +83,9 @@ class OfExperts(Spec):
         return self.args.required | ({"rows"} if self.sorted else set())
 
     def item(self, k: Builder, frame: Frame, item: Val, per: int) -> ExpertRows:
-        """Return the rows of ``item``. ``per``: items of a tile or choice."""
+        """Return the rows of item ``item``, and their group or strip. ``per``: items of one tile or
+        choice.
+        """
         unit = item // per
         part = item % per
         if not self.sorted:
@@ -101,7 +103,7 @@ class OfExperts(Spec):
         return k.load(frame.wants + (token * self.n_adapters + adapter) * 4, f32)
 
     def rows_ref(self, args: Any, run: Any) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield an expert, its rows, and their tokens."""
+        """Yield for each tile, or choice, its expert, its rows, and their tokens."""
         if not self.sorted:
             for choice in range(int(run["n_tokens"]) * self.n_used):
                 row = np.array([choice])
@@ -114,12 +116,11 @@ class OfExperts(Spec):
 
 @dataclass(frozen=True)
 class ExpertDown(OfExperts):
-    """First LoRA product of experts: ``t[n, r] = s factor (A[e, r] . x[n])``.
+    """First LoRA product of experts: ``t[n, r] = s factor (A[e, r] . x[n])`` for each routed row n,
+    its expert e, and each row r of A of the adapters that n's token uses.
 
-    n counts the rows that are routed to experts, e is the expert of n, and r each row of an adapter
-    that the token of n uses. ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32
-    has a row for each routed row, or for each token if ``of_tokens``. Parts of t of unused adapters
-    are unwritten or 0.
+    ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32 has a row for each routed
+    row, or for each token if ``of_tokens``. Parts of t of unused adapters are unwritten or 0.
     """
 
     op: ClassVar[str] = "expert_lora_down"
@@ -187,7 +188,8 @@ class ExpertDown(OfExperts):
 
 @dataclass(frozen=True)
 class ExpertUp(OfExperts):
-    """``y[first + n] += B[e] t[n]``, adapter by adapter, each column of t after the other.
+    """Second LoRA product of experts: ``y[first + n] += B[e] t[n]`` for each routed row n and its
+    expert e, adapter by adapter, one column of t after the other.
 
     ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``.
     """

@@ -44,7 +44,7 @@ def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 @dataclass(frozen=True)
 class Matmul(Spec):
-    """The fields and arguments common to all matrix products."""
+    """Base of the matrix products: their common fields, arguments and numpy twin."""
 
     args = Args(ONCE, EACH)
     w: str  # weight format
@@ -79,40 +79,42 @@ class Matmul(Spec):
         return "n_outputs" if self.outputs else "n_tokens"
 
     def layout(self) -> ActivationLayout:
-        """Return the layout of this kernel's activations."""
+        """Return the layout of the activations x that this kernel reads."""
         raise NotImplementedError
 
     @property
     def product(self) -> Matmul:
-        """The underlying gemm or gemv."""
+        """The gemm or gemv that this kernel is built on: itself, except for ``Gated``."""
         return self
 
     @property
     def sub(self) -> int:
-        """Codes that share scale and minimum."""
+        """Weights that share a minimum, or a scale in formats without minimums: values a
+        compensation covers.
+        """
         return self.fmt.codes.sum_sub if self.fmt.codes else BLOCK
 
     def rows_per_item(self, lanes: int) -> int:
         raise NotImplementedError
 
     def strips(self, heights: Sequence[int], lanes: int) -> int:
-        """Return the number of items for a chunk of tokens, for segments of these heights."""
+        """Return the number of items for one chunk of tokens, for segments of ``heights`` rows."""
         rows = self.rows_per_item(lanes)
         return sum(-(-height // rows) for height in heights)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> np.ndarray:
-        """Return a segment's weights, float64 ``[M, K]``."""
+        """Return a segment's weights, float64 ``[rows, K]``, from its arrays ``w``."""
         return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
 
     def left_out_ref(self, source: Any, rows: np.ndarray, w: Sequence[Any], m: int) -> Any:
-        """Return the part of the products ``[N, M]`` of ``rows`` of the activations at ``source``
-        and of the segment ``w`` of ``m`` rows that this kernel leaves out.
+        """Return the part of the products ``[N, m]`` that this kernel leaves out by design, 0.0 for
+        most: ``rows`` of the activations at ``source`` times a segment's ``m`` rows ``w``.
         """
         return 0.0
 
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Return for each expert (or head) its number, its rows of x, and the rows of y they
-        become.
+        """Return for each tile of an expert, or for each head, its number, its rows of x, and its
+        rows of y.
         """
         if not self.experts:
             rows = np.arange(int(run[self.count]))
@@ -120,7 +122,9 @@ class Matmul(Spec):
         return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
 
     def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """Return rows of y, and each segment's product there, ``[N, M]``, with its bias."""
+        """Return for each entry of ``met_ref`` the rows of y, and each segment's product ``[N, M]``
+        with its factor and bias.
+        """
         result = []
         for expert, rows, to in self.met_ref(args, run):
             source = args.x[expert * args.x_pitch :] if self.heads else args.x
@@ -151,7 +155,9 @@ class Matmul(Spec):
 
 @dataclass
 class Segment:
-    """One item's rows of a tensor, their factor and biases, and the first column in y."""
+    """One item's rows of a segment, their factor and biases, and the segment's first
+    column in y.
+    """
 
     rows: WeightRows
     factor: Val | None
@@ -161,8 +167,8 @@ class Segment:
 
 @dataclass
 class StripShare:
-    """One item's work: a strip of rows, the expert or head if any, and tokens ``start`` to before
-    ``stop``. ``end`` is the end of the strip's tokens over all items.
+    """One item's work: a strip of rows, its expert or head if any, and the tokens ``start`` to
+    before ``stop``. ``end``: one past the last token of the strip over all items.
     """
 
     strip: Val
@@ -175,8 +181,8 @@ class StripShare:
 def shares(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Return the function from an item to its share. A strip's chunks of tokens are consecutive
-    items; for experts, all ``strips`` of a tile are.
+    """Return the function from an item to its StripShare. A strip's chunks of tokens are
+    consecutive items; with experts the strips of a tile are.
     """
     if spec.experts:
         n_strips = strips()
@@ -204,7 +210,7 @@ def shares(
 
 
 def n_strips(k: Builder, frame: Frame, spec: Matmul, rows: int) -> Val:
-    """Return the number of strips of ``rows`` over all segments."""
+    """Return the number of strips of ``rows`` rows over all segments."""
     total = k.i64(0)
     for s in range(spec.segments):
         total = total + (frame.each("rows", s) + (rows - 1)) // rows
@@ -214,8 +220,8 @@ def n_strips(k: Builder, frame: Frame, spec: Matmul, rows: int) -> Val:
 def pick_segment(
     k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int, expert: Val | None = None
 ) -> Segment:
-    """Return the segment and row of ``item`` (counted in strips of ``rows`` over all segments), for
-    an expert or a head if given.
+    """Return the Segment of strip number ``item``, counted in strips of ``rows`` rows over all
+    segments, for an expert or a head if given.
     """
     chosen: list[Val] = []
     first = item * rows
@@ -249,7 +255,7 @@ def pick_segment(
 
 
 def finish(k: Builder, seg: Segment, y: Val, row: Val, *, biased: bool = True) -> Val:
-    """Return ``y``, the products of rows from ``row`` on, times the factor, plus bias if
+    """Return ``y``, the sums of rows from ``row`` on, times the factor, plus the bias if
     ``biased``. Bias vectors are padded, so whole vectors may be read.
     """
     if seg.factor is not None:

@@ -1,15 +1,15 @@
 """Packed products on matrix registers: weights of any format as bf16.
 
-32 rows of a panel are a *strip*. For each 32 values of K, a *step*, it holds the lines of its rows
-one after the other: the data of two registers is contiguous, and weights stay in order. Tokens are
-in groups of 32, ``[KD, 32]`` dwords (see ``kernels/activation_layout.py``): a register loads 16
-dwords of 16 of them. Two registers of each are multiplied into four of sums, rows by tokens, which
-are transposed once, at the end.
+32 rows of a panel are a *strip*. For each 32 values of K, a *step*, a strip holds the lines of its
+rows one after the other: the data of two registers is contiguous, and weights stay in order. Tokens
+are in groups of 32, ``[KD, 32]`` dwords (see ``kernels/activation_layout.py``): a register loads 16
+dwords of 16 tokens. Two registers of rows and two of tokens are multiplied into four registers of
+sums, rows by tokens, which are transposed once, at the end.
 
 Registers are fed from the caches. ``MatrixUnit.near`` values of a group's tokens stay in the first
 level while all strips of a panel pass by. The panel is in the second level, and its lines are
-loaded as not needed again soon. Sums stay in scratch until the next such part of K, whose tokens
-are prefetched meanwhile.
+loaded as not needed again soon. Sums stay in scratch until the next ``near`` values of K, whose
+tokens are prefetched meanwhile.
 
 F16 weights have more bits than a bf16. They and their activations are two bf16 each (``act``
 "bf16x2"), high and low, and one product becomes three. F32 weights are three ("bf16x3"), as many
@@ -62,7 +62,7 @@ NEXT_LEVEL = 2  # prefetch locality: the second-level cache
 @dataclass(frozen=True)
 class MatrixGemm(Gemm):
     """gemm on matrix registers: ``act`` of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32. With
-    ``kc``, only that part of K of a panel is packed at once, to fit the second-level cache.
+    ``kc``, only ``kc`` values of K of a panel are packed at a time, to fit the second-level cache.
     """
 
     resumes: ClassVar[bool] = False
@@ -85,7 +85,7 @@ class MatrixGemm(Gemm):
 
     @property
     def n_parts(self) -> int:
-        """Number of bf16 of a value."""
+        """Number of bf16 that make up one value."""
         return NARROW[self.act]
 
     def fill(
@@ -104,11 +104,13 @@ class MatrixGemm(Gemm):
         self._turn(k, panel, begin, end)
 
     def _n_strips(self, k: Builder, rows: WeightRows) -> Val:
-        """Return the number of strips with existing rows."""
+        """Return the number of the panel's strips that have rows of the tensor."""
         return k.min((rows.m - rows.first + (EDGE - 1)) // EDGE, self.mr * k.isa.lanes // EDGE)
 
     def _turn(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
-        """Transpose each register's data in place, for machines that need it."""
+        """Transpose each register's data in the panel, steps ``begin`` to before ``end``, on
+        machines that load a by columns.
+        """
         matrix = matrix_of(k)
         turn = matrix.turn
         n = self.mr * k.isa.lanes
@@ -158,7 +160,9 @@ class MatrixGemm(Gemm):
         n_strips: Val | None = None,
         n_panels: int = 1,
     ) -> Val:
-        """Like ``tiles``, but leave the sums at ``sums``; return the number of strips."""
+        """Multiply as ``tiles`` does, but leave the sums at ``sums``, SUMS_BYTES a strip; return
+        the number of strips. ``written``: the sums' final destination, to prefetch it.
+        """
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]
         x = x + first * (STEP[self.act] * 4 * EDGE)
@@ -170,14 +174,14 @@ class MatrixGemm(Gemm):
 
 
 def matrix_of(k: Builder) -> MatrixUnit:
-    """Return the machine's matrix registers."""
+    """Return the matrix registers of ``k``'s instruction set, which must have some."""
     assert k.isa.matrix is not None, k.isa.name
     return k.isa.matrix
 
 
 def step_pitch(n_parts: int) -> int:
-    """Return the bytes from one step of a strip to the next: an odd number of lines, or the lines
-    of a row would share a few sets of the cache.
+    """Return the bytes from one step of a strip to the next: an odd number of lines, because an
+    even one would map the lines of a row to few sets of the cache.
     """
     return n_parts * PART_BYTES + LINE
 
@@ -192,9 +196,9 @@ def emit_pack_rows(
     begin: Val,
     end: Val,
 ) -> None:
-    """Pack ``rows`` rows of ``source``, values ``begin`` to before ``end``, into ``panel``, with
-    strips ``pitch`` bytes apart. Both are whole blocks, except K itself, where zeros fill the last
-    line.
+    """Pack values ``begin`` to before ``end`` of ``rows`` rows of ``source`` into ``panel``, with
+    strips ``pitch`` bytes apart, as ``n_parts`` bf16 a value. Both ends are whole blocks, except K
+    itself, where zeros fill the last line.
     """
     fmt = source.weights.fmt
     n_values = max(BLOCK, fmt.block)  # at once
@@ -231,8 +235,8 @@ def emit_pack_rows(
 def in_runs(
     k: Builder, source: WeightRows, rows: Val | int
 ) -> Iterator[tuple[list[Val], list[BlockAddress]]]:
-    """Loop over ``rows`` rows as RUNS parallel runs: yield the row numbers, one of each run, and
-    their addresses.
+    """Loop over ``rows`` rows as RUNS runs side by side: yield the row numbers, one of each run,
+    and their addresses.
     """
     each = rows // RUNS
     with k.loop(each) as j:
@@ -242,10 +246,10 @@ def in_runs(
 
 @dataclass
 class MatrixOutput:
-    """Final destination of sums, to prefetch it. A strip's sums go to ``n`` runs of ``width``
-    lines, ``stride`` bytes apart, the first strip's from ``first`` on, the next one's ``apart``
-    bytes further. Another thread read these lines last, so they are prefetched long before they are
-    written.
+    """Final destination of a group's sums, to prefetch it. A strip's sums go to ``n`` pieces of
+    ``width`` lines, ``stride`` bytes apart; the first strip's begin at ``first``, each next one's
+    ``apart`` bytes later. Another thread read these lines last, so they are prefetched long before
+    they are written.
     """
 
     n: int
@@ -255,15 +259,17 @@ class MatrixOutput:
     apart: int
 
     def ask(self, k: Builder, n_steps: int, step: Val, first: Val, stride: Val) -> None:
-        """Prefetch one of ``n_steps`` steps' share of the lines."""
+        """Prefetch, in step ``step`` of ``n_steps``, its part of a strip's lines from
+        ``first`` on.
+        """
         n = -(-self.n // n_steps)
         for run, line in product(range(n), range(self.width)):
             k.prefetch(first + ((step * n + run) * stride + line * LINE), write=True)
 
 
 class TokenGroup:
-    """32 tokens times all strips of a panel, at most ``most``. A strip's sums are left in scratch
-    at ``sums``, register by register.
+    """Product of a group of 32 tokens with ``n_strips`` strips of a panel, at most ``most``. Each
+    strip's sums are left in scratch at ``sums``, register by register.
     """
 
     def __init__(
@@ -293,7 +299,9 @@ class TokenGroup:
         self.n_asked = -(-EDGE * n_parts // most)
 
     def multiply(self, x: Val, n_steps: Val, next_group: Val) -> None:
-        """Multiply over ``n_steps`` steps of K. The tokens at ``next_group`` come next."""
+        """Multiply the tokens at ``x`` over ``n_steps`` steps of K, and prefetch the tokens at
+        ``next_group``, which are multiplied next.
+        """
         k = self.k
         near = self.near
         self._part(x, k.i64(0), k.min(n_steps, near), n_steps, next_group, again=False)
@@ -303,7 +311,9 @@ class TokenGroup:
     def _part(
         self, x: Val, first: Val, last: Val, n_steps: Val, next_group: Val, *, again: bool
     ) -> None:
-        """Multiply steps ``first`` to before ``last``; if ``again``, add to ``sums``."""
+        """Multiply all strips by steps ``first`` to before ``last``; with ``again`` add to
+        ``sums``, else replace them.
+        """
         k = self.k
         soon = k.select(last < n_steps, x + last * self.x_step, next_group)
 
@@ -338,7 +348,9 @@ class TokenGroup:
             self.matrix.scope(k, "multiply_on" if again else "multiply", args, multiply)
 
     def _dots(self, k: Builder, strip: Val, x: Val) -> None:
-        """Do a step's products. Registers keep the part that the next product shares."""
+        """Emit one step's products of parts. Registers keep the part that the next
+        product shares.
+        """
         loaded: list[int | None] = [None, None]
         for parts in PRODUCTS[self.n_parts]:
             for m in range(2):
@@ -353,14 +365,14 @@ class TokenGroup:
 
 
 class RegisterTile:
-    """Tile of 32 rows by 32 tokens of sums, in scratch."""
+    """Sums of 32 rows by 32 tokens, as four registers stored them in scratch at ``sums``."""
 
     def __init__(self, k: Builder, sums: Val) -> None:
         self.k = k
         self.sums = sums
 
     def pair(self, r: Val, t: int) -> tuple[Val, Val]:
-        """Return the sums of rows ``2 r`` and ``2 r + 1``, for 16 tokens from ``t`` on."""
+        """Return the sums of rows ``2 r`` and ``2 r + 1``, f32, for the 16 tokens from ``t`` on."""
         half = SIDE // 2
         at = self.sums + (r // half * (2 * REGISTER) + r % half * (2 * LINE))
         even, odd = (t // SIDE * REGISTER + i * LINE for i in range(2))
@@ -369,7 +381,9 @@ class RegisterTile:
         return k.load(at, ty, offset=even, align=LINE), k.load(at, ty, offset=odd, align=LINE)
 
     def results(self) -> Sums:
-        """Yield the tile for ``Epilogue``."""
+        """Yield (first row, token, vector of rows), transposed, as ``Epilogue.store``
+        takes them.
+        """
         k = self.k
         lanes = self.k.isa.lanes
         for m, t in product(range(2), range(2)):

@@ -23,7 +23,7 @@ from treadle.kernels.spec import LINE
 
 @dataclass(frozen=True)
 class BytesGemm(ByteStrips):
-    """Matrix-register gemm for few tokens, in bytes; ``nr`` is 16."""
+    """Strip product on matrix registers, for at most 16 tokens, in bytes; ``nr`` is 16."""
 
     @property
     def name(self) -> str:
@@ -51,8 +51,8 @@ class BytesGemm(ByteStrips):
     def sums(
         self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield the sums of 16 rows with a group of tokens. Scaling some products, making later
-        ones, and unpacking the next strip ``soon`` are interleaved.
+        """Yield the sums of 16 rows with a group of tokens. Scaling earlier products, computing
+        later ones, and unpacking the next strip ``soon`` are interleaved.
         """
         held = strip.held
         sums = [k.var(k.zero(f32 * SIDE)) for _ in range(SIDE)]
@@ -78,8 +78,8 @@ class BytesGemm(ByteStrips):
         yield from enumerate(sums)
 
     def _multiply(self, k: Builder, strip: Val, tokens: Tokens, at: Val, i: int, made: Val) -> None:
-        """Compute the ``at``-th product in the ``i``-th register of sums, and store it to
-        scratch.
+        """Compute the ``at``-th product of a strip in sum register ``i``, and store it to the
+        ``i``-th register's place in ``made``.
         """
         matrix = k.isa.matrix
         n = self.per_scale
@@ -94,7 +94,9 @@ class BytesGemm(ByteStrips):
     def _scale(
         self, k: Builder, strip: Val, tokens: Tokens, at: Val, made: Val, sums: list[Var]
     ) -> None:
-        """Add a register's sums, scaled, and minimums times the sums of their values."""
+        """Add the product at ``made``, the ``at``-th, to ``sums``, times its scales; and minimums
+        times the sums of the tokens' values.
+        """
         d = tokens.scales(at)
         ty = f32 * SIDE
         values = tokens.sums(at) if self.codes.has_m else None

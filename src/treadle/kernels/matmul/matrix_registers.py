@@ -8,15 +8,15 @@ from treadle.kernels.spec import LINE
 
 
 def paired(k: Builder, even: Val, odd: Val) -> Val:
-    """Interleave the bf16 of two rows of b, ``even`` first: ``i16 * 2n``."""
+    """Round two rows of b, f32, to bf16, and interleave them, ``even`` first: ``i16 * 2n``."""
     n = even.ty.lanes
     both = k.isa.narrow_bf16(k, k.concat(even, odd))
     return k.shuffle(both, both, [i + n * j for i in range(n) for j in range(2)])
 
 
 def turn(k: Builder, name: str, at: Val, n: int, n_side: int = 1) -> None:
-    """Transpose ``n`` groups of ``n_side`` registers of a, side by side, if the machine needs
-    it.
+    """Transpose ``n`` groups of ``n_side`` registers of a, side by side in memory from ``at`` on,
+    on machines that load a by columns. ``name`` names the emitted function.
     """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name

@@ -6,11 +6,11 @@ activations are words of 16 bits with a scale for every 256 values (``act`` "q16
 
     a b = 65536 high_a high_b + 256 (high_a low_b + low_a high_b) + low_a low_b
 
-The last product is left out, so three products of bytes take half the time of the three products
-of bf16 that F16 weights need (``matrix.py``). The factor 256 that is left is in the scales of a
-panel's rows. Two registers hold sums of the first product, two of the others, of 16 rows by 32
-tokens. After every 256 values of K vectors add them up, scale them, and add them to the sums in
-scratch, while the registers are busy with the next 16 rows.
+The last product is left out, so three products of bytes take half the time of the three products of
+bf16 that F16 weights need (``matrix.py``). Sums are kept over 256; that factor is in the scales of
+a panel's rows. Two registers hold sums of the first product, two of the second and third, of 16
+rows by 32 tokens. After every 256 values of K vectors add them up, scale them, and add them to the
+sums in scratch, while the registers are busy with the next 16 rows.
 
 Panels and groups of tokens are as in ``matrix.py``, but a *step* is 64 values of K: of a strip the
 lines of high parts of its rows, then those of low parts. Scales of rows, f32, come after a strip's
@@ -69,7 +69,7 @@ class WordsMatrixGemm(MatrixGemm):
 
     @property
     def n_spans(self) -> int:
-        """Spans of a panel."""
+        """Spans of 256 values in a row of a panel."""
         return -(-min(self.kc or self.k, self.k) // SPAN)
 
     @property
@@ -78,7 +78,7 @@ class WordsMatrixGemm(MatrixGemm):
 
     @property
     def scales_off(self) -> int:
-        """Byte offset of a strip's scales."""
+        """Byte offset of the scales in a strip."""
         return self.n_spans * SPAN_STEPS * STEP_PITCH
 
     @contextmanager
@@ -103,8 +103,8 @@ class WordsMatrixGemm(MatrixGemm):
         k.outlined("pack", (panel, *rows.values, begin, end), pack)
 
     def _pack(self, k: Builder, panel: Val, source: WeightRows, begin: Val, end: Val) -> None:
-        """Pack steps ``begin`` to before ``end`` of the existing rows. Both are whole spans, except
-        K itself.
+        """Pack steps ``begin`` to before ``end`` of all rows that exist into ``panel``. Both ends
+        are whole spans, except K itself.
         """
         each = self._n_strips(k, source) * EDGE // RUNS
         first = begin // SPAN_STEPS
@@ -125,8 +125,8 @@ class WordsMatrixGemm(MatrixGemm):
                     span(each * run + j, k.i64(full), rest)
 
     def _pack_span(self, k: Builder, row: BlockAddress, c: Val, n: int, to: Val) -> Val:
-        """Write the ``n`` weights of a row's ``c``-th span as bytes of words, from ``to`` on, zeros
-        up to a whole step; return their scale.
+        """Write the ``n`` weights of a row's ``c``-th span to ``to`` as high and low bytes, zeros
+        up to a whole step; return the span's scale.
         """
         per = SPAN // BLOCK
         row.block(c, SPAN).prefetch(k, AHEAD // sum(self.fmt.strides), SPAN, 3)
@@ -187,8 +187,9 @@ class WordsMatrixGemm(MatrixGemm):
 
 @dataclass
 class SpanGroup:
-    """32 tokens times all strips of a panel, at most ``most``, a span at a time. Sums are left at
-    ``sums``, as in ``matrix.TokenGroup``; those of a span are behind them, for two times 16 rows.
+    """Product of a group of 32 tokens with ``n_strips`` strips of a panel, at most ``most``, a span
+    at a time. Sums are left at ``sums``, as in ``matrix.TokenGroup``. After them come the i32 sums
+    of one span, for two times 16 rows.
     """
 
     k: Builder
@@ -205,8 +206,8 @@ class SpanGroup:
     next_group: Val  # its tokens, which are prefetched with the last span
 
     def multiply(self, c: Val, n_steps: int, *, again: bool) -> None:
-        """Multiply the ``c``-th span of the panel, of ``n_steps`` steps. Add to the sums if
-        ``again``, else replace them.
+        """Multiply all strips by the panel's ``c``-th span, ``n_steps`` steps. With ``again`` add
+        to the sums, else replace them.
         """
         k = self.k
         n_rows = self.n_strips * (EDGE // SIDE)
@@ -249,13 +250,13 @@ class SpanGroup:
         add(n_rows - 1, range(SIDE))
 
     def _made(self, i: Val) -> Val:
-        """Return the memory for the sums of a span of the ``i``-th 16 rows."""
+        """Return the address of the i32 sums of one span for the ``i``-th 16 rows."""
         return self.sums + (self.most * SUMS_BYTES + i % 2 * SUMS_BYTES)
 
 
 def multiply_step(k: Builder, rows: Val, x: Val) -> None:
-    """Multiply 16 rows by 32 tokens, 64 values of K. Registers 0 and 1 hold the sums of products of
-    high parts, 2 and 3 those of a high and a low part.
+    """Multiply 16 rows by 32 tokens over 64 values of K. Registers 0 and 1 accumulate products of
+    two high parts, 2 and 3 those of a high and a low part.
     """
     matrix = matrix_of(k)
     dot = matrix.dot_bytes
@@ -275,8 +276,8 @@ def multiply_step(k: Builder, rows: Val, x: Val) -> None:
 def add_rows(
     k: Builder, made: Val, d_w: Val, scales: list[Val], sums: Val, rows: range, *, again: bool
 ) -> None:
-    """Scale some rows' sums of a span by the rows' scales at ``d_w`` and the tokens' ``scales``;
-    add them to ``sums`` if ``again``, else store them there.
+    """Scale the i32 sums of one span at ``made``, for ``rows`` of 16, by the rows' scales at
+    ``d_w`` and the tokens' ``scales``. With ``again`` add them to ``sums``, else store them there.
     """
     for r in rows:
         d = k.splat(k.load(d_w, f32, offset=4 * r, align=4), f32 * SIDE)

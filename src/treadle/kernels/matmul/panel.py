@@ -43,7 +43,7 @@ PACK_DWORDS = 16  # dwords of a row that are reordered at once
 
 
 def panel_bytes(fmt: Format, act: ActivationLayout, rows: int) -> int:
-    """Return the scratch for one panel."""
+    """Return the bytes of scratch for a panel of ``rows`` rows."""
     n_bytes = 4 * rows * act.kd
     if act.kind in WORDS:
         n_bytes += 4 * rows * act.kb
@@ -54,12 +54,14 @@ def panel_bytes(fmt: Format, act: ActivationLayout, rows: int) -> int:
 
 
 def scale_bytes(codes: Codes, act: ActivationLayout, rows: int) -> int:
-    """Return the bytes of a panel's scales; minimums come after them."""
+    """Return the bytes of a panel's scales; the minimums come after them."""
     return 4 * rows * act.kb * (BLOCK // codes.sub)
 
 
 def stage_blocks(fmt: Format, k: int) -> int:
-    """Return the blocks of a row that are unpacked before they are reordered: about STAGE codes."""
+    """Return the number of a row's blocks that are unpacked before they are reordered: about STAGE
+    codes.
+    """
     n = 1
     while 2 * n * fmt.block <= STAGE and k // fmt.block % (2 * n) == 0:
         n *= 2
@@ -67,8 +69,9 @@ def stage_blocks(fmt: Format, k: int) -> int:
 
 
 def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
-    """Return the scratch for the codes, scales and minimums of ``lanes`` rows of ``stage_blocks``,
-    or for their words.
+    """Return the bytes of scratch for ``lanes`` rows while they are packed: codes, scales and
+    minimums of ``stage_blocks`` blocks, or the words of a span; 0 for formats that are packed
+    directly.
     """
     if act.kind in WORDS:
         return SPAN * (4 + 2 * lanes)
@@ -79,19 +82,21 @@ def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
 
 
 def shared_by(codes: Codes, n: int) -> list[int]:
-    """Return the number of scales of ``n`` codes, and of minimums, if any."""
+    """Return the number of scales of ``n`` codes, and (if the format has them) of minimums."""
     return [n // codes.sub] + [n // codes.sum_sub] * codes.has_m
 
 
 def is_staged(fmt: Format) -> bool:
-    """Whether rows are unpacked one by one first: for blocks with more than one scale."""
+    """Whether rows are unpacked one by one before they are reordered: if blocks have more than one
+    scale.
+    """
     return fmt.codes is not None and fmt.codes.scales is not None
 
 
 def code_offset(codes: Codes, isa: Isa, unit: int = DWORD) -> int:
-    """Return the zero point of a panel's codes: 0, or OFFSET, which the activations' ``comp`` is
-    for, unless dots of such codes would be slower. Units other than dwords take signed or unsigned
-    bytes.
+    """Return the zero point of a panel's codes: 0 or OFFSET (which the activations' ``comp`` is
+    for) if that is no slower, else the format's own. Units other than dwords take signed or
+    unsigned bytes: 0.
     """
     if unit != DWORD:
         return 0
@@ -110,7 +115,7 @@ def code_type(codes: Codes, isa: Isa, unit: int = DWORD) -> Ty:
 
 
 def code_top(codes: Codes, isa: Isa) -> int:
-    """Return the largest code in a panel."""
+    """Return the largest code in a panel, whose zero point may differ from the format's."""
     return codes.top + code_offset(codes, isa) - codes.offset
 
 
@@ -120,7 +125,9 @@ def code_size(codes: Codes, isa: Isa) -> int:
 
 
 def short_dots(codes: Codes, isa: Isa) -> int:
-    """Return how many dots of a panel's codes are added up in i16 (``Isa.shorts``); 0: none."""
+    """Return how many dots of a panel's codes fit an i16 sum (``Isa.shorts``); 0: dots are not
+    added in i16.
+    """
     return isa.shorts.room(code_size(codes, isa)) if isa.shorts else 0
 
 
@@ -133,8 +140,8 @@ def emit_pack(
     rows: int,
     unit: int = DWORD,
 ) -> None:
-    """Pack ``rows`` rows of ``source`` into ``panel``, by way of ``stage``. ``unit``: values of
-    K.
+    """Pack ``rows`` rows of ``source`` into ``panel``, with ``stage`` as scratch. ``unit``:
+    consecutive values of K in a column of the panel.
     """
     lanes = k.isa.lanes
     if act.kind in WORDS:
@@ -167,8 +174,8 @@ def _pack_codes(
     rows: int,
     unit: int,
 ) -> None:
-    """Pack small blocks, of as many rows as fill a vector. ``out``: address of the strip's dwords;
-    ``codes_to``: of its codes.
+    """Pack blocks of one scale, of as many rows as fill a vector. ``out``: address of the strip's
+    first dword, for scales; ``codes_to``: of its codes, which differ if ``unit`` is not a dword.
     """
     lanes = k.isa.lanes
     fmt = strip[0].fmt
@@ -196,8 +203,8 @@ def _pack_staged(
     rows: int,
     unit: int,
 ) -> None:
-    """Pack large blocks: unpack those of each row into ``stage``, then reorder all rows together,
-    the 32 codes of a block of activations at a time.
+    """Pack blocks with several scales: unpack those of each row into ``stage``, then reorder all
+    rows together, 32 codes at a time. ``out`` and ``codes_to`` as in ``_pack_codes``.
     """
     fmt = source.weights.fmt
     codes = source.weights.codes
@@ -240,7 +247,9 @@ def _pack_staged(
 
 
 def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> None:
-    """Store the dwords of some rows, four codes each, as columns of ``unit`` values of K."""
+    """Store the dwords ``held`` of some rows, four codes each, as columns of ``unit``
+    values of K.
+    """
     if unit == DWORD:
         _store_columns(k, to, held, rows)
         return
@@ -260,7 +269,7 @@ def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> 
 
 
 def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
-    """Store the dwords of some rows, column after column of a panel of ``rows``."""
+    """Store the dwords ``held`` of some rows column after column, in a panel of ``rows`` rows."""
     for c, column in enumerate(transpose(k, held, k.isa.lanes)):
         for i, v in enumerate(column):
             k.store(to, v, offset=4 * (c * rows + i * v.ty.lanes))
@@ -269,8 +278,8 @@ def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
 def _pack_floats(
     k: Builder, act: ActivationLayout, out: Val, strip: list[BlockAddress], rows: int
 ) -> None:
-    """Pack weights of any format as bf16 or f32 dwords, PACK_DWORDS (or a whole block) of each row
-    at a time.
+    """Pack dequantised weights as bf16 or f32 dwords, for formats of any kind: PACK_DWORDS dwords
+    (or a whole block) of each row at a time.
     """
     per = BLOCK // DWORDS[act.kind]
     n_values = max(PACK_DWORDS * per, strip[0].fmt.block)
@@ -324,8 +333,8 @@ def _pack_words(
 def _store_floats(
     k: Builder, act: ActivationLayout, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
 ) -> Val:
-    """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; return
-    their scale.
+    """Write ``have`` float weights of a row's ``c``-th span to ``to`` as words, zeros up to a whole
+    block; return the span's scale.
     """
     ty = f32 * k.isa.lanes
     per_span = SPAN // BLOCK
@@ -354,7 +363,8 @@ def _store_floats(
 def _store_scaled_codes(
     k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
 ) -> Val:
-    """The same for codes with a scale for every 32: no weight exceeds the largest code times the
+    """Write ``have`` weights of a row's ``c``-th span to ``to`` as words, for formats of codes with
+    a scale for every 32; return the span's scale. No weight exceeds the largest code times the
     largest scale.
     """
     fmt = row.fmt
@@ -384,8 +394,8 @@ def _store_scaled_codes(
 
 
 def load_values(k: Builder, row: BlockAddress, c: Val, n: int) -> list[Val]:
-    """Return a row's ``c``-th block of the format, or its ``c``-th BLOCK floats, as ``f32 * BLOCK``
-    each; only ``n`` values exist, zeros after them.
+    """Return dequantised weights of a row: the ``c``-th block, or of a float format the ``c``-th 32
+    values, as vectors of ``f32 * 32``. Only ``n`` values exist; zeros follow them.
     """
     if row.fmt.codes:
         return load_weights(k, row.block(c))
@@ -393,8 +403,8 @@ def load_values(k: Builder, row: BlockAddress, c: Val, n: int) -> list[Val]:
 
 
 def load_floats(k: Builder, row: BlockAddress, c: Val, n_values: int, n: int) -> Val:
-    """Return ``n`` weights from value ``c * n_values`` of a row on, as f32, zeros up to
-    ``n_values``.
+    """Return ``n`` dequantised weights of a row from value ``c * n_values`` on, ``f32 * n_values``,
+    zeros after them.
     """
     fmt = row.fmt
     if fmt.codes is None:

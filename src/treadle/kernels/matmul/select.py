@@ -74,7 +74,7 @@ ROOM = {"gemm": 1.25, "gemv": 2.0}
 
 @dataclass(frozen=True)
 class TunedTable:
-    """Tuning results of one machine for one instruction set. Missing entries mean the shipped
+    """Tuning results of one machine for one instruction set. A missing entry means the shipped
     choice.
     """
 
@@ -85,18 +85,18 @@ class TunedTable:
     vector_tokens: Mapping[str, int] = field(default_factory=dict)  # largest batch that avoids them
 
     def is_gemv(self, w: str, tokens: int) -> bool:
-        """Whether batches of up to ``tokens`` tokens use gemv, which does not pack, for format
-        ``w``.
-        """
+        """Whether batches of up to ``tokens`` tokens use a gemv for weight format ``w``."""
         return tokens in GEMV_TOKENS and tokens <= self.gemv_tokens.get(w, GEMV_TOKENS[-1])
 
     def only_gemv(self, tokens: int) -> bool:
-        """Whether they use gemv in every format: then no tile is written past the last token."""
+        """Whether batches of up to ``tokens`` tokens use a gemv for every weight format: then no
+        kernel writes rows past the last token.
+        """
         return all(self.is_gemv(w, tokens) for w in (*self.gemv_tokens, ""))
 
     def is_matrix(self, w: str, isa: Isa, tokens: int) -> bool:
-        """Whether batches of up to ``tokens`` tokens use matrix registers for format ``w``, if
-        these support it.
+        """Whether batches of up to ``tokens`` tokens use matrix registers for weight format ``w``,
+        if the machine has them.
         """
         unit = isa.matrix
         if unit is None:
@@ -113,7 +113,7 @@ class TunedTable:
         )
 
     def items(self) -> dict[str, Mapping[Any, Any]]:
-        """Return the fields by name: mappings by format, or by format and tokens."""
+        """Return the table's fields by name: mappings by format, or by (format, tokens)."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
@@ -134,10 +134,11 @@ def matmul(
     **fields: Any,
 ) -> Matmul:
     """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
+
     ``alone``: a token's results are bitwise independent of the rest of the batch. ``int16``: F16
-    weights may be multiplied as i16 (``q16n``). ``fine``: products whose rounding shows most in
-    the model's results: up to FINE_TOKENS tokens have activations of 15 bits, where that costs
-    little. ``vectors``: not on matrix registers, whose strips have EDGE rows.
+    weights may be multiplied as i16 (``q16n``, ``q16x2``). ``fine``: the model's results are most
+    sensitive to this product's rounding, so up to FINE_TOKENS tokens have activations of 15 bits
+    where that costs little. ``vectors``: no matrix registers, whose strips have EDGE rows.
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, vectors=vectors, **fields)
@@ -151,14 +152,16 @@ def matmul(
 
 
 def is_float_gemv(fmt: Format, isa: Isa, tokens: int) -> bool:
-    """Whether batches of up to ``tokens``, more than GEMV_TOKENS, use a gemv of float weights.
-    Weights with products of bf16 were not measured.
+    """Whether batches of up to ``tokens`` tokens, more than GEMV_TOKENS, use a gemv for these
+    weights: floats whose products are not in bf16 (those were not measured).
     """
     return fmt.codes is None and fmt.act != "bf16" and tokens == isa.tiles.float_gemv
 
 
 def few_rows(isa: Isa) -> int:
-    """Return the most rows of an expert that use gemvs. With more, packing a panel is faster."""
+    """Return the largest number of an expert's rows that gemvs multiply. For more, packing a panel
+    is faster.
+    """
     if isa.simt is not None:
         return 0
     return GROUPED if isa.matrix is not None else FEW_ROWS
@@ -174,7 +177,7 @@ def gemv(
     fine: bool = False,
     **fields: Any,
 ) -> Gemv:
-    """Return the product that reads the blocks as stored, without packing. ``fine``: see
+    """Return the gemv for ``tokens`` tokens, which reads blocks as they are stored. ``fine``: as in
     ``matmul``.
     """
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
@@ -196,14 +199,14 @@ def group_gemv(
     of_tokens: bool = False,
     **fields: Any,
 ) -> GroupGemv:
-    """Return the gemv for an expert's rows, at most ``GROUPED`` at a time."""
+    """Return the gemv for experts with few rows, at most ``GROUPED`` rows at a time."""
     one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
     return replace(GroupGemv.of_all(one, two, most), of_tokens=of_tokens)
 
 
 def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
-    """Return the rows that a gemv processes together. With more tokens, sums and unpacked rows
-    exceed the registers and spill, so fewer rows are faster.
+    """Return the number of rows that a gemv processes together. With more tokens, sums and unpacked
+    rows exceed the registers and spill, so fewer rows are faster.
     """
     rows = dict(isa.tiles.gemv).get(tokens, 1)
     large = dict(isa.tiles.gemv_large)
@@ -232,9 +235,10 @@ def gemm(
     int16: bool = False,
     **fields: Any,
 ) -> Gemm:
-    """Return the product that packs panels, for any number of tokens. ``matrix``: on matrix
-    registers if they support the format; ``tokens``: the usual upper limit of batches; ``alone``:
-    for single tokens too, where packing words would take too long; ``int16``: see ``matmul``.
+    """Return the gemm, which packs panels, for any number of tokens. ``matrix``: on matrix
+    registers if they support the format. ``tokens``: the usual upper limit of batches. ``alone``:
+    the same kernel multiplies single tokens, for which packing words would take too long.
+    ``int16``: as in ``matmul``.
     """
     kind: type[Gemm]
     if matrix and on_matrix(fmt, isa):
@@ -281,8 +285,8 @@ def exact(
     vectors: bool = False,
     **fields: Any,
 ) -> Gemm:
-    """Return the product that gives a token the same bits in every batch: one kernel for all
-    batches, or two with the same order of addition. ``vectors``: see ``matmul``.
+    """Return the gemm that gives a token the same bits in every batch: one kernel for all batches,
+    or two with the same order of addition. ``vectors``: as in ``matmul``.
     """
     unit = None if vectors else isa.matrix
     if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
@@ -311,9 +315,9 @@ def gated(
     int16: bool = False,
 ) -> Gated | None:
     """Return the kernel for both products of a gated activation, ``m`` rows each, and the
-    activation, for batches of up to ``tokens``. None if ``m`` is not whole blocks of the result, if
-    the result is written for more tokens at a time than a tile has, or if a strip product or words
-    of two bytes are used. ``int16``: see ``matmul``.
+    activation, for batches of up to ``tokens``. None if ``m`` is no multiple of 32, if the result
+    is written for more tokens at a time than a tile has, or if the result or the products need
+    spans of words, or if a strip product is used. ``int16``: as in ``matmul``.
     """
     if m % BLOCK or out.kind in SPANNED:
         return None
@@ -355,8 +359,8 @@ def gated(
 
 
 def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
-    """Return the rows of a panel: as many as fit the second-level cache together with the tokens,
-    for ``n_parts`` parts or panels an item.
+    """Return the number of rows of a panel: as many as fit the second-level cache together with the
+    tokens. ``n_parts``: bf16 of a value, times panels of an item.
     """
     assert isa.matrix is not None, isa.name
     rows = EDGE
@@ -366,7 +370,9 @@ def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 
 def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
-    """Return the values of K in a panel with the most rows: equal parts of K; 0 for all of it."""
+    """Return ``kc`` for panels of the most rows: K cut into equal parts that fit the second-level
+    cache; 0 if all of it fits.
+    """
     assert isa.matrix is not None, isa.name
     most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows * n_parts)
     n = -(-k // most)
@@ -374,7 +380,7 @@ def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 
 def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
-    """Return the vectors of rows and the tokens of a tile."""
+    """Return the size of a gemm's tile: vectors of rows, and tokens."""
     if act in WORDS:
         return isa.tiles.words
     if act != "q8" or codes is None:
@@ -385,12 +391,12 @@ def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
 
 
 def family(spec: Matmul) -> str:
-    """Return a spec's key in SWEPT: its ``op``, or "matrix"."""
+    """Return the key of ``spec`` in SWEPT: its ``op``, or "matrix"."""
     return "matrix" if isinstance(spec.product, MatrixGemm) else spec.op
 
 
 def fits(spec: Matmul, isa: Isa) -> bool:
-    """Whether a product of this shape is usable, and not far too large to be fast.
+    """Whether a product of this shape can be used on ``isa``, and is not far too large to be fast.
 
     Items are written whole, so their rows must divide the columns that y is padded to, and an item
     must be a whole number of the rows processed together (strips, on matrix registers).
@@ -413,10 +419,10 @@ def fits(spec: Matmul, isa: Isa) -> bool:
 def narrowed(
     spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int, n_tokens: int = 0
 ) -> Matmul:
-    """Return ``spec`` with fewer rows an item, so that every thread has one: for matrix registers,
-    whose panels are large, and for strips. Strips cost nothing to cut; they are cut until no thread
-    waits long for the last items. With few rows and many tokens, threads split the tokens instead.
-    The order of addition does not change.
+    """Return ``spec`` with fewer rows an item, so that every thread has an item: only for matrix
+    registers, whose panels are large, and for strips. Strips cost nothing to cut; they are cut
+    until no thread waits long for the last items. With few rows and many tokens, threads split the
+    tokens instead. The order of addition does not change.
     """
     strips = isinstance(spec, StripGemm)
     least = SIDE if strips else EDGE
@@ -433,8 +439,8 @@ def narrowed(
 
 
 def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) -> int:
-    """Return the tokens that an item handles: all, or part of them if there are few ``strips`` for
-    the threads. A panel is then packed more than once.
+    """Return the number of tokens that an item handles: all, or part of them if there are few
+    ``strips`` for the threads. A panel is then packed more than once.
     """
     if not isinstance(spec.product, Gemm):
         return spec.nr

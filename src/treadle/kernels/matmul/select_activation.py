@@ -13,10 +13,9 @@ from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16
 
 
 def gemv_act(fmt: Format, isa: Isa, *, fine: bool = False) -> str:
-    """Return the activation kind of gemv. Decoding waits for memory, so float weights keep f32
-    activations. Signed codes use words, as in prefill: on machines where a dot of bytes takes two
-    instructions, words take no more. ``fine``: others use two bytes a value where these cost
-    little.
+    """Return the activation kind of a gemv. Decoding waits for memory, so float weights keep f32
+    activations. Formats whose prefill multiplies words (``by_words``) do so here, too, if their
+    codes are in order. ``fine``: other formats use ``q8x2`` where that costs little.
     """
     if fmt.codes is None or not isa.rounds:
         return "f32"
@@ -27,9 +26,9 @@ def gemv_act(fmt: Format, isa: Isa, *, fine: bool = False) -> str:
 
 
 def by_two_bytes(codes: Codes, isa: Isa) -> bool:
-    """Whether a gemv's activations may have two bytes at little cost: if a dot of bytes is one
-    instruction, or two where codes are so small that dots are added up in i16, and their scales
-    need no instruction between the two.
+    """Whether a gemv's activations may be ``q8x2`` at little cost: if a dot of bytes is one
+    instruction; or two, where codes are so small that dots are added up in i16, and scales need no
+    instruction between the two.
     """
     if isa.dot4_single:
         return True
@@ -38,8 +37,8 @@ def by_two_bytes(codes: Codes, isa: Isa) -> bool:
 
 
 def gemm_act(fmt: Format, isa: Isa) -> str:
-    """Return the activation kind of packed products: the narrowest that loses nothing of the
-    weights.
+    """Return the activation kind of a gemm in vectors: the narrowest whose products lose no bits of
+    the weights.
     """
     if fmt.codes and isa.rounds:
         return "q8"
@@ -47,9 +46,9 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
 
 
 def by_words(fmt: Format, isa: Isa) -> bool:
-    """Whether prefill multiplies as i16, with a scale for each span of weights and activations.
-    True for codes with a scale for every 32 if no two of their dots fit an i16 together, and for
-    BF16. F16 would lose bits, and codes from a lookup grid are no faster.
+    """Whether a gemm of prefill multiplies as ``q16``, with a scale for each span of weights and
+    activations: for codes with a scale for every 32 if no two of their dots fit an i16 together,
+    and for BF16. F16 would lose bits, and codes from a lookup grid are no faster.
     """
     if not isa.shorts or not isa.tiles.words[0]:
         return False
@@ -60,23 +59,20 @@ def by_words(fmt: Format, isa: Isa) -> bool:
 
 
 def float_words(fmt: Format, isa: Isa) -> bool:
-    """Whether prefill of F16 weights may multiply as i16 with spans scaled by their lengths
-    (``q16n``): what the words lose is as much as f16 activations would, and a dot of i16 is faster
-    than one of f32.
+    """Whether a gemm of F16 weights may multiply as ``q16n``, i16 with spans scaled by their
+    lengths: it loses as much as f16 activations would, and a dot of i16 is faster than one of f32.
     """
     half = fmt.codes is None and np.dtype(fmt.dtype) == np.float16
     return half and isa.dot_words is not None and bool(isa.tiles.words[0])
 
 
 def on_matrix(fmt: Format, isa: Isa) -> bool:
-    """Whether packed products use matrix registers: if bf16 holds weights and activations at least
-    as well as the file's format does.
-    """
+    """Whether a gemm of this format can use matrix registers: if there is a ``matrix_act``."""
     return isa.matrix is not None and matrix_act(fmt, isa) is not None
 
 
 def matrix_act(fmt: Format, isa: Isa) -> str | None:
-    """Return the kind of weights and activations on matrix registers: bf16, or if that would lose
+    """Return the kind of weights and activations on matrix registers: "bf16", or if that would lose
     bits of the weights, two bf16 each (F16) or three (F32). None for weights with more bits, or if
     that many products take longer than vectors.
     """
@@ -87,15 +83,15 @@ def matrix_act(fmt: Format, isa: Isa) -> str | None:
 
 
 def matrix_words(fmt: Format, isa: Isa) -> bool:
-    """Whether F16 weights may be multiplied as words of two bytes (``q16x2``) on matrix registers:
-    half the time of their three products of bf16.
+    """Whether F16 weights may be multiplied as ``q16x2`` on matrix registers: half the time of
+    their three products of bf16.
     """
     half = fmt.codes is None and np.dtype(fmt.dtype) == np.float16
     return half and isa.matrix is not None and isa.matrix.dot_bytes is not None
 
 
 def folds(fmt: Format, isa: Isa) -> bool:
-    """Whether panels hold codes times their scales: if a dot of such large codes costs no more."""
+    """Whether panels hold codes times their scales: if a dot of codes that large costs no more."""
     folded = fmt.codes.folded if fmt.codes else None
     if folded is None:
         return False

@@ -22,8 +22,8 @@ STRIP_GROUPS = 16
 
 
 def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
-    """Return the product of rows in file order, for batches of up to ``tokens``, more than gemv
-    handles. None if there is none, or it is slower.
+    """Return the strip product, which reads rows in file order, for batches of up to ``tokens``,
+    more than a gemv handles. None if there is none, or it is slower.
     """
     unit = isa.matrix
     codes = fmt.codes
@@ -45,14 +45,16 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
 
 
 def tokens_per_group(isa: Isa) -> int:
-    """Return the tokens of a group of bytes: one vector, or two narrow ones that share the
-    broadcast of a row's dword.
+    """Return the tokens of a group for strip products of bytes in vectors: one vector, or two
+    narrow ones that share the broadcast of a row's dword.
     """
     return max(isa.lanes, 16)
 
 
 def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
-    """Return the strip product of floats, or None."""
+    """Return the strip product of float weights for batches of up to ``tokens``; None if there is
+    none.
+    """
     act = gemm_act(fmt, isa)
     if tokens > isa.tiles.float_lanes or (act == "bf16" and k % 2):
         return None
@@ -62,7 +64,7 @@ def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Fl
 
 
 def fits_strips(spec: StripGemm, isa: Isa) -> bool:
-    """Whether a strip product of this shape is usable."""
+    """Whether a strip product of this shape can be used on ``isa``."""
     rows = spec.rows_per_item(isa.lanes)
     few = isa.lanes // 2
     if isinstance(spec, BytesGemm):

@@ -1,4 +1,6 @@
-"""Sizes of matrix products that plans and runs share, apart from the kernels."""
+"""Sizes of matrix products that plans and runs share; without the kernels, so that a run imports
+little.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ GEMV_TOKENS = (1, 2, 4)
 
 
 def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
-    """Return the batch sizes that have plans of their own, besides the plan for many tokens.
-    ``floats``: most of the model's weights are floats.
+    """Return the batch sizes, in tokens, that have plans of their own besides the plan for many
+    tokens. ``floats``: most of the model's weights are floats.
     """
     if isa.matrix is not None:
         few = (isa.tiles.float_gemv,) if floats and isa.tiles.float_gemv else ()

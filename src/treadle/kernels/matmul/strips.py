@@ -1,11 +1,11 @@
 """Few tokens: products of rows in strips of 16, in file order.
 
 Packing a panel of many rows (``gemm.py``) reorders it, which takes as long as multiplying it by a
-few tokens. Here nothing is reordered: tokens, which ``ActivationLayout`` interleaves, are the
-columns of a row's sums, one vector or two. Subclasses compute the sums of a strip's rows: of bytes
-that are unpacked first (``byte_strips.py``), or of floats as they are in the file
-(``vector_floats.py``). A strip has a few rows of each of an item's runs; runs are memory streams
-(``matrix.RUNS``).
+few tokens. Here nothing is reordered: tokens, which ``ActivationLayout`` interleaves, are the lanes
+of a row's sums, one vector or two. Subclasses compute the sums of a strip's rows: of bytes that are
+unpacked first (``byte_strips.py``), or of floats as they are in the file (``vector_floats.py``). An
+item's rows are RUNS runs, each a memory stream (``matrix.RUNS``); a strip has the next EACH rows of
+every run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EACH = SIDE // RUNS  # rows of a run in a strip
 
 @dataclass(frozen=True)
 class StripGemm(Gemm):
-    """Base of strip products; ``mr * lanes`` is a multiple of 16. A strip is multiplied by
+    """Base of the strip products; ``mr * lanes`` is a multiple of 16. A strip is multiplied by
     ``groups`` groups of nr tokens while it is in the cache.
     """
 
@@ -37,59 +37,65 @@ class StripGemm(Gemm):
 
     @property
     def per_scale(self) -> int:
-        """Values of K that share a scale, those of one product; 0 without scales."""
+        """Values of K that share a scale, which one product covers; 0 for formats
+        without scales.
+        """
         return 0
 
     @property
     def n_products(self) -> int:
-        """Scaled products over all of K."""
+        """Number of scaled products over all of K."""
         return 0
 
     @property
     def has_m(self) -> bool:
-        """Whether weights have minimums."""
+        """Whether the weights have minimums."""
         return False
 
     @property
     def strip_bytes(self) -> int:
-        """Scratch for an unpacked strip."""
+        """Bytes of scratch for an unpacked strip."""
         return 0
 
     @property
     def line(self) -> int:
-        """Bytes of one dword of each token."""
+        """Bytes of one dword, or f32, of each of nr tokens."""
         return DWORD * self.nr
 
     @property
     def made_bytes(self) -> int:
-        """Scratch for products that are not scaled yet."""
+        """Bytes of scratch for products that are not scaled yet."""
         return 0
 
     @property
     def n_held(self) -> int:
-        """Strips in scratch: with two, the next is unpacked while one is multiplied."""
+        """Number of strips in scratch: with two, the next is unpacked while one is multiplied."""
         return 1
 
     def scratch(self, lanes: int) -> int:
-        """Strips, products, the sums of all rows, and the sums of the tokens' values."""
+        """Return the bytes for strips, unscaled products, the sums of all rows, and the sums of the
+        tokens' values.
+        """
         n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.has_m)
         return self.n_held * self.strip_bytes + self.made_bytes + n_lines * self.line
 
     def begin(self, k: Builder, made: Val) -> None:
-        """Emit code before all products of a call. ``made``: the scratch of ``made_bytes``."""
+        """Emit code that runs before all products of a call. ``made``: the scratch of
+        ``made_bytes``.
+        """
 
     def end(self, k: Builder) -> None:
-        """Emit code after all products of a call."""
+        """Emit code that runs after all products of a call."""
 
     def unpack(self, k: Builder, strip: Strip) -> None:
-        """Unpack a strip's rows to its place in scratch."""
+        """Unpack a strip's rows to its place ``strip.held`` in scratch."""
 
     def sums(
         self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``, or
-        with the first half if there are no more. If two strips are in scratch, unpacks the next
-        one, ``soon``.
+        """Yield each row of ``strip`` (its number of 16) with its sums: f32 ``[nr]``, a lane a
+        token, or the first half if only so many tokens are left. If two strips are in scratch, the
+        next one, ``soon``, is unpacked meanwhile.
         """
         raise NotImplementedError
 
@@ -99,8 +105,8 @@ class StripGemm(Gemm):
         tokens: Tokens,
         sums: Callable[[int], Iterator[tuple[Val | int, Var]]],
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield from ``sums`` for nr tokens, or for half of them if the last of several groups has
-        so few.
+        """Yield from ``sums(n)``: n is nr, or half of it if the last of several groups has no more
+        tokens.
         """
         if self.groups == 1:
             yield from sums(self.nr)
@@ -163,13 +169,15 @@ class StripGemm(Gemm):
 
 
 def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
-    """Store a row's sums for ``n`` tokens, zeros for missing ones."""
+    """Store a row's sums at ``at``, f32 ``[n]``; lanes that ``sums`` lacks become zeros."""
     for i in range(0, n, sums.ty.lanes):
         k.store(at, k.zero(sums.ty) if i else sums, offset=4 * i, align=sums.ty.n_bytes)
 
 
 def _columns(k: Builder, sums: Val, n: int) -> Sums:
-    """Transpose 16 rows with ``n`` tokens into vectors for ``Epilogue``."""
+    """Transpose the sums f32 ``[16, n]`` of 16 rows: yield (first row, token, vector of rows), as
+    ``Epilogue.store`` takes them.
+    """
     held = [k.load(sums, i32 * n, offset=r * 4 * n, align=4 * n) for r in range(SIDE)]
     for i, column in enumerate(transpose(k, held, k.isa.lanes)):
         for j, v in enumerate(column):
@@ -178,8 +186,8 @@ def _columns(k: Builder, sums: Val, n: int) -> Sums:
 
 @dataclass
 class Strip:
-    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs. ``held``: address of
-    the unpacked rows.
+    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs. ``held``: address in
+    scratch of the unpacked rows.
     """
 
     rows: WeightRows
@@ -188,23 +196,25 @@ class Strip:
     held: Val
 
     def row(self, run: Val | int, r: Operand) -> Val:
-        """Return the number in the item of a run's ``r``-th row in this strip."""
+        """Return the number, in the item, of the ``r``-th row of run ``run`` in this strip."""
         return self.n * (run * EACH) + self.s * EACH + r
 
     def weights(self, k: Builder, run: Val | int, r: Val) -> BlockAddress:
-        """Return the address of that row."""
+        """Return the address of the weights of the ``r``-th row of run ``run`` in this strip."""
         return self.rows.row(k, self.row(run, r))
 
     def unless(self, k: Builder, holds: Val, other: Strip) -> Strip:
-        """Return this strip, or ``other`` if ``holds``."""
+        """Return ``other`` if ``holds`` is true at run time, else this strip; ``held`` is this
+        strip's.
+        """
         mine, its = ([*each.rows.values, each.n, each.s] for each in (self, other))
         *rows, n, s = (k.select(holds, b, a) for a, b in zip(mine, its, strict=True))
         return Strip(self.rows.of(rows), n, s, self.held)
 
 
 class Tokens:
-    """An item's tokens for a strip, from ``first`` on and before ``stop``, in groups of nr.
-    ``room``: memory for the sums of the values that share a minimum.
+    """Tokens of an item that a strip is multiplied by, ``first`` to before ``stop``, in groups of
+    nr. ``room``: memory for the sums of the values that share a minimum.
     """
 
     def __init__(
@@ -221,7 +231,7 @@ class Tokens:
         self.x = x + first // spec.nr * self.act.group_bytes
 
     def each(self) -> Iterator[tuple[Val, Tokens]]:
-        """Loop over the groups, by number."""
+        """Loop over the groups: yield each one's number and its Tokens."""
         k = self.k
         nr = self.spec.nr
         n = self.spec.groups
@@ -234,7 +244,9 @@ class Tokens:
             yield g, Tokens(k, self.spec, self.x_all, self.first + g * nr, self.stop, room)
 
     def prepare(self) -> None:
-        """Compute the sums of the tokens' values, if the format has minimums."""
+        """Compute the sums of the tokens' values that share a minimum, if the format
+        has minimums.
+        """
         if self.spec.has_m:
             for _, group in self.each():
                 with self.k.loop(self.spec.n_products) as at:
@@ -242,23 +254,25 @@ class Tokens:
                     self.k.store(group.room + at * self.line, sums, align=self.line)
 
     def _load(self, at: Val, ty: Ty, off: int, n: int) -> Val:
-        """Load for the first ``n`` tokens, or for all."""
+        """Load one ``ty`` of each of the first ``n`` tokens, or of all nr if ``n`` is 0."""
         n = n or self.spec.nr
         return self.k.load(at, ty * n, offset=off, align=4 * n)
 
     def dwords(self, at: Val, n: int = 0) -> Val:
-        """Return the ``at``-th dword of K."""
+        """Return the ``at``-th dword of the tokens' values, i32, a lane a token. ``n``: as in
+        ``_load``.
+        """
         return self._load(self.x + at * self.line, i32, 0, n)
 
     def comp(self, at: Val, n: int = 0) -> Val:
-        """Return the compensation for the values of the ``at``-th product."""
+        """Return the tokens' compensations for the ``at``-th product, i32, a lane a token."""
         return self._load(self.x + at * self.line, i32, self.act.comp_off, n)
 
     def scales(self, at: Val, n: int = 0) -> Val:
-        """Return the scales of the ``at``-th product's values."""
+        """Return the tokens' scales for the ``at``-th product, f32, a lane a token."""
         place = self.x + at // (BLOCK // self.spec.per_scale) * self.line
         return self._load(place, f32, self.act.d_off, n)
 
     def sums(self, at: Val, n: int = 0) -> Val:
-        """Return the sums of the ``at``-th product's values."""
+        """Return the sums of the tokens' values in the ``at``-th product, f32, a lane a token."""
         return self._load(self.room + at * self.line, f32, 0, n)

@@ -54,7 +54,9 @@ WORDS_STEP = 8  # dwords of a q16 span that are unrolled
 
 
 class MatmulTile:
-    """Tile of mr vectors of rows times nr tokens, multiplied over a part of K."""
+    """Tile of mr vectors of rows times nr tokens, multiplied over a part of K. Its sums stay in
+    registers.
+    """
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         self.k = k
@@ -70,7 +72,9 @@ class MatmulTile:
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
-        """Return the sums over steps ``first`` to ``last`` of K, plus ``before(m, t)`` if given."""
+        """Return the sums ``[m][t]`` over steps ``first`` to before ``last`` of K (STEP dwords
+        each), plus ``before(m, t)`` if given.
+        """
         k = self.k
         spec = self.spec
         floats = f32 * self.isa.lanes
@@ -92,12 +96,12 @@ class MatmulTile:
         return sums
 
     def results(self) -> Sums:
-        """Yield the tile for ``Epilogue``."""
+        """Yield (first row, token, vector of rows), as ``Epilogue.store`` takes them."""
         for t, m in product(range(self.spec.nr), range(self.spec.mr)):
             yield self.isa.lanes * m, t, self.sums[m][t].v
 
     def _weights(self, kd: Val) -> list[Val]:
-        """Load the panel's vectors of one dword of K, as i32 bits."""
+        """Load the ``kd``-th dword of K of the panel's rows, as i32, in mr vectors."""
         lanes = self.isa.lanes
         at = self.panel + kd * (4 * self.rows)
         return [
@@ -105,8 +109,8 @@ class MatmulTile:
         ]
 
     def _tokens(self, kd: Val) -> Iterator[Val]:
-        """Yield each token's dword, in every lane. Floats have their own type: some machines
-        multiply by one lane.
+        """Yield each token's ``kd``-th dword, in every lane: f32 for float kinds, because some
+        machines multiply by one lane of a float vector; else i32.
         """
         k = self.k
         lanes = self.isa.lanes
@@ -135,7 +139,7 @@ class MatmulTile:
                     sums[m][t].v = k.fma(w.bits(ty), x.bits(ty), sums[m][t].v)
 
     def _span(self, c: Val, sums: list[list[Var]]) -> None:
-        """Multiply the values of K that share a scale, as i16."""
+        """Add the products of the ``c``-th span of words to ``sums``: i16 dots, then scales."""
         k = self.k
         isa = self.isa
         spec = self.spec
@@ -164,8 +168,8 @@ class MatmulTile:
                 total.v = k.fma(acc[m, t].v.to(f32) * scale, d_w, total.v)
 
     def _dots(self, piece: Val, start: Callable[[int, int], Val]) -> Dots:
-        """Return the dots of the codes that share a scale, added to ``start``. As many as an i16
-        holds are added up there first, on machines with such dots (``Isa.shorts``).
+        """Return the dots of the codes that share the ``piece``-th scale, added to ``start(m, t)``.
+        As many as fit an i16 are added up there first, on machines with such dots (``Isa.shorts``).
         """
         k = self.k
         isa = self.isa
@@ -199,8 +203,8 @@ class MatmulTile:
         return acc
 
     def _block(self, b: Val, part: int, sums: list[list[Var]]) -> None:
-        """Multiply the values of K that share a scale, 32 or half of them: eight dots an
-        accumulator or four, then the scales.
+        """Add the products of the values that share a scale (``part`` of the ``b``-th block, 32
+        values or 16) to ``sums``: dots, then scales.
 
         An accumulator ends as the bits of the float MAGIC + dot (see
         ``kernels/activation_layout.py``). ``fma(that, d_w, -MAGIC * d_w)`` is dot * d_w, rounded

@@ -1,10 +1,11 @@
 """gemm in vectors with the order of addition of Intel's matrix registers, bit for bit.
 
-For 32 values of K a register's product takes the even and the odd ones apart, each sixteen fused
-multiply-adds in sequence from zero, adds both, and the result to the sum (TDPBF16PS in Intel's
-Software Developer's Manual; measured: no bit differs in five million sums). So few tokens can be
-multiplied in vectors, where a register's tile would be mostly empty, and many on matrix registers,
-with equal results: see ``select.exact``. Values below 2**-126 count as zero there, but not here.
+For 32 values of K a matrix register sums the even and the odd products apart, each by sixteen fused
+multiply-adds in sequence from zero; it adds both sums, and the result to the accumulator (TDPBF16PS
+in Intel's Software Developer's Manual; measured: no bit differs in five million sums). So few
+tokens can be multiplied in vectors, where a register's tile would be mostly empty, and many on
+matrix registers, with equal results: see ``select.exact``. Matrix registers count values below
+2**-126 as zero; vectors do not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HIGH = -1 << 16  # mask of a dword's odd value
 
 
 class OrderedTile(MatmulTile):
-    """Tile of mr vectors of rows times nr tokens; bf16 only."""
+    """Tile of mr vectors of rows times nr tokens with this order of addition; bf16 only."""
 
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
@@ -53,20 +54,21 @@ class OrderedTile(MatmulTile):
         return sums
 
     def _token(self, kd: Val, t: int) -> Val:
-        """Return a token's dword in every lane."""
+        """Return token ``t``'s ``kd``-th dword in every lane."""
         at = self.x + kd * (4 * self.spec.nr)
         return self.k.splat(self.k.load(at, i32, offset=4 * t, align=4), i32 * self.isa.lanes)
 
     def _values(self, dwords: Val) -> tuple[Val, Val]:
-        """Return the even and the odd values, in f32."""
+        """Split dwords of two bf16 into the even and the odd values, f32."""
         ty = f32.like(dwords.ty)
         return (dwords << 16).bits(ty), (dwords & HIGH).bits(ty)
 
 
 @dataclass(frozen=True)
 class OrderedGemm(Gemm):
-    """gemm for few tokens. With ``kc``, the sums of each such part of K are computed separately and
-    then added to y, like those of a matrix-register panel.
+    """gemm for few tokens with the order of addition of ``MatrixGemm``. With ``kc``, the sums of
+    each ``kc`` values of K are computed separately and then added to y, as those of a
+    matrix-register panel are.
     """
 
     resumes: ClassVar[bool] = False

@@ -31,7 +31,8 @@ PIECE = 4  # vectors of rows that are scaled at a time
 
 def accumulators(codes: Codes) -> tuple[int, Ty]:
     """Return how many accumulators the values of K that share a scale need, and their type: i16 if
-    that always holds the products of enough values, a power of two of them.
+    that always holds the sum of at least SOME products, each accumulator then a power of two of
+    them; else one of i32.
     """
     run = codes.sub
     most = max(codes.offset, codes.top - codes.offset)
@@ -46,8 +47,8 @@ def adds_in_i16(codes: Codes) -> bool:
 
 
 def outer_registers(spec: Tiled) -> float:
-    """Return the vector registers of the loop over K: accumulators, a column, and the widened
-    column if LLVM cannot multiply bytes directly.
+    """Return the number of vector registers that the loop over K needs: accumulators, a column, and
+    the widened column if LLVM cannot multiply bytes directly.
     """
     assert spec.fmt.codes is not None, spec.w
     _, ty = accumulators(spec.fmt.codes)
@@ -56,14 +57,18 @@ def outer_registers(spec: Tiled) -> float:
 
 
 def outer_bytes(spec: Tiled, rows: int) -> int:
-    """Return the scratch after a panel: minimums' sums of x, the sums, and the accumulators."""
+    """Return the bytes of scratch after a panel: sums of x for minimums, the sums, and the
+    accumulators.
+    """
     assert spec.fmt.codes is not None, spec.w
     n_runs, ty = accumulators(spec.fmt.codes)
     return spec.lane_bytes + spec.nr * rows * (4 + n_runs * ty.n_bytes)
 
 
 class OuterTile:
-    """Tile of mr vectors of rows, side by side, times nr tokens, multiplied over a part of K."""
+    """Tile of mr vectors of rows, side by side, times nr tokens, multiplied over a part of K by
+    outer products. Its sums are in memory.
+    """
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         codes = spec.fmt.codes
@@ -103,7 +108,9 @@ class OuterTile:
         return self.sums + 4 * (self.rows * t + row)
 
     def _products(self, kv: Val, r: Val) -> None:
-        """Multiply ``run`` values of K from ``kv`` on, into the accumulators of the r-th run."""
+        """Multiply ``run`` values of K from ``kv`` on, and store the results to the ``r``-th
+        accumulators.
+        """
         k = self.k
         nr = self.spec.nr
         ty = self.acc_ty * self.rows
@@ -128,7 +135,9 @@ class OuterTile:
         return self.accs + r * (size * self.rows * self.spec.nr) + size * (self.rows * t + row)
 
     def _scale(self, piece: Val) -> None:
-        """Add the accumulators to the sums, by the ``piece``-th scale."""
+        """Add the accumulators to the sums, times the ``piece``-th scales, plus the minimums'
+        products.
+        """
         k = self.k
         spec = self.spec
         act = self.act
@@ -166,12 +175,16 @@ class OuterTile:
                 k.store(place, s, align=4)
 
     def _load_acc(self, r: int, t: int, row: int, lanes: int) -> Val:
-        """Load part of an accumulator; if there are several, in lanes that hold their total."""
+        """Load ``lanes`` rows of token ``t``'s ``r``-th accumulator, from ``row`` on; as i32 if
+        there are several, whose total may exceed an i16.
+        """
         found = self.k.load(self._acc(self.k.i64(r), t, row), self.acc_ty * lanes, align=2)
         return found if self.n_runs == 1 else found.to(i32)
 
     def results(self) -> Sums:
-        """Yield (first row, token, sums) for each piece of up to PIECE vectors of the tile."""
+        """Yield (first row, token, vector of rows) for each PIECE vectors of the tile, as
+        ``Epilogue.store`` takes them.
+        """
         wide = min(PIECE * self.lanes, self.rows)
         for t in range(self.spec.nr):
             for row in range(0, self.rows, wide):

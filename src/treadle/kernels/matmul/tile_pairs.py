@@ -30,21 +30,22 @@ QUAD = 4  # lanes of a vector: two rows by two tokens
 
 
 def pairs_registers(spec: Tiled, lanes: int) -> float:
-    """Return the vector registers of the loop over K: accumulators, sums, tokens and two of
-    weights.
+    """Return the number of vector registers that the loop over K needs: accumulators, sums, tokens
+    and two of weights.
     """
     return spec.mr * lanes * spec.nr / 2 + spec.nr / 2 + 2
 
 
 def _n_scales(spec: Tiled) -> int:
-    """Return the scales of a row."""
+    """Return the number of scales of a row in a panel."""
     assert spec.fmt.codes is not None, spec.w
     return spec.layout().kb * (BLOCK // spec.fmt.codes.sub)
 
 
 class PairScratch:
-    """Byte offsets of the data after a panel: the accumulators' initial values; for every two rows
-    their scales, each twice, and the scales times -MAGIC; their minimums, each twice.
+    """Byte offsets, from a panel's start, of the data after it: the accumulators' initial values;
+    for every two rows their scales, each twice, and the scales times -MAGIC; their minimums, each
+    twice.
     """
 
     def __init__(self, spec: Tiled, rows: int) -> None:
@@ -57,24 +58,26 @@ class PairScratch:
 
 
 def pairs_bytes(spec: Tiled, rows: int) -> int:
-    """Return the bytes of ``PairScratch`` behind a panel, in whole cache lines."""
+    """Return the bytes of the data after a panel (``PairScratch``), in whole cache lines."""
     at = PairScratch(spec, rows)
     return round_up(at.end - at.starts, 64)
 
 
 def _by_magic(k: Builder, codes: Codes) -> bool:
-    """Whether accumulators end as the bits of floats; see ``MatmulTile``."""
+    """Whether accumulators end as the bits of the float MAGIC + dot (see ``MatmulTile._block``)."""
     return k.isa.fused and not codes.long_scales
 
 
 def _paired(k: Builder, a: Val, b: Val) -> list[Val]:
-    """Interleave rows of two tokens, or of two columns, into vectors of two rows and both."""
+    """Interleave two vectors of rows, those of two tokens or of two columns, into vectors of four
+    lanes: two rows by the two.
+    """
     n = a.ty.lanes
     return [k.shuffle(a, b, [i, n + i, i + 1, n + i + 1]) for i in range(0, n, 2)]
 
 
 def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
-    """Store the data that tiles of a packed panel need after it.
+    """Store the data after a packed panel that its tiles need (``PairScratch``).
 
     Each accumulator loads its own copy of its initial value. LLVM would copy a single register by
     instructions that compete with the products for execution units.
@@ -107,7 +110,9 @@ def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
 
 
 class PairTile:
-    """mr vectors of rows times nr tokens, an even number, multiplied over a part of K."""
+    """Tile of mr vectors of rows times nr tokens, an even number, multiplied over a part of K by
+    products of two rows by two tokens.
+    """
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         assert spec.fmt.codes is not None, spec.w
@@ -125,8 +130,8 @@ class PairTile:
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
-        """Return the sums over steps ``first`` to ``last`` of K, plus ``before(m, t)`` if given:
-        one vector for every two rows and two tokens.
+        """Return the sums over steps ``first`` to before ``last`` of K, plus ``before(m, t)`` if
+        given, as ``[row pair][token pair]``: a vector of two rows by two tokens each.
         """
         k = self.k
         pairs = range(0, self.spec.nr, 2)
@@ -144,8 +149,8 @@ class PairTile:
         return sums
 
     def _products(self, piece: Val) -> list[list[Val]]:
-        """Return the accumulators of every two rows and two tokens, over the values that share a
-        scale.
+        """Return the accumulators ``[row pair][token pair]``, i32, over the values that share the
+        ``piece``-th scale.
         """
         k = self.k
         nr = self.spec.nr
@@ -167,13 +172,13 @@ class PairTile:
         return [[var.v for var in row] for row in acc]
 
     def _by_token(self, v: Val) -> list[Val]:
-        """Return tokens' numbers, two tokens a vector, each twice."""
+        """Spread ``v``, f32 ``[nr]``, to one vector for each two tokens: t, t + 1, t, t + 1."""
         pairs = range(0, self.spec.nr, 2)
         return [self.k.shuffle(v, v, [t, t + 1, t, t + 1]) for t in pairs]
 
     def _scale(self, piece: Val, acc: list[list[Val]], sums: list[list[Var]]) -> None:
-        """Add the accumulators to the sums, by the ``piece``-th scale. See ``MatmulTile`` for
-        MAGIC.
+        """Add the accumulators to the sums, times the ``piece``-th scales (for MAGIC see
+        ``MatmulTile._block``).
         """
         k = self.k
         scales = self.panel + piece * (SCALES * self.rows // 2)
@@ -191,14 +196,14 @@ class PairTile:
                 sums[r][t].v = k.fma(dot, d_x[t], sums[r][t].v)
 
     def _d_x(self, piece: Val) -> Val:
-        """Return the tokens' scales."""
+        """Return the tokens' scales for the ``piece``-th scale of weights, f32 ``[nr]``."""
         nr = self.spec.nr
         act = self.act
         block = piece // (BLOCK // self.codes.sub)
         return self.k.load(self.x + block * (4 * nr), f32 * nr, offset=act.d_off, align=4)
 
     def _minimums(self, piece: Val, sums: list[list[Var]]) -> None:
-        """Add the minimums' contribution to the sums."""
+        """Add the products of minimums, for the ``piece``-th scale, to the sums."""
         k = self.k
         n_sums = self.spec.n_sums
         ty = i32 * self.spec.nr
@@ -214,7 +219,7 @@ class PairTile:
                     total.v = k.fma(m_w, by, total.v)
 
     def results(self) -> Sums:
-        """Yield the tile for ``Epilogue``."""
+        """Yield (first row, token, vector of rows), as ``Epilogue.store`` takes them."""
         for t, r in product(range(self.spec.nr), range(0, self.rows // 2, 2)):
             upper, lower = (self.sums[r + i][t // 2].v for i in range(2))
             yield 2 * r, t, self.k.shuffle(upper, lower, [t % 2 + 2 * i for i in range(QUAD)])

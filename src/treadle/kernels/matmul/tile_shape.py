@@ -29,9 +29,9 @@ from treadle.kernels.spec import round_up
 
 @dataclass(frozen=True)
 class Tiled(Matmul):
-    """Panels of ``mr * lanes`` rows, tiles of ``nr`` tokens.
+    """Base of the products that pack panels: panels of ``mr * lanes`` rows, tiles of ``nr`` tokens.
 
-    With ``kc`` all tokens are multiplied by that many values of K before any by the next ones: that
+    With ``kc`` all tokens are multiplied by ``kc`` values of K before any by the next ones: that
     part of a panel stays in the first-level cache, and the sums are kept in y. ``fence``: the
     dwords of K after which LLVM may not move a load; without a fence it would hoist them all and
     spill. ``folded``: panels hold codes already multiplied by their scales.
@@ -48,7 +48,7 @@ class Tiled(Matmul):
 
     @property
     def fmt(self) -> Format:
-        """The format, with its codes as in a panel."""
+        """The weight format, with its codes as a panel has them (``folded``)."""
         fmt = super().fmt
         if not self.folded:
             return fmt
@@ -58,8 +58,9 @@ class Tiled(Matmul):
         return replace(fmt, codes=fmt.codes.folded)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
-        """Return a segment's weights as in a panel, float64 ``[M, K]``; those of q16n as in the
-        file, for a panel's depend on the order in which their squares are added.
+        """Return a segment's weights as a panel rounds them, float64 ``[M, K]``. With ``q16n`` they
+        are those of the file, because a panel's words depend on the order in which squares are
+        added.
         """
         weights = super().weights_ref(w, rows)
         if self.act in ("q16", "q16x2"):
@@ -76,7 +77,9 @@ class Tiled(Matmul):
         return np.asarray(sum(from_bf16_bits(part) for part in parts))
 
     def left_out_ref(self, source: Any, rows: np.ndarray, w: Sequence[Any], m: int) -> Any:
-        """Products of two low bytes of q16x2."""
+        """Return the products of two low bytes of ``q16x2``, which are left out; 0.0 for other
+        kinds.
+        """
         if self.act != "q16x2" or not len(rows):
             return 0.0
         words, d = words_ref(super().weights_ref(w, m).astype(np.float32), self.act)
@@ -93,21 +96,24 @@ class Tiled(Matmul):
 
     @property
     def lane_bytes(self) -> int:
-        """Scratch for the values of each token, and of each accumulator, needed in every lane."""
+        """Bytes of scratch for values that are needed in every lane: of each token, and of each
+        accumulator.
+        """
         return round_up(4 * self.nr * (self.n_sums + self.mr), 64)
 
     @property
     def n_sums(self) -> int:
-        """Sums per scale block: how many minimums the codes of one scale have."""
+        """Number of minimums, and of sums of x, for the codes that share a scale."""
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
 
 def _words_of_codes_ref(
     fmt: Format, rows: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``words_ref`` for rows of codes. A span's largest value is its largest scale times the
-    largest possible code; a code's step is rounded. Scales are found by dequantising rows whose
-    codes are all the lowest.
+    """Return the words and scales of rows of codes as ``_store_scaled_codes`` computes them: a
+    span's largest value is its largest scale times the largest possible code, and a code's step is
+    rounded. Without ``sub_scales`` scales are found by dequantising rows whose codes are all the
+    lowest.
     """
     codes = fmt.codes
     shape = (len(weights), -1, SPAN)

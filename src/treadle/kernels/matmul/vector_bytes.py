@@ -26,8 +26,8 @@ VECTORS = 8  # accumulators in registers at once
 
 @dataclass(frozen=True)
 class LanesGemm(ByteStrips):
-    """Strip product of bytes in vectors. ``nr``: the lanes of a vector, half of them, or those of
-    two.
+    """Strip product of bytes in vectors: a lane a token. ``nr``: the lanes of a vector, half of
+    them, or those of two.
     """
 
     @property
@@ -45,8 +45,9 @@ class LanesGemm(ByteStrips):
     def _sums(
         self, k: Builder, strip: Val, tokens: Tokens, soon: Strip, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Multiply by ``n`` tokens, a few rows at a time over all of K. The next strip is
-        prefetched meanwhile; unpacking it as well would leave too few registers.
+        """Yield the sums of a strip's 16 rows with ``n`` tokens, a few rows at a time over all of
+        K. The next strip is prefetched meanwhile; unpacking it as well would leave too few
+        registers.
         """
         turns, rest = divmod(self.n_products, AT_ONCE)
         n_rows = VECTORS // -(-n // k.isa.lanes)
@@ -64,7 +65,9 @@ class LanesGemm(ByteStrips):
             yield from ((first + r, total) for r, total in enumerate(sums))
 
     def _ask(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
-        """Prefetch a turn's share of a strip's rows of a run, which are adjacent."""
+        """Prefetch turn number ``turn``'s part of the strip's rows of run ``run``, which are
+        adjacent.
+        """
         first = strip.weights(k, run, k.i64(0))
         for p, stride in zip(first.parts, self.fmt.row_strides(self.k), strict=True):
             n_bytes = EACH * stride
@@ -73,8 +76,8 @@ class LanesGemm(ByteStrips):
                 k.prefetch(p + (turn * n + i) * LINE, 2)
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
-        """Multiply the values of K that share the ``at``-th scale, with a row for each of
-        ``sums``.
+        """Add the ``at``-th product of each row from ``rows`` on to its entry of
+        ``sums``, scaled.
         """
         n = sums[0].v.ty.lanes
         codes = self.codes
@@ -97,8 +100,8 @@ class LanesGemm(ByteStrips):
     def _dots(
         self, k: Builder, rows: Val, tokens: Tokens, at: Val, start: list[Val], n_rows: int
     ) -> list[list[Val]]:
-        """Return the dots of the codes, by row and vector of tokens, added to ``start``. As many as
-        an i16 holds are added up there first, on machines with such dots.
+        """Return the i32 dots ``[row][vector of tokens]`` of the ``at``-th product, added to
+        ``start``. As many as fit an i16 are added up there first, on machines with such dots.
         """
         isa = k.isa
         codes = self.codes

@@ -32,8 +32,8 @@ WIDENED = 16
 
 @dataclass(frozen=True)
 class FloatLanes(StripGemm):
-    """Strip product of floats. ``act`` "f32", or "bf16" with an even K. ``nr``: the lanes of two
-    vectors, or of half a vector.
+    """Strip product of float weights in vectors: a lane a token. ``act`` "f32", or "bf16" with an
+    even K. ``nr``: the lanes of two vectors, or of half a vector.
     """
 
     @property
@@ -42,12 +42,12 @@ class FloatLanes(StripGemm):
 
     @property
     def dwords(self) -> int:
-        """Dwords of a row."""
+        """Number of dwords in a row of activations."""
         return self.k // 2 if self.act == "bf16" else self.k
 
     @property
     def widens(self) -> bool:
-        """Whether weights must be widened to f32."""
+        """Whether weights must be widened to f32 before they are multiplied."""
         return self.act == "f32" and self.fmt.dtype != np.dtype(np.float32)
 
     def sums(
@@ -58,7 +58,9 @@ class FloatLanes(StripGemm):
     def _sums(
         self, k: Builder, strip: Strip, tokens: Tokens, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Multiply by ``n`` tokens."""
+        """Yield the sums of a strip's 16 rows with ``n`` tokens, a few rows at a time over all of
+        K.
+        """
         size = WIDENED if self.widens else AT_ONCE
         full, rest = divmod(self.dwords, size)
         n_rows = (
@@ -77,7 +79,7 @@ class FloatLanes(StripGemm):
     def _some(
         self, k: Builder, rows: list[Val], tokens: Tokens, at: Val, count: int, sums: list[Var]
     ) -> None:
-        """Multiply ``count`` dwords of each row, from the ``at``-th on."""
+        """Add the products of ``count`` dwords of each row, from the ``at``-th on, to ``sums``."""
         isa = k.isa
         n = sums[0].v.ty.lanes
         size = self.fmt.strides[0]
@@ -97,7 +99,9 @@ class FloatLanes(StripGemm):
             k.fence()
 
     def _dot(self, k: Builder, acc: Val, w: Val, x: Val) -> Val:
-        """Return ``acc`` plus the product of each lane's dword: one f32, or two bf16."""
+        """Return ``acc`` plus the product of the dwords in each lane of ``w`` and ``x``: one f32,
+        or two bf16.
+        """
         if self.act == "f32":
             return k.fma(w.bits(acc.ty), x.bits(acc.ty), acc)
         assert k.isa.dot_bf16 is not None
@@ -105,7 +109,9 @@ class FloatLanes(StripGemm):
         return k.isa.dot_bf16(k, acc, w.bits(pairs), x.bits(pairs))
 
     def _widened(self, k: Builder, rows: list[Val], count: int) -> list[Val]:
-        """Widen ``count`` weights of each row to f32; return their addresses."""
+        """Widen ``count`` weights of each row to f32 in stack memory; return the rows' addresses
+        there.
+        """
         load = self.fmt.load
         lanes = k.isa.lanes
         assert load is not None

@@ -1,1 +1,3 @@
-"""Mixture of experts: routing, and gathering tokens by expert."""
+"""Mixture of experts: routing, gathering rows by expert, combining results, and paging
+in weights.
+"""

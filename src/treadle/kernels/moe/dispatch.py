@@ -22,7 +22,7 @@ PIECE = 512  # values of a row in an item: decoding's single row then feeds seve
 
 @dataclass(frozen=True)
 class Gather(Spec):
-    """Gather activations of tokens, a row each, into groups of rows: row ``i`` is that of token
+    """Gather the activations of tokens, a row each, into groups of rows: row ``i`` is that of token
     ``rows[i]``.
 
     A group's dwords, scales and compensations are consecutive, so each dword of a row becomes one
@@ -40,7 +40,7 @@ class Gather(Spec):
     unit: int = DWORD
 
     def layout(self) -> ActivationLayout:
-        """Return the layout of the output."""
+        """Return the activation layout of the output."""
         return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -62,8 +62,8 @@ class Gather(Spec):
                 self._columns(k, rows, out, c, width, 1)
 
     def _columns(self, k: Builder, rows: list[Val], out: Val, c: Val, width: int, per: int) -> None:
-        """Write ``width`` dwords of each row, from the ``c``-th on, ``per`` adjacent ones of a row
-        together.
+        """Write ``width`` dwords of each row, from the ``c``-th on, ``per`` consecutive dwords of a
+        row side by side.
         """
         first = 0
         ty = (i32 if per == 1 else i64) * (width // per)
@@ -94,9 +94,9 @@ class Gather(Spec):
 
 @dataclass(frozen=True)
 class Combine(Spec):
-    """``out[n] = residual[n] + gain[n] shared[n] + sum of weights[n, s] y[row of (n, s)]``, ``k``
-    values each, added from the last term on, choices in order. ``mean``: the mean of the shared
-    term and the sum, instead of their sum.
+    """Add up the results of a token's choices: ``out[n] = residual[n] + gain[n] shared[n] + sum of
+    weights[n, s] y[row of (n, s)]``, ``k`` values each. Choices are added in order, then shared,
+    then the residual. ``mean``: the mean of the shared term and of the sum, instead of their sum.
 
     A choice's row comes from ``places``, or is its own number without these. ``gain`` is the
     sigmoid of ``gate``'s first column, or 1 without it. Items: tokens times pieces of PIECE values.

@@ -13,8 +13,9 @@ from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 @dataclass(frozen=True)
 class Fetch(Spec):
-    """Call ``call(address, bytes, advice)``, a C function, for an expert's part of each of ``n``
-    arrays: from the start of the page (of ``page`` bytes) in which it begins to its end.
+    """Ask the system for the memory pages of the chosen experts: call ``call(address, bytes,
+    advice)``, a C function, for an expert's part of each of ``n`` arrays, rounded down to the start
+    of its page (of ``page`` bytes).
 
     ``w``: an array's address; ``length``: bytes of an expert's part; ``pitch``: from one expert's
     part to the next. The experts are ``chosen``'s, i32, or those of ``tiles``, as ``Sort`` writes
@@ -47,4 +48,4 @@ class Fetch(Spec):
                 k.call_pointer(call, i32, [begin - early, length, advice])
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Do nothing: no value changes."""
+        """Do nothing: the step changes no value."""

@@ -41,11 +41,11 @@ class Route(Spec):
     ``per``: this many adjacent entries are one expert, whose number ``chosen`` holds; numbers may
     repeat.
 
-    ``sinks`` (Inkling): as many more scores follow, of experts that every token uses. They take
-    part in the sum that weights are divided by. With ``of_sinks`` their numbers and weights are the
-    results, in their order.
+    ``sinks`` (Inkling): the scores of this many experts that every token uses follow the others.
+    They take part in the sum that weights are divided by. With ``of_sinks`` the results are these
+    experts' numbers and weights, in their order.
 
-    ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
+    ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_given]``. Items:
     tokens.
     """
 
@@ -72,17 +72,17 @@ class Route(Spec):
 
     @property
     def by_p(self) -> bool:
-        """Whether p decides the choice, not the scores."""
+        """Whether ``p + bias`` decides the choice; else the scores do."""
         return self.bias or self.gating != SOFTMAX
 
     @property
     def n_given(self) -> int:
-        """Experts of a token in the results."""
+        """Number of a token's experts in the results."""
         return self.sinks if self.of_sinks else self.n_used
 
     @property
     def n_best(self) -> int:
-        """Number of a group's experts that make up its score."""
+        """Number of a group's best experts whose ranks are added up to the group's score."""
         return min(1 if self.gating == SOFTMAX else 2, self.n // self.n_groups)
 
     def scratch(self, lanes: int) -> int:
@@ -152,7 +152,9 @@ class Route(Spec):
         map_row(k, self.n, p, lambda v: v * share, p)
 
     def _near(self, k: Builder, rank: Val, top: Val) -> Val:
-        """Return the weight of the best expert among those in ``rank`` near it."""
+        """Return the weight of the best expert, whose score is ``top``: its softmax over itself and
+        the remaining scores in ``rank`` that are near it (``jitter``).
+        """
         ty = f32 * k.isa.lanes
         lanes = k.isa.lanes
         most, sums = k.splat(top, ty), k.var(k.zero(ty))
@@ -166,7 +168,9 @@ class Route(Spec):
         return 1.0 / (k.sum(sums.v) + 1.0)
 
     def _keep_groups(self, k: Builder, rank: Val, spare: Val, groups: Val) -> None:
-        """Set the rank of experts outside the best groups to minus infinity."""
+        """Set the rank of experts outside the best groups to minus infinity. ``spare`` and
+        ``groups`` are scratch.
+        """
         per = self.n // self.n_groups
         map_row(k, self.n, spare, lambda v: v, rank)
         with k.loop(self.n_groups) as g:
@@ -215,7 +219,9 @@ class Route(Spec):
         args.weights[: chosen.size] = (weights * self.scale).ravel()
 
     def _near_ref(self, scores: Any, chosen: Any) -> Any:
-        """Return the weight of each chosen expert at its turn."""
+        """Return the weight of each chosen expert as ``_near`` computes it, in the order of the
+        choices.
+        """
         left = scores.copy()
         weights = np.zeros(chosen.shape)
         for s, best in enumerate(chosen.T):
@@ -227,13 +233,17 @@ class Route(Spec):
 
 
 def common_factor(k: Builder, scale: float, total: Val | None) -> Val:
-    """Return the factor of all weights of a token. ``total``: their sum, if it divides them."""
+    """Return the factor of all weights of a token: ``scale``, divided by ``total``, the sum of the
+    weights, if given.
+    """
     factor = k.const(scale, f32)
     return factor if total is None else factor / k.max(total, LEAST)
 
 
 def gate(k: Builder, gating: str, score: Val) -> Val:
-    """Return the weight of a score that depends on no other score: SIGMOID or SQRT_SOFTPLUS."""
+    """Return the weight of one score for gatings that look at one score only: SIGMOID or
+    SQRT_SOFTPLUS.
+    """
     if gating == SIGMOID:
         return math.sigmoid(k, score)
     assert gating == SQRT_SOFTPLUS, gating
@@ -241,7 +251,7 @@ def gate(k: Builder, gating: str, score: Val) -> Val:
 
 
 def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
-    """Return the weights of all experts by their scores, float64 ``[N, n]``."""
+    """Return the weights p of all experts from ``scores``, float64 ``[N, n]``."""
     if gating == SIGMOID:
         return np.asarray(1 / (1 + np.exp(-scores)))
     if gating == SQRT_SOFTPLUS:
@@ -252,8 +262,8 @@ def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RouteByToken(Spec):
-    """The experts of a token by its id, and their weights by their scores, as those of ``Route``;
-    ``table`` is i32 ``[n_vocab, n_used]`` (DeepSeek V4, 2026). Items: tokens.
+    """Choose a token's experts by its id, from ``table`` i32 ``[n_vocab, n_used]``, and compute
+    their weights by their scores as ``Route`` does (DeepSeek V4, 2026). Items: tokens.
     """
 
     op: ClassVar[str] = "route_by_token"
@@ -266,7 +276,7 @@ class RouteByToken(Spec):
 
     @property
     def n_given(self) -> int:
-        """Experts of a token in the results."""
+        """Number of a token's experts in the results."""
         return self.n_used
 
     def scratch(self, lanes: int) -> int:
@@ -306,8 +316,8 @@ class RouteByToken(Spec):
 
 
 def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
-    """Return the index and value of the largest of ``n`` values, the first of equals, and overwrite
-    it with minus infinity.
+    """Return the index and the value of the largest of ``n`` f32 at ``at``, the first of equals,
+    and overwrite it with minus infinity.
     """
     lanes = k.isa.lanes
     ty = f32 * lanes
@@ -329,7 +339,7 @@ def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
 
 
 def load_padded(k: Builder, at: Val, count: int, rest: float) -> Val:
-    """Load ``count`` values into a vector, and fill it with ``rest``."""
+    """Load ``count`` f32 into a vector, and fill its other lanes with ``rest``."""
     ty = f32 * k.isa.lanes
     v = k.load_first(at, ty, count)
     if count == ty.lanes:
@@ -338,20 +348,22 @@ def load_padded(k: Builder, at: Val, count: int, rest: float) -> Val:
 
 
 def blocks_most(n_choices: int, n_experts: int, block: int) -> int:
-    """Return the most tiles, or blocks, of ``block`` rows that ``n_choices`` choices need."""
+    """Return an upper bound of the tiles, or blocks, of ``block`` rows that ``n_choices`` choices
+    of ``n_experts`` experts need.
+    """
     return min(n_experts, n_choices) + n_choices // block
 
 
 @dataclass(frozen=True)
 class Sort(Spec):
-    """Counting sort of the batch's *choices* (``n_used`` for each token) by expert, so that an
-    expert's choices are consecutive rows. An expert's rows begin at a multiple of ``block``; the
-    last block is filled with its first row. Experts with at most ``over`` choices, or more than
+    """Sort the batch's *choices* (``n_used`` for each token) by expert, so that an expert's choices
+    are consecutive rows. An expert's rows begin at a multiple of ``block``; the rest of its last
+    block repeats that block's first row. Experts with at most ``over`` choices, or more than
     ``upto`` if given, are left out.
 
     ``tiles``: their number, i64, then TILE records: at most ``most`` rows of one expert, without
-    filling. ``rows``: the number of blocks, i64, then each row's token, i32. ``places`` i32: each
-    choice's row, from ``first`` on. One item.
+    repeated rows. ``rows``: the number of blocks, i64, then each row's token, i32. ``places`` i32:
+    each choice's row, from ``first`` on. One item.
     """
 
     op: ClassVar[str] = "sort"
@@ -367,7 +379,7 @@ class Sort(Spec):
         return 8 * self.n
 
     def is_in(self, n: Val) -> Val:
-        """Whether an expert with ``n`` choices is included."""
+        """Return whether an expert with ``n`` choices is included, as a run-time value."""
         return (n > self.over) & (n <= self.upto) if self.upto else n > self.over
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:

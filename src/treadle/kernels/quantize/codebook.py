@@ -1,4 +1,4 @@
-"""Scale search for codebooks of four weights a point, with separate signs. The twins are
+"""Scale search for codebooks: a *point* is four weights without signs. The numpy twins are
 ``formats/scale_search.py`` and ``formats/nearest.py``.
 """
 
@@ -25,14 +25,14 @@ BITS = 4  # bits of a coordinate in a table's entry; the point's number is above
 
 @dataclass(frozen=True)
 class PointSearchKernel(LadderSearchKernel):
-    """``w = d * ladder[sc] * point[code]``, with the weights' own signs. In each four bytes of
-    ``codes`` the first two are a point's number, the third its signs.
+    """Search for formats of points: ``w = d * ladder[sc] * point[code]``, with the weights' own
+    signs. In each four bytes of ``codes`` the first two are a point's number, the third its signs.
     """
 
     op: ClassVar[str] = "search_points"
 
     def sizes(self) -> dict[str, int]:
-        """Rows of scratch, with the signs of each point's weights."""
+        """Return the rows of scratch by name; adds ``signs``, one row for each point."""
         return super().sizes() | {"signs": self.block // DIM}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
@@ -54,7 +54,9 @@ class PointSearchKernel(LadderSearchKernel):
         codes[:, 1::2, 2] = found.signs >> 4
 
     def scale_down(self, k: Builder, c: ScratchColumns) -> None:
-        """Also separate the signs."""
+        """Store the weights' signs in ``signs``, scale as the base class does, and make the weights
+        positive.
+        """
         ty = i32.like(c.ty)
         with k.loop(self.block // DIM) as group:
             signs = k.zero(ty)
@@ -74,7 +76,9 @@ class PointSearchKernel(LadderSearchKernel):
         return found
 
     def point(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> Val:
-        """Return the entry of the point nearest to the weights from the ``i``-th on."""
+        """Return the table entry of the point nearest to the four weights from the ``i``-th on,
+        times ``unit``; exactly if ``careful``.
+        """
         points: Nearest = self.how.points
         quick, nearby = tables(self.w)
         us = [c.load("x", i + j) * unit for j in range(DIM)]
@@ -97,7 +101,9 @@ class PointSearchKernel(LadderSearchKernel):
         return best.v
 
     def cell_of(self, k: Builder, us: list[Val], n: int) -> Val:
-        """Return the number of the cell, of ``n`` along each coordinate."""
+        """Return the number of the cell that holds a point's four coordinates ``us``, of ``n``
+        cells along each coordinate.
+        """
         alphabet = self.how.points.grid.alphabet
         pitch = (alphabet[-1] - alphabet[0]) / (n - 1)
         cell = k.zero(i32.like(us[0].ty))
@@ -125,15 +131,16 @@ class PointSearchKernel(LadderSearchKernel):
 
 
 def coordinates(k: Builder, entry: Val) -> list[Val]:
-    """Return the coordinates in a table's entry, f32."""
+    """Return the four coordinates in a table's entry, f32."""
     mask = (1 << BITS) - 1
     return [((entry >> (BITS * j)) & mask).to(f32) for j in range(DIM)]
 
 
 @lru_cache(maxsize=1)
 def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a format's points as entries, i32: by the cell of a quick lookup, ``[cells ** 4]``,
-    and those near each of the larger cells, ``[alphabet ** 4, NEARBY]``.
+    """Return a format's points as i32 entries, in two tables: the point of each cell of the quick
+    lookup, ``[cells ** 4]``, and the points near each of the larger cells, ``[alphabet ** 4,
+    NEARBY]``.
     """
     points: Nearest = by_name(name).search.points
     at = points.grid.points.astype(np.int32)
@@ -144,5 +151,5 @@ def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fits(points: Nearest | None) -> bool:
-    """Whether a codebook's points fit a table's entry."""
+    """Whether a codebook's points can be table entries: four coordinates of BITS bits."""
     return points is not None and points.grid.dim == DIM and points.grid.alphabet[-1] < 1 << BITS

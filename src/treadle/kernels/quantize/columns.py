@@ -1,4 +1,4 @@
-"""Working data of the scale searches: columns of vectors in scratch, codes, and f16 scales."""
+"""Data of a scale search in scratch: columns of vectors; and rounding of codes and f16 scales."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from treadle.jit.types import Ty, f16, f32, i16
 
 
 class ScratchColumns:
-    """Named rows of f32 vectors in scratch, ``n`` of each name; a lane is a super-block."""
+    """Named arrays of f32 vectors in scratch; ``sizes``: the number of vectors of each name. A lane
+    is a super-block.
+    """
 
     def __init__(self, k: Builder, base: Val, sizes: dict[str, int]) -> None:
         self.k = k
@@ -44,7 +46,7 @@ def inverse(k: Builder, d: Val) -> Val:
 
 
 def or_huge(k: Builder, scale: Val) -> Val:
-    """Return the scale, or one so large that all codes are 0 if it is 0."""
+    """Return ``scale``, or where it is 0 a scale so large that all codes become 0."""
     return k.select(scale.eq(0.0), k.const(float(HUGE), scale.ty), scale)
 
 
@@ -55,8 +57,8 @@ def near_f16(k: Builder, d: Val) -> Val:
 
 
 def wide_f16(k: Builder, largest: Val, top: Val) -> Val:
-    """Return the f16 nearest to ``largest / top``, or the next one up if ``top`` times it is below
-    0.998 ``largest``.
+    """Return an f16 scale (as f32) for ``largest / top``: the nearest, or the next one up if
+    ``top`` times it is below 0.998 ``largest``.
     """
     d = near_f16(k, k.max(largest / top, 0.0))
     short = (d * top < largest * 0.998) & (d < F16_MAX)
@@ -64,7 +66,7 @@ def wide_f16(k: Builder, largest: Val, top: Val) -> Val:
 
 
 def beside_f16(k: Builder, d: Val, step: int) -> Val:
-    """Return the next f16 away from 0 for ``step = 1``, towards it for -1."""
+    """Return the next f16 away from 0 for ``step`` 1, towards 0 for -1, ``d`` itself for 0."""
     if not step:
         return d
     stays = d.eq(0.0) if step < 0 else k.abs(d).eq(F16_MAX)
@@ -72,7 +74,7 @@ def beside_f16(k: Builder, d: Val, step: int) -> Val:
 
 
 def next_f16(k: Builder, d: Val, step: int) -> Val:
-    """Return the f16 whose bits are larger by ``step``."""
+    """Return the f16 (as f32) whose bits, as an integer, are those of ``d`` plus ``step``."""
     bits = k.isa.narrow_f16(k, d).bits(i16.like(d.ty)) + step
     return widened(k, bits.bits(f16.like(d.ty)))
 

@@ -1,4 +1,4 @@
-"""Scale search of K-quants as a kernel: base of ``offset.py`` and ``signed.py``.
+"""Scale search of K-quants as a kernel: base of ``offset.py``, ``signed.py`` and ``ladder.py``.
 ``formats/k_search.py`` describes the method, and is the numpy twin. A small block, as of Q4_0, is a
 super-block of one sub-block.
 
@@ -7,7 +7,7 @@ added across lanes and no step waits for another. An item is as many super-block
 lanes. Scratch holds them as columns: vector i of ``x`` is weight i of every lane.
 
 The twin rounds each product before it is added; a kernel's FMA does not. So if two candidates are
-almost equal, the two may choose differently, and descend from there.
+almost equal, kernel and twin may choose differently, and descend from different candidates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from treadle.kernels.transpose import transpose
 
 @dataclass(frozen=True)
 class SearchKernel(Spec):
-    """Search for the super-blocks of format ``w`` for ``x f32 [n, block]``; ``aware``: errors are
-    weighted by ``importance f32 [n, block]``.
+    """Base of the searches: find the scales and codes of format ``w`` for ``x f32 [n, block]``.
+    ``aware``: errors are weighted by ``importance f32 [n, block]``.
 
     Writes ``d`` (and ``dmin``) f32 ``[padded]``, ``codes`` bytes ``[padded, block]``, and a
     sub-block's integers (``sc``, and ``m``) bytes ``[items, n_sub, lanes]``; padded is items times
@@ -54,12 +54,12 @@ class SearchKernel(Spec):
 
     @property
     def how(self) -> Any:
-        """The format's search: the candidates to try."""
+        """The format's search (in ``formats/``): the candidates to try."""
         return by_name(self.w).search
 
     @property
     def block(self) -> int:
-        """Weights of a super-block."""
+        """Number of weights in a super-block."""
         return by_name(self.w).block
 
     @property
@@ -69,12 +69,12 @@ class SearchKernel(Spec):
 
     @property
     def length(self) -> int:
-        """Weights of a sub-block."""
+        """Number of weights in a sub-block."""
         return self.block // self.n_sub
 
     def sizes(self) -> dict[str, int]:
-        """Rows of scratch. ``best_``: the best so far; ``try_``: the start of a step; ``new_``: the
-        result of a step.
+        """Return the rows of scratch by name. ``best_``: the best so far; ``try_``: the start of a
+        step; ``new_``: the result of a step.
         """
         each = [f"{kind}_{name}" for kind in ("best", "try", "new") for name in self.integers]
         ones = [f"{kind}_{name}" for kind in ("best", "try") for name in self.scales]
@@ -92,7 +92,9 @@ class SearchKernel(Spec):
         return sum(self.sizes().values()) * 4 * lanes
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Any:
-        """Return the first ``n`` super-blocks that the kernel wrote, in the twin's form."""
+        """Return the first ``n`` super-blocks of the kernel's output ``arrays`` as the twin's
+        result class.
+        """
         made = {name: arrays[name][:n] for name in self.scales}
         for name in self.integers:
             each = arrays[name].view(self.byte).transpose(0, 2, 1)
@@ -100,7 +102,7 @@ class SearchKernel(Spec):
         return self.found(**made, q=arrays["codes"].view(self.byte)[:n])
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin."""
+        """Run the numpy twin, and write its result as the kernel does."""
         shape = (args.n, self.block)
         weights = args.importance.reshape(shape) if self.aware else None
         found = self.how.run(args.x.reshape(shape), weights)
@@ -113,7 +115,7 @@ class SearchKernel(Spec):
         args.codes.view(self.byte)[: args.n] = found.q
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the search: read, fit, descend and write for each item."""
         with k.loop(frame.end, start=frame.begin) as item:
             self.read(k, frame, item)
             self.do(k, "fit", frame.scratch)
@@ -121,8 +123,8 @@ class SearchKernel(Spec):
             self.write(k, frame, item)
 
     def do(self, k: Builder, name: str, scratch: Val, *more: Any) -> None:
-        """Call a step of the search, emitted once as a function of its own: it has many callers,
-        and gets all registers.
+        """Call the step of the search named ``name``. It is emitted once as a function of its own:
+        it has many callers, and gets all registers.
         """
 
         def emit(inner: Builder, base: Val) -> None:
@@ -136,8 +138,8 @@ class SearchKernel(Spec):
     # -- in and out -----------------------------------------------------------------------------
 
     def read(self, k: Builder, frame: Frame, item: Val) -> None:
-        """Transpose rows to columns. Blocks that no f16 can scale are marked in ``spoilt``, and
-        become zeros.
+        """Load an item's rows as columns. Super-blocks with NaN, infinity or weights that no f16
+        can scale are marked in ``spoilt``, and become zeros.
         """
         c = ScratchColumns(k, frame.scratch, self.sizes())
         lanes = k.isa.lanes
@@ -163,12 +165,14 @@ class SearchKernel(Spec):
             self.weigh(k, c)
 
     def row(self, k: Builder, frame: Frame, item: Val, lane: int) -> Val:
-        """Return the byte offset of a lane's super-block; past the end, the last one's."""
+        """Return the byte offset of the super-block of lane ``lane``; past the end, that of the
+        last one.
+        """
         return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * self.block)
 
     def weigh(self, k: Builder, c: ScratchColumns) -> None:
-        """Normalise importances to a mean of about 1, none of them 0, as ``relative`` does; store
-        their products with x.
+        """Normalise the importances ``w`` to a mean of about 1, none of them 0, as ``relative`` in
+        ``formats/`` does; store their products with x in ``xw``, and their sums in ``sum_w``.
         """
         zero = k.zero(c.ty)
         one = k.const(1.0, c.ty)
@@ -197,7 +201,7 @@ class SearchKernel(Spec):
             c.store("sum_w", sums.v, sub)
 
     def write(self, k: Builder, frame: Frame, item: Val) -> None:
-        """Transpose columns to rows."""
+        """Store the best scales, integers and codes of an item as rows."""
         c = ScratchColumns(k, frame.scratch, self.sizes())
         lanes = k.isa.lanes
         at = item * lanes
@@ -218,7 +222,7 @@ class SearchKernel(Spec):
     # -- the descent ----------------------------------------------------------------------------
 
     def descend(self, k: Builder, scratch: Val) -> None:
-        """Descend from the best of several starts, as the twin's ``KSearch.search``."""
+        """Search from the best of several starts, as the twin's ``KSearch.search``."""
         c = ScratchColumns(k, scratch, self.sizes())
         c.store("best_error", k.const(float("inf"), c.ty))
         c.store("may", k.const(1.0, c.ty))
@@ -247,14 +251,16 @@ class SearchKernel(Spec):
             self.attempt(k, scratch, "best", self.beside_steps)
 
     def attempt(self, k: Builder, scratch: Val, source: str, steps: tuple[int, ...]) -> None:
-        """Step from the integers of ``source`` with the scales in ``try_``, and keep
-        improvements.
+        """Search with the scales in ``try_`` all integers ``steps`` away from those of ``source``,
+        and keep the result in the lanes where it is better.
         """
         self.do(k, "look", scratch, source, steps)
         self.do(k, "better", scratch)
 
     def better(self, k: Builder, c: ScratchColumns) -> None:
-        """Keep the result with the smaller error, in each lane that may change."""
+        """Copy the result in ``new_`` to ``best_``, in each lane that may change (``may``) and
+        whose error is smaller.
+        """
         new = c.load("new_error")
         old = c.load("best_error")
         less = (new < old) & (c.load("may") > 0.0)
@@ -268,7 +274,7 @@ class SearchKernel(Spec):
                 c.store(f"best_{name}", k.select(less, *both), sub)
 
     def energy(self, k: Builder, c: ScratchColumns) -> Val:
-        """Return the weighted sum of squares of each lane."""
+        """Return the (weighted) sum of squares of each super-block."""
         total = k.var(k.zero(c.ty))
         with k.loop(self.block) as i:
             x = c.load("x", i)
@@ -276,8 +282,8 @@ class SearchKernel(Spec):
         return total.v
 
     def polish(self, k: Builder, c: ScratchColumns, scratch: Val) -> None:
-        """Try every integer from half of the top to the top for the largest one, with the fitted
-        scales.
+        """Try, with the fitted scales, every integer from half of the top to the top as the largest
+        one.
         """
         for name in self.integers:
             largest = k.var(k.zero(c.ty))
@@ -294,7 +300,9 @@ class SearchKernel(Spec):
                     self.attempt(k, scratch, "try", (0,))
 
     def polish_one(self, k: Builder, c: ScratchColumns, scale: str, integer: str, i: Val) -> None:
-        """Set up one try: one scale and its integers anew, the others at their best."""
+        """Set up one try of ``polish`` in ``try_``: ``scale``, and its integers scaled so that the
+        largest is ``i``; all else as in ``best_``.
+        """
         for name in self.scales:
             c.store(f"try_{name}", c.load(f"best_{name}"))
         wanted = k.splat(i.to(i32).to(f32), c.ty)
@@ -311,9 +319,9 @@ class SearchKernel(Spec):
     def errors(
         self, k: Builder, c: ScratchColumns, sub: Val, lines: list[tuple[Val, Val | None]]
     ) -> list[Val]:
-        """Return the rounding error of a sub-block on each line (a unit and an offset), in squared
-        steps. A single line is summed in two halves, so that an FMA need not wait for the previous
-        one.
+        """Return the rounding error of sub-block ``sub`` on each line (unit, offset): the sum of
+        ``(u - round(u))**2``, ``u = x * unit + offset``. A single line is summed in two halves, so
+        that an FMA need not wait for the previous one.
         """
         halves = 2 if len(lines) == 1 else 1
         sums = [[k.var(k.zero(c.ty)) for _ in range(halves)] for _ in lines]
@@ -332,7 +340,7 @@ class SearchKernel(Spec):
 
     @property
     def reach(self) -> float:
-        """Largest weight, as a multiple of the largest f16."""
+        """Largest weight that can be stored, as a multiple of the largest f16."""
         raise NotImplementedError
 
     @property
@@ -341,16 +349,16 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def start_table(self) -> Any:
-        """Return the rows, f32 ``[starts, n]``, that ``start`` reads."""
+        """Return the starts, f32 ``[starts, n]``: the rows that ``start`` reads."""
         raise NotImplementedError
 
     def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
-        """Store the initial scales and integers in ``try_``."""
+        """Store in ``try_`` the scales and integers of the start at ``row``."""
         raise NotImplementedError
 
     def fit(self, k: Builder, c: ScratchColumns) -> None:
-        """Store each sub-block's best unrounded scale (and minimum) in ``fit_``, the block's
-        largest in ``most_``.
+        """Store each sub-block's best unrounded scale (and minimum) in ``fit_``, and the largest of
+        the super-block in ``most_``.
         """
         raise NotImplementedError
 
@@ -365,11 +373,13 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
-        """Return a function from a weight's number in the sub-block to its code, f32, with the best
-        scales.
+        """Return a function from a weight's number in sub-block ``sub`` to its code, f32, with the
+        best scales and integers.
         """
         raise NotImplementedError
 
     def made(self, k: Builder, c: ScratchColumns) -> Sequence[Val]:
-        """Return the scales to write."""
+        """Return the scales to write, in the order of ``scales``; NaN or infinity for a spoilt
+        super-block.
+        """
         raise NotImplementedError

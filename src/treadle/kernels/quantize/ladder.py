@@ -1,5 +1,6 @@
-"""Scale search for a block's scale and its sub-blocks' rungs, as a kernel; the nearest value is
-read from a table of cells. ``formats/scale_search.py`` is the twin.
+"""Scale search for formats with a table of values, as a kernel: a sub-block's scale is one of
+equally spaced *rungs* times the block's. The nearest value is read from a table of cells. The numpy
+twin is ``formats/scale_search.py``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ EXPONENTS = -120, 120  # range of the exponent of the largest weight, used for s
 
 @dataclass(frozen=True)
 class LadderSearchKernel(SearchKernel):
-    """``w = d * ladder[sc] * values[code]``. The twin's quick and careful lookups are the same
-    here, because the table gives the nearest value.
+    """Search for formats with a table of values: ``w = d * ladder[sc] * values[code]``. The twin's
+    quick and careful lookups are the same here, because the table gives the nearest value.
     """
 
     op: ClassVar[str] = "search_ladder"
@@ -40,13 +41,13 @@ class LadderSearchKernel(SearchKernel):
 
     @property
     def pitch(self) -> float:
-        """Distance of two rungs; 0 for a single rung."""
+        """Distance of two neighbouring rungs; 0 for a single rung."""
         ladder = self.how.ladder
         return float(ladder[1] - ladder[0]) if len(ladder) > 1 else 0.0
 
     @property
     def around(self) -> tuple[int, ...]:
-        """Rung offsets to try."""
+        """Offsets of a rung's number to try."""
         return AROUND if self.pitch else AROUND[:1]
 
     @property
@@ -54,14 +55,14 @@ class LadderSearchKernel(SearchKernel):
         return float(np.finfo(np.float32).max) / F16_MAX  # approximates any finite value
 
     def sizes(self) -> dict[str, int]:
-        """Rows of scratch. Adds powers of two to and from weights of about one, and the best
-        candidates of d.
+        """Return the rows of scratch by name; adds the powers of two that scale weights (``up``,
+        ``down``), and the best candidates of d.
         """
         tops = {f"top{i}_{name}": n for i in range(CAREFUL) for name, n in self.kept().items()}
         return super().sizes() | {"up": 1, "down": 1} | tops
 
     def kept(self) -> dict[str, int]:
-        """Rows of scratch of one candidate of d."""
+        """Return the rows of scratch, by name, of one candidate of d."""
         return {"error": 1, "d": 1, "sc": self.n_sub}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
@@ -78,7 +79,7 @@ class LadderSearchKernel(SearchKernel):
         args.codes[: args.n] = found.codes
 
     def put_ref(self, args: Any, found: ScaleFit) -> None:
-        """Store scales and rungs as the kernel writes them."""
+        """Write the scales and rungs of the twin's result as the kernel writes them."""
         args.d[: args.n] = found.d
         lanes = args.sc.shape[-1]
         for i, each in enumerate(found.steps):
@@ -112,8 +113,8 @@ class LadderSearchKernel(SearchKernel):
         c.store("most_sc", largest.v)
 
     def scale_down(self, k: Builder, c: ScratchColumns) -> None:
-        """Scale to about one by a power of two, which is exact: squares neither overflow nor
-        underflow.
+        """Scale each super-block's weights to about one by a power of two, which is exact: squares
+        neither overflow nor underflow.
         """
         top = k.var(k.zero(c.ty))
         with k.loop(self.block) as i:
@@ -131,7 +132,9 @@ class LadderSearchKernel(SearchKernel):
     def dots(
         self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool
     ) -> tuple[Val, Val]:
-        """Return the products with x, and the squares, of the values nearest to ``x / t``."""
+        """Return two sums over sub-block ``sub`` for the values y nearest to ``x / t``: of ``x y``
+        and of ``y y``, weighted if ``aware``.
+        """
         xy = k.var(k.zero(c.ty))
         yy = k.var(k.zero(c.ty))
         unit = reciprocal(k, t)
@@ -144,8 +147,8 @@ class LadderSearchKernel(SearchKernel):
         return xy.v, yy.v
 
     def nearest(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> list[Val]:
-        """Return the values nearest to TOGETHER weights from the ``i``-th on, in this unit; exactly
-        if ``careful``.
+        """Return the values nearest to the TOGETHER weights from the ``i``-th on, times ``unit``;
+        exactly if ``careful``.
         """
         table = k.table(self.how.values[self.how.nearest])
         cells = [self.cell(k, c.load("x", i + j) * unit) for j in range(TOGETHER)]
@@ -161,7 +164,7 @@ class LadderSearchKernel(SearchKernel):
     # -- all of them together -------------------------------------------------------------------
 
     def descend(self, k: Builder, scratch: Val) -> None:
-        """Keep the best few of many values of d; then take the best of these, refitted."""
+        """Try many values of d and keep the best few; then take the best of these, refitted."""
         c = ScratchColumns(k, scratch, self.sizes())
         infinite = k.const(float("inf"), c.ty)
         for name in ("best_error", *(f"top{i}_error" for i in range(CAREFUL))):
@@ -181,11 +184,15 @@ class LadderSearchKernel(SearchKernel):
         self.attempt(k, scratch, "best", self.around)
 
     def to_f16(self, k: Builder, c: ScratchColumns, d: Val) -> Val:
-        """Return the nearest f16 in units of the block."""
+        """Return the nearest f16 of ``d``, which is in the units of the scaled weights
+        (``scale_down``).
+        """
         return near_f16(k, d * c.load("up")) * c.load("down")
 
     def start_at(self, k: Builder, c: ScratchColumns, d: Val) -> None:
-        """Store d, and the rung that brings each sub-block nearest to its own scale."""
+        """Store ``d`` in ``try_d``, and for each sub-block the rung nearest to its own best scale
+        in ``try_sc``.
+        """
         c.store("try_d", d)
         unit = reciprocal(k, d)
         ladder = self.how.ladder
@@ -199,7 +206,7 @@ class LadderSearchKernel(SearchKernel):
             c.store("try_sc", rounded(k, at, 0.0, len(ladder) - 1.0), sub)
 
     def rung(self, k: Builder, sc: Val) -> Val:
-        """Return the scale of rung number ``sc``."""
+        """Return the scale of rung number ``sc``, relative to d."""
         return sc * self.pitch + float(self.how.ladder[0])
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
@@ -221,7 +228,7 @@ class LadderSearchKernel(SearchKernel):
         c.store("new_error", total.v)
 
     def error(self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool) -> Val:
-        """Return a sub-block's error at this scale."""
+        """Return sub-block ``sub``'s (weighted) squared error at scale ``t``."""
         unit = reciprocal(k, t)
         total = k.var(k.zero(c.ty))
         with k.loop(self.length, step=TOGETHER) as first:
@@ -232,7 +239,9 @@ class LadderSearchKernel(SearchKernel):
         return total.v
 
     def keep(self, k: Builder, c: ScratchColumns) -> None:
-        """Insert into the sorted best candidates; of equals the earlier stays first."""
+        """Insert the result in ``new_`` into the sorted best candidates; of equals the earlier
+        stays first.
+        """
         new = c.load("new_error")
         better = [new < c.load(f"top{i}_error") for i in range(CAREFUL)]
         sources = {"error": "new_error", "d": "try_d", "sc": "new_sc"}
@@ -268,5 +277,5 @@ class LadderSearchKernel(SearchKernel):
 
 
 def reciprocal(k: Builder, t: Val) -> Val:
-    """Return 1 / t, and 0 if t is no valid scale."""
+    """Return 1 / t, and 0 where t is too small to be a scale."""
     return k.select(k.abs(t) < float(TINY), k.zero(t.ty), 1.0 / t)

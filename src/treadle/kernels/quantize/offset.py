@@ -19,7 +19,7 @@ AT_ONCE = 2  # grid points tried together: their sums are independent
 
 @dataclass(frozen=True)
 class OffsetSearchKernel(SearchKernel):
-    """Search of scales and minimums: ``w = d * sc * q - dmin * m``."""
+    """Search for formats with scales and minimums: ``w = d * sc * q - dmin * m``."""
 
     op: ClassVar[str] = "search_offset"
     scales: ClassVar[tuple[str, ...]] = ("d", "dmin")
@@ -35,14 +35,16 @@ class OffsetSearchKernel(SearchKernel):
         return top
 
     def sizes(self) -> dict[str, int]:
-        """Rows of scratch. Adds y and yw, a sub-block shifted to start at 0, and each lane's
-        sign.
+        """Return the rows of scratch by name; adds the sub-block shifted to start at 0 (``y``,
+        weighted ``yw``), and each lane's ``sign``.
         """
         more = {"sum_x": self.n_sub, "sign": 1, "y": self.length}
         return super().sizes() | more | ({"yw": self.length} if self.aware else {})
 
     def weight(self, k: Builder, c: ScratchColumns, sub: Val) -> Val:
-        """Return a sub-block's importance."""
+        """Return the sum of the importances of sub-block ``sub``; without importances
+        its length.
+        """
         return c.load("sum_w", sub) if self.aware else k.const(float(self.length), c.ty)
 
     @property
@@ -76,7 +78,9 @@ class OffsetSearchKernel(SearchKernel):
             c.store(f"most_{name}", largest.v)
 
     def face(self, k: Builder, c: ScratchColumns) -> None:
-        """Negate the lanes that are mostly positive: a minimum above 0 cannot be represented."""
+        """Negate the super-blocks that are mostly positive, and store the sign: a minimum above 0
+        cannot be represented.
+        """
         above = k.var(k.zero(c.ty))
         below = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -98,7 +102,7 @@ class OffsetSearchKernel(SearchKernel):
             c.store("sum_x", total.v, sub)
 
     def least_and_most(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val]:
-        """Return the smallest and the largest weight of a sub-block."""
+        """Return the smallest and the largest weight of sub-block ``sub``."""
         least = most = c.load("x", sub * self.length)
         for j in range(1, self.length):
             x = c.load("x", sub * self.length + j)
@@ -107,8 +111,9 @@ class OffsetSearchKernel(SearchKernel):
         return least, most
 
     def from_zero(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val, Val]:
-        """Store the sub-block minus its smallest weight (or 0 if that is positive) in y, so that
-        sums keep their precision for any offset. Return that weight, 1 / range, and the sum of y.
+        """Store in y sub-block ``sub`` minus its smallest weight (or minus 0 if that is positive),
+        so that sums keep their precision for any offset. Return that weight, 1 / range, and the sum
+        of y.
         """
         least, most = self.least_and_most(k, c, sub)
         low = k.min(least, 0.0)
@@ -132,8 +137,8 @@ class OffsetSearchKernel(SearchKernel):
         known: tuple[Val, Val, Val, Val],
         best: dict[str, Var],
     ) -> None:
-        """Try AT_ONCE grid points: round to codes, then fit the line through them by least
-        squares.
+        """Try the AT_ONCE grid points at ``row`` for sub-block ``sub``: round to codes, fit the
+        line through them by least squares, and keep it in ``best`` if it explains more.
         """
         unit, w, sum_y, free = known
         spots = [

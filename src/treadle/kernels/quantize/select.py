@@ -14,8 +14,8 @@ from treadle.kernels.quantize.signed import SignedSearchKernel
 
 
 def search_kernel(fmt: Format, aware: bool) -> SearchKernel | None:
-    """Return a format's search kernel; None if it has no search, or only a numpy one. ``aware``:
-    the search uses the weights' importance.
+    """Return the kernel of a format's search; None if it has no search, only a numpy one, or
+    without importances only rounds (``Format.rounds``). ``aware``: with the weights' importances.
     """
     kind = _kind_of(fmt.search) if aware or not fmt.rounds else None
     return kind(fmt.name, aware) if kind else None

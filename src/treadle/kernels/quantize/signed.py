@@ -22,7 +22,7 @@ AT_ONCE = 3  # grid points tried together: their sums are independent
 
 @dataclass(frozen=True)
 class SignedSearchKernel(SearchKernel):
-    """Search of scales for formats without minimums, ``w = d * sc * q``."""
+    """Search for formats without minimums, with signed scales: ``w = d * sc * q``."""
 
     op: ClassVar[str] = "search_signed"
     scales: ClassVar[tuple[str, ...]] = ("d",)
@@ -81,9 +81,10 @@ class SignedSearchKernel(SearchKernel):
         best: tuple[Var, Var],
         outer: bool,
     ) -> None:
-        """Try grid points: round to codes, then least squares. Codes of ``outer`` points may reach
-        the ends of the code range, so both signs are tried; for the others both signs give the
-        same.
+        """Try grid points (``factors``) for sub-block ``sub``: round to codes, fit the scale by
+        least squares, and keep it in ``best`` if it explains more. Codes of ``outer`` points may
+        reach the ends of the code range, so both signs are tried; for the others both signs give
+        equal results.
         """
         low, high = self.ends
         tries: list[tuple[Val, float, tuple[float, float] | None]] = [

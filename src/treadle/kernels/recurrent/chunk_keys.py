@@ -1,9 +1,10 @@
-"""Keys and queries of 32 tokens, prepared for all heads of their group on matrix registers.
+"""Keys and queries of 32 tokens (a *chunk*), prepared for all heads of their group on matrix
+registers.
 
-For each chunk and group, with ``N = n_state``: registers of a of the queries ``[2, N/32]``; of the
-keys transposed, rows of N and tokens along K, ``[N/16]``; the products of each query with each key,
-f32 ``[32, 32]``. With ``solves`` (the delta rule) also the keys, laid out as the queries, and the
-products of each key with each key.
+For each chunk and group, with ``N = n_state``: registers of a with the queries ``[2, N/32]``;
+registers of a with the keys transposed, rows of N and tokens along K, ``[N/16]``; the products of
+each query with each key, f32 ``[32, 32]``. With ``solves`` (the delta rule) also the keys, laid out
+as the queries, and the products of each key with each key.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ DOTS = 4 * CHUNK * CHUNK  # bytes of the products of all tokens with all tokens
 
 @dataclass(frozen=True)
 class ChunkKeys(Spec):
-    """Prepare keys and queries by chunks. Items: chunks of a run's tokens x groups. Tokens past the
-    last one repeat it.
+    """Prepare a run's keys and queries by chunks of 32 rows. Places past the run's last token
+    repeat it. Items: chunks x groups.
     """
 
     op: ClassVar[str] = "chunk_keys"
@@ -40,7 +41,7 @@ class ChunkKeys(Spec):
 
     @property
     def rows_bytes(self) -> int:
-        """Bytes of all registers of one kind."""
+        """Bytes of the registers that hold the queries, or the keys, of a chunk."""
         return 2 * CHUNK * self.n_state
 
     @property
@@ -61,7 +62,7 @@ class ChunkKeys(Spec):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a chunk of one group."""
+        """Bytes of the output for one chunk of one group."""
         return self.known_off + DOTS if self.solves else self.keys_off
 
     def scratch(self, lanes: int) -> int:
@@ -107,7 +108,7 @@ class ChunkKeys(Spec):
         matrix.end(k)
 
     def _transposed(self, k: Builder, source: Val, to: Val, n: int) -> None:
-        """Transpose each register's dwords."""
+        """Transpose the dwords of each of ``n`` registers, from ``source`` to ``to``."""
         with k.loop(n) as i:
             at = i * REGISTER
             rows = [k.load(source + at, i32 * SIDE, offset=LINE * r) for r in range(SIDE)]
@@ -116,8 +117,8 @@ class ChunkKeys(Spec):
                     k.store(to + at, v, offset=LINE * c + j * v.ty.n_bytes)
 
     def _see(self, k: Builder, rows: Val, right: Val, to: Val) -> None:
-        """Multiply each of 32 rows with each key; ``right`` has the keys by registers ``[2,
-        N/32]``.
+        """Store the products of each of 32 rows at ``rows`` with each key, f32 ``[32, 32]``, at
+        ``to``. ``right``: the keys as registers of b ``[2, N/32]``.
         """
         matrix = k.isa.matrix
         apart = self.rows_bytes // 2
@@ -131,9 +132,10 @@ class ChunkKeys(Spec):
     # -- numpy's view ---------------------------------------------------------------------------
 
     def read_ref(self, chunk: np.ndarray, *, turns: bool = False) -> dict[str, np.ndarray]:
-        """Decode a chunk of one group, float64: ``queries``, ``keys`` and ``turned`` (the keys once
-        more), ``[32, N]``; ``seen`` and ``known``, the products, ``[32, 32]``. ``turns``: the
-        machine transposes registers of a.
+        """Decode the output for one chunk of one group, float64: ``queries``, ``keys`` and
+        ``turned`` (the transposed keys, transposed back), ``[32, N]``; ``seen`` (query by key) and
+        ``known`` (key by key), ``[32, 32]``. ``turns``: the machine keeps registers of a
+        transposed.
         """
         n = self.n_state
 
@@ -187,7 +189,7 @@ Side: TypeAlias = "tuple[Val, int, int]"
 
 
 def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
-    """Load two registers from ``first`` on, ``apart`` bytes apart."""
+    """Load registers ``first`` and ``first + 1`` from addresses ``apart`` bytes apart."""
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
     for half in range(2):
@@ -195,9 +197,9 @@ def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
 
 
 def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
-    """Multiply 32 rows by 32 columns, summed over ``n`` blocks of values, and store the sums. Each
-    side is: its address, the bytes from one block's register to the next, and from the first 16
-    rows to the others.
+    """Multiply 32 rows by 32 columns, summed over ``n`` blocks of 32 values, and store the sums at
+    ``to``, f32 ``[32, 32]``. A side is (address, bytes from one block's register to the next, bytes
+    from the first 16 rows' register to the others').
     """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
@@ -212,7 +214,7 @@ def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
 
 
 def sums(to: Val, stride: Val | int) -> list[Val]:
-    """Return the addresses of the first rows of the four registers of sums, among 32 rows of 32
-    values.
+    """Return the addresses of the first rows of the four registers of sums, in an array ``[32,
+    32]`` of f32 at ``to`` with rows ``stride`` bytes apart.
     """
     return [to + (stride * (c // 2 * SIDE) + c % 2 * LINE) for c in range(4)]

@@ -6,8 +6,8 @@ is::
 
     left[t] query_t S + sum over s <= t of left[t, s] (query_t key_s) new_s
 
-(Dao and Gu, 2024; Yang and others, 2024). With the update of the state, that is three products of
-registers. Products of queries and keys are common to the group, and computed before
+(Dao and Gu, 2024; Yang and others, 2024). With the update of the state, that is three products on
+matrix registers. Products of queries and keys are common to a group of heads, and computed before
 (``chunk_keys.py``). Register operands are bf16, as in products of many tokens; states and sums are
 f32.
 
@@ -42,11 +42,11 @@ HALVES = range(CHUNK // SIDE)
 
 
 class ChunkScratch(NamedTuple):
-    """Byte offsets in scratch, after the registers' configuration and the state. In bf16: the
-    state; what tokens add; that times the decay until the chunk's end; the weights of tokens for
-    each other. In f32: the outputs. With ``solves``: the keys' products with the state and with
-    each other, and what tokens add. Then for each token: the first rate, the decay since the
-    chunk's start, and the decay until its end.
+    """Byte offsets in scratch, after the registers' configuration and the state. In bf16: the state
+    (``narrow``); the update of each token (``new``); the update decayed to the chunk's end
+    (``kept``); the weights of tokens for each other. In f32: the outputs (``seen``). With
+    ``solves``: the keys' products with the state and with each other, and the updates. Then for
+    each token: the first rate, the decay since the chunk's start, and the decay until its end.
     """
 
     narrow: int
@@ -65,8 +65,8 @@ class ChunkScratch(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunked(Scan):
-    """Recurrence by chunks. Items: sequences x heads x 32 columns. ``chunks``: the output of
-    ``ChunkKeys`` for this run.
+    """Base of the recurrences by chunks. ``chunks``: the output of ``ChunkKeys`` for this run.
+    Items: sequences x heads x 32 columns.
     """
 
     state_at: ClassVar[int] = LINE
@@ -116,7 +116,7 @@ class Chunked(Scan):
 
 
 class Chunk:
-    """32 columns of a head's state and 32 tokens, from ``first`` on."""
+    """Emits one chunk: 32 columns of a head's state, and the 32 tokens from row ``first`` on."""
 
     def __init__(
         self,
@@ -166,38 +166,41 @@ class Chunk:
                         k.store(self.out + t * self.out_stride, v, offset=LINE * j)
 
     def _value(self, t: Val) -> list[Val]:
-        """Return a token's value; for a token of another sequence, the nearest own one's."""
+        """Return token ``t``'s value; if it belongs to another sequence, that of this sequence's
+        nearest token.
+        """
         row = self.k.max(self.begin, self.k.min(t, self.end - 1))
         return self._rows(self.values + row * self.stride)
 
     def _number(self, place: int, t: Val) -> Val:
-        """Return one of a token's numbers."""
+        """Load token ``t``'s f32 from the array at ``place`` in scratch."""
         return self.k.load(self.scratch + place + t * 4, f32)
 
     def _by(self, place: int, t: Val, row: list[Val]) -> list[Val]:
-        """Multiply a row by one of a token's numbers."""
+        """Multiply a row by token ``t``'s f32 from the array at ``place``."""
         by = self.k.splat(self._number(place, t), TY)
         return [v * by for v in row]
 
     def _rows(self, at: Val) -> list[Val]:
-        """Load 32 floats."""
+        """Load the 32 f32 at ``at``."""
         return [self.k.load(at, TY, offset=LINE * j) for j in HALVES]
 
     def _ask_for_value(self, t: Val, j: Val) -> None:
-        """Prefetch a line of a token's value in the next chunk: rows are far apart. A core has few
-        outstanding misses, so prefetches are spread over the chunk.
+        """Prefetch line ``j`` of a token's value in the next chunk: rows are far apart. A core has
+        few outstanding misses, so prefetches are spread over the chunk.
         """
         at = self.values + ((t + CHUNK) * self.stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL)
 
     def _ask_for_out(self, t: Val, j: int) -> None:
-        """Prefetch a line of a token's output in the next chunk, for writing."""
+        """Prefetch line ``j`` of a token's output in the next chunk, for writing."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
 
     def _rates(self) -> None:
-        """Compute each token's numbers, and its weights for what other tokens add; tokens of the
-        first half have none for the second.
+        """Store each token's first rate and decays, and the weights of tokens for each other: token
+        t's row has the weight of each earlier token's update. So rows of the first half have none
+        for the second half.
         """
         k = self.k
         at = self.at
@@ -242,11 +245,13 @@ class Chunk:
         turn(k, "weights", scratch + at.weights, 2)
 
     def _no_less(self, v: Val) -> Val:
-        """Return ``v``, or zero if it is negligible."""
+        """Return ``v``, or zero where it is below NOTHING."""
         return self.k.select(v < NOTHING, self.k.zero(v.ty), v)
 
     def _narrow_state(self) -> None:
-        """Convert the state to bf16, and multiply it by the whole chunk's decay."""
+        """Store the state in bf16 (``narrow``), and multiply the f32 state by the whole chunk's
+        decay.
+        """
         k = self.k
         state = self.scratch + self.spec.state_at
         keep = k.splat(self._number(self.at.since, k.i64(CHUNK - 1)), TY)
@@ -266,8 +271,9 @@ class Chunk:
                     k.store(at, v * keep, offset=j * PITCH + h * LINE)
 
     def _solve(self) -> None:
-        """Solve for what each token adds: its value minus the product of its key with the state and
-        with what earlier tokens add. Four tokens at a time, in f32.
+        """Compute the update of each token (``added``): its first rate times its value less the
+        product of its key with the state and with the updates of earlier tokens. Four tokens at a
+        time, in f32.
         """
         k = self.k
         at = self.at
@@ -298,8 +304,8 @@ class Chunk:
                     k.store(scratch + at.added + t * PITCH, x, offset=LINE * j)
 
     def _add(self) -> None:
-        """Store for each token: its update of the state (``new``), that decayed to the chunk's end
-        (``kept``), and its output from the earlier state (``seen``).
+        """Store for each token its update of the state (``new``), the update decayed to the chunk's
+        end (``kept``), and its output from the state before the chunk (``seen``).
         """
         k = self.k
         at = self.at
@@ -333,7 +339,7 @@ class Chunk:
         self.matrix.scope(self.k, name, (self.scratch, self.chunk, *more), build)
 
     def _see_state(self, k: Builder, scratch: Val, chunk: Val) -> None:
-        """Multiply queries, and keys, by the state."""
+        """Store the products of queries (and with ``solves`` of keys) with the state."""
         keys = self.spec.keys
         both = [(0, self.at.seen)]
         if self.spec.solves:
@@ -344,8 +350,8 @@ class Chunk:
             see(k, self.spec.n_state // BLOCK, left, right, scratch + to)
 
     def _learned(self, out: Val, stride: Val) -> None:
-        """Add the queries' products with what tokens add to the outputs, 32 rows at ``out``; and
-        update the state.
+        """Add the products of queries with the updates to the outputs, 32 rows at ``out``,
+        ``stride`` bytes apart; and add the updates to the state.
         """
 
         def multiply(k: Builder, scratch: Val, chunk: Val, out: Val, stride: Val) -> None:
@@ -372,14 +378,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkedMamba2(Chunked, Mamba2):
-    """``Mamba2`` by chunks."""
+    """Mamba-2's recurrence (``Mamba2``) by chunks."""
 
     op: ClassVar[str] = "mamba2_chunks"
 
 
 @dataclass(frozen=True)
 class ChunkedDelta(Chunked, Delta):
-    """``Delta`` by chunks."""
+    """The gated delta rule (``Delta``) by chunks."""
 
     op: ClassVar[str] = "delta_chunks"
     solves: ClassVar[bool] = True

@@ -26,12 +26,12 @@ SUMS = 3  # of each accumulator: the largest score, the sum of weights, that of 
 
 @dataclass(frozen=True)
 class Compress(ByChannel):
-    """The weighted mean of a unit's values up to each token, ``out [N, k]``.
+    """Weighted mean of a unit's values up to each token, ``out [N, k]``.
 
     ``kv`` and ``gate`` have a value and a score for each column; ``bias`` is ``[unit, columns]``.
-    With ``overlap`` there are ``2 k`` columns: a unit's row is made of its own tokens' last ``k``,
-    and of the first ``k`` of the unit before it. The sums are the sequence's state. Items:
-    sequences x tiles of TILE columns.
+    With ``overlap`` there are ``2 k`` columns: a unit's row is the mean over the last ``k`` columns
+    of its own tokens and the first ``k`` of the previous unit's. The sums are the sequence's state.
+    Items: sequences x tiles of TILE columns.
     """
 
     op: ClassVar[str] = "compress"
@@ -45,12 +45,12 @@ class Compress(ByChannel):
 
     @property
     def columns(self) -> int:
-        """Columns of values, of scores and of the bias."""
+        """Columns of values, of scores, and of the bias."""
         return self.k * (1 + self.overlap)
 
     @property
     def n_values(self) -> int:
-        """Values of the state."""
+        """f32 values of a sequence's state."""
         return SUMS * self.columns
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
@@ -125,7 +125,9 @@ class Compress(ByChannel):
 
 
 class _Sums:
-    """An online softmax in each lane: the largest score, the sum of weights, that of values."""
+    """An online softmax in each lane: the largest score, the sum of weights, the sum of weighted
+    values.
+    """
 
     def __init__(self, k: Builder, zero: Val) -> None:
         self.k = k
@@ -140,7 +142,7 @@ class _Sums:
         return self.most, self.total, self.values
 
     def begin(self, behind: _Sums | None) -> None:
-        """Take over the sums of another one, or begin with none."""
+        """Begin with a copy of the sums ``behind``; None: with empty sums."""
         if behind is None:
             self.most.v = self.lowest
             self.total.v = self.zero
@@ -150,7 +152,7 @@ class _Sums:
             own.v = other.v
 
     def add(self, score: Val, value: Val) -> None:
-        """Add a token; ``score`` in units of log2."""
+        """Add a token's ``value``; ``score``: log2 of its weight."""
         k = self.k
         most = k.max(self.most.v, score)
         before = math.exp2(k, self.most.v - most)

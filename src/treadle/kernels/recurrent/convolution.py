@@ -54,15 +54,14 @@ class ByChannel(Spec):
 
 @dataclass(frozen=True)
 class Convolution(ByChannel):
-    """``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 + j])``, channel by channel, replacing ``u``;
-    ``w`` is ``[taps, k]``.
+    """Convolve each channel with its last values: ``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 +
+    j])`` replaces ``u``; ``w`` is ``[taps, k]``.
 
     With ``gates`` (LFM2) a row has ``b``, ``c`` and ``x`` side by side: ``u = b * x``, there is no
-    silu, and ``c * y`` replaces ``b``. The last of u are the sequence's state, ``[before, k]``.
-    Taps are ``dilation`` tokens apart; with ``plain`` there is no silu. With ``residual`` (Inkling)
-    u is added to y; with ``scaled`` u is the input times the only value of ``gain``. Items:
-    sequences x tiles of TILE channels, token by token, so that results do not depend bitwise on how
-    a sequence is cut into runs.
+    silu, and ``c * y`` replaces ``b``. Taps are ``dilation`` tokens apart; with ``plain`` there is
+    no silu. With ``residual`` (Inkling) u is added to y; with ``scaled`` u is the input times the
+    only value of ``gain``. The last ``before`` values of u are the sequence's state, ``[before,
+    k]``. Items as in ``ByChannel``.
     """
 
     op: ClassVar[str] = "convolution"
@@ -85,7 +84,7 @@ class Convolution(ByChannel):
 
     @property
     def before(self) -> int:
-        """Earlier values that a token reads."""
+        """Number of earlier values of u that a token may read."""
         return (self.taps - 1) * self.dilation
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:

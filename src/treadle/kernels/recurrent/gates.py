@@ -1,5 +1,5 @@
-"""Helpers of recurrent layers: decay rates per head, unit-length keys, output gates, head
-halves.
+"""Steps of recurrent layers around the recurrence: decay rates per head, unit-length heads, output
+gates, and splitting heads in halves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treadle.kernels.spec import Args, Frame, Spec, f32_values, round_up
 
 @dataclass(frozen=True)
 class Rates(Spec):
-    """Decay rates: for each head ``dt = softplus(x + bias)``, and the decay ``e**(a dt)``, ``a``
+    """Compute each head's rates: ``dt = softplus(x + bias)``, and the decay ``e**(a dt)``, ``a``
     below 0. With ``beta`` the first output is ``most * sigmoid(beta)`` instead of dt.
 
     ``out`` is two rows of ``heads`` values side by side, each padded to COLUMNS. Items: tokens.
@@ -75,8 +75,8 @@ class Rates(Spec):
 
 @dataclass(frozen=True)
 class UnitHeads(Spec):
-    """``x * scale / sqrt(sum(x**2) + eps)`` for each of ``heads`` parts of ``k`` values, in place,
-    from ``column`` on. Items: tokens x heads.
+    """Scale each of ``heads`` parts of ``k`` values to Euclidean length ``scale``, in place, from
+    ``column`` on: ``x * scale / sqrt(sum(x**2) + eps)``. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "unit_heads"
@@ -105,10 +105,10 @@ class UnitHeads(Spec):
 
 @dataclass(frozen=True)
 class OutputGate(Spec):
-    """``x * fn(gate)``, in place. With ``eps`` each of ``groups`` equal parts also gets an RMS
-    norm, times ``w``. The norm is of x, and all parts share ``w``; or with ``first`` it is of the
-    gated product, and ``w`` has a value for each column. ``one``: each part has one gate value, and
-    no norm. Items: tokens x groups.
+    """Gate a layer's output, in place: ``x * fn(gate)``. With ``eps`` each of ``groups`` equal
+    parts also gets an RMS norm, times ``w``. The norm is of x, and all parts share ``w``; or with
+    ``first`` it is of the gated product, and ``w`` has a value for each column. ``one``: each part
+    has one gate value, and no norm. Items: tokens x groups.
     """
 
     op: ClassVar[str] = "gate"
@@ -183,8 +183,8 @@ class OutputGate(Spec):
 
 @dataclass(frozen=True)
 class SplitHalves(Spec):
-    """Move the first halves of ``heads`` parts of ``2 k`` values to the front, contiguous, and the
-    second halves after them; in place, from ``column`` on. Items: tokens.
+    """Reorder ``heads`` parts of ``2 k`` values, in place, from ``column`` on: the first halves of
+    all parts, then their second halves. Items: tokens.
     """
 
     op: ClassVar[str] = "halves"

@@ -1,5 +1,5 @@
-"""The delta rule with a decay for each channel of a head's key (Kimi Delta Attention, Kimi Team,
-2025): row n of a state is multiplied by the n-th of its head's decays.
+"""Kimi Delta Attention (Kimi Team, 2025): the delta rule with a decay for each channel of a head's
+key. Row n of a state is multiplied by the n-th of its head's decays.
 
 In a block of tokens, keys and queries are multiplied by the decays up to their token before they
 are multiplied by the state, and keys by the decays after their token before they are added to it.
@@ -27,9 +27,9 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 @dataclass(frozen=True)
 class ChannelRates(Spec):
-    """For each head ``most * sigmoid(beta)``, and for each of its ``k`` channels the decay ``e**(a
-    softplus(x + bias))``, with one ``a`` below 0 a head; with ``floor``, which is below 0, it is
-    ``e**(floor * sigmoid(a (x + bias)))``, with an ``a`` above 0.
+    """Compute for each head ``most * sigmoid(beta)``, and for each of its ``k`` channels the decay
+    ``e**(a softplus(x + bias))``, with one ``a`` below 0 a head. With ``floor``, which is below 0,
+    the decay is ``e**(floor * sigmoid(a (x + bias)))``, with ``a`` above 0.
 
     ``out`` is a row of ``heads`` values, padded to COLUMNS, and one of ``heads * k``, side by side.
     Items: tokens x heads.
@@ -85,8 +85,8 @@ class ChannelRates(Spec):
 
 @dataclass(frozen=True)
 class ChannelDelta(Delta):
-    """``Delta`` with a decay for each row of a state; ``rates`` is the output of
-    ``ChannelRates``.
+    """The gated delta rule (``Delta``) with a decay for each row of a state; ``rates``: the output
+    of ``ChannelRates``.
     """
 
     op: ClassVar[str] = "channel_delta"
@@ -97,7 +97,7 @@ class ChannelDelta(Delta):
 
     @property
     def rows_at(self) -> int:
-        """Scratch offset of the rows that ``_rows_of`` writes, after the state."""
+        """Scratch offset, after the state, of the rows that ``_rows_of`` writes."""
         return self.state_at + 4 * self.n_state * self.tile
 
     def scratch(self, lanes: int) -> int:
@@ -153,10 +153,10 @@ class ChannelDelta(Delta):
         self, k: Builder, isa: Isa, block: ScanBlock, rows: list[Val]
     ) -> tuple[list[list[Val]], list[list[Val]]]:
         """Write rows of ``n_state`` values: each token's key, then its query, times the decays up
-        to it; each key but the last, times the decays after it; and all decays.
+        to it; each key but the last, times the decays after it; and the product of all decays.
 
-        Returns each token's weights for what tokens add: of its key for earlier tokens, and of its
-        query for these and itself: [t][s], each in all lanes.
+        Returns two lists ``[t][s]``, each value in all lanes: the weights of token s's update for
+        token t's key (s < t), and for token t's query (s <= t).
         """
         tokens = block.tokens
         n = self.block

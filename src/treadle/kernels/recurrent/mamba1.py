@@ -1,4 +1,6 @@
-"""Mamba-1's selective scan: each channel's state, a few numbers, is updated token by token."""
+"""Mamba-1's selective scan: each channel's state, ``n_state`` numbers, is updated token
+by token.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ A_SCALE = math.LOG2_E  # decays are powers of two
 
 @dataclass(frozen=True)
 class Selective(Spec):
-    """For each of ``k`` channels ``s[n] = e**(dt A[n]) s[n] + dt x B[n]`` for ``n_state`` numbers,
-    with ``dt = softplus`` of the input; out ``(sum_n C[n] s[n] + d x) silu(z)`` (Gu and Dao, 2023).
+    """Mamba-1's recurrence (Gu and Dao, 2023) for ``k`` channels: ``s[n] = e**(dt A[n]) s[n] + dt x
+    B[n]`` for ``n_state`` numbers, ``dt`` the softplus of the input; out ``(sum_n C[n] s[n] + d x)
+    silu(z)``.
 
     ``x``: rows with the channels from ``values`` on, and ``z`` from ``gates`` on; ``bc``: rows with
     B and C. Lanes are channels. ``a`` is A times A_SCALE. Like the state it is in strips:
@@ -44,12 +47,12 @@ class Selective(Spec):
 
     @property
     def tile(self) -> int:
-        """Channels of an item; divides STRIP."""
+        """Number of channels in an item; divides STRIP."""
         return STRIP
 
     @property
     def items(self) -> int:
-        """Items of a sequence."""
+        """Number of items of a sequence."""
         return -(-self.k // self.tile)
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
@@ -104,7 +107,7 @@ class Selective(Spec):
             )
 
     def _from_strips(self, values: np.ndarray) -> np.ndarray:
-        """Return ``[k, n_state]``."""
+        """Return values that are stored in strips as ``[k, n_state]``."""
         n = self.n_state
         made = []
         for at in range(0, self.k, STRIP):
@@ -114,7 +117,7 @@ class Selective(Spec):
 
 
 class _Channels:
-    """All tokens of a sequence, for the ``n`` channels from ``at`` on."""
+    """Emits all tokens of a sequence for the ``n`` channels from ``at`` on."""
 
     def __init__(
         self,
@@ -163,8 +166,8 @@ class _Channels:
         self._numbers(k.i64(before_last), n_state - before_last, first=False, last=True)
 
     def _numbers(self, at: Val, count: int, *, first: bool, last: bool) -> None:
-        """Update ``count`` numbers of each channel's state, from ``at`` on. The ``first`` ones
-        start the sums; the gate is applied after the ``last``.
+        """Update ``count`` numbers of each channel's state, from number ``at`` on, for all tokens.
+        The call with ``first`` starts the output's sums; the one with ``last`` applies the gate.
         """
         k = self.k
         ty = self.ty

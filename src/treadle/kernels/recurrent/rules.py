@@ -15,7 +15,7 @@ from treadle.kernels.spec import Frame
 
 @dataclass(frozen=True)
 class Mamba2(Scan):
-    """``s = decay s + key (dt value)^T``; out ``query s + d value`` (Dao and Gu, 2024)."""
+    """Mamba-2 (Dao and Gu, 2024): ``s = decay s + key (dt value)^T``; out ``query s + d value``."""
 
     op: ClassVar[str] = "mamba2"
 
@@ -67,8 +67,9 @@ class Mamba2(Scan):
 
 @dataclass(frozen=True)
 class Delta(Scan):
-    """``s = decay s + key (beta (value - key decay s))^T``; out ``query s`` (Yang and others,
-    2024). Head h uses keys of group ``h % n_group``, unless heads are ``grouped``.
+    """Gated delta rule (Yang and others, 2024): ``s = decay s + key (beta (value - key decay
+    s))^T``; out ``query s``. Head h uses keys of group ``h % n_group``; if ``grouped``, adjacent
+    heads share a group.
     """
 
     op: ClassVar[str] = "delta"
@@ -120,10 +121,10 @@ class Delta(Scan):
         known_by: list[list[Val]],
         seen_by: list[list[Val]],
     ) -> list[list[Val]]:
-        """Write each token's output columns, and return what each token adds to the state.
-        ``both``: products of the keys, then of the queries, with the state before the block. They
-        are multiplied by the remaining decay, unless ``block.left`` is empty because it is already
-        included.
+        """Store each token's outputs in ``columns``, and return each token's update of the state
+        ``[t][j]``. ``both``: products of the keys, then of the queries, with the state before the
+        block. ``known_by`` and ``seen_by``: weights of earlier updates (``_among``). If
+        ``block.left`` is empty, ``both`` includes the decays already.
         """
         known = both[: self.block]
         seen = both[self.block :]

@@ -33,7 +33,7 @@ BLOCK = 4  # tokens at a time; their sums and keys leave registers for the state
 
 
 class ScanItem(NamedTuple):
-    """An item at run time: head, columns, state and tokens."""
+    """One item at run time: a head, some columns of its state, and a sequence's tokens."""
 
     head: Val
     group: Val
@@ -48,7 +48,7 @@ class ScanItem(NamedTuple):
 class Token(NamedTuple):
     """One token of a head: in a kernel two numbers and three addresses, in a numpy twin arrays of
     all heads, ``[n_head, 1]`` or ``[n_head, width]``. ``decay`` is an address too if each row of a
-    state has its own.
+    state has its own decay.
     """
 
     first: Any  # dt of Mamba-2, beta of the delta rule
@@ -100,17 +100,19 @@ class Scan(Spec):
 
     @property
     def items(self) -> int:
-        """Items of a sequence."""
+        """Number of items of a sequence."""
         return self.n_head * self.tiles
 
     @property
     def n_decay(self) -> int:
-        """Decays of a head's state: one, or one for each row."""
+        """Number of decays of a head's state: one, or one for each row."""
         return 1
 
     @property
     def staged(self) -> bool:
-        """Whether an item's columns are in scratch, from ``state_at`` on, during the item."""
+        """Whether an item's columns of the state are in scratch, from ``state_at`` on, during the
+        item.
+        """
         return self.block > 1
 
     def scratch(self, lanes: int) -> int:
@@ -121,7 +123,7 @@ class Scan(Spec):
         return 4 * n, 5 * n * n_tokens
 
     def group_of(self, head: Any) -> Any:
-        """Return the group of keys and queries of a head: adjacent heads share one."""
+        """Return the group whose keys and queries a head uses: adjacent heads share one."""
         return head // (self.n_head // self.n_group)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -138,7 +140,7 @@ class Scan(Spec):
             here.source.v = here.state
 
     def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, ty: Ty) -> Val:
-        """Process an item's tokens in whole blocks; return how many tokens that was."""
+        """Process an item's tokens in whole blocks; return the number of tokens processed."""
         done = here.n_tokens // self.block * self.block
         n = max(1, min(self.tile // ty.lanes, isa.regs // (4 * self.block)))
         with k.loop(done, step=self.block) as t:
@@ -160,7 +162,7 @@ class Scan(Spec):
         return done
 
     def _left(self, tokens: list[Token]) -> list[list[Val]]:
-        """Return ``ScanBlock.left``."""
+        """Return ``ScanBlock.left``: ``[t][s]``, the product of the decays of tokens s to t."""
         left = [[token.decay] for token in tokens]
         for i, row in enumerate(left):
             for s in range(i - 1, -1, -1):
@@ -168,11 +170,11 @@ class Scan(Spec):
         return left
 
     def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
-        """Return a token's decay, for the head whose first number is at ``rates``."""
+        """Return a token's decay for ``head``, whose first rate is at ``rates``."""
         return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
     def _token_at(self, k: Builder, frame: Frame, here: ScanItem, t: Val) -> tuple[Token, Val]:
-        """Return an item's ``t``-th token, and the address of its output columns."""
+        """Return an item's ``t``-th token, and the address of its outputs in the item's columns."""
         row = here.token + t
         x = frame.x + row * frame.stride * 4
         rates = frame.rates + (row * frame.rates_stride + here.head) * 4
@@ -187,7 +189,9 @@ class Scan(Spec):
 
     @contextmanager
     def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[ScanItem]:
-        """Loop over the items. A sequence's first run starts from zeros."""
+        """Loop over the items: yield each one. If the sequence has no state yet, its columns begin
+        as zeros.
+        """
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:
             record = load_record(k, parts + item // self.items * PART.itemsize, PART)
@@ -221,7 +225,9 @@ class Scan(Spec):
     def _rows(
         self, k: Builder, ty: Ty, source: tuple[Val, int] | None, to: tuple[Val, int]
     ) -> None:
-        """Copy a tile of a state, or zeros; each address comes with the bytes between its rows."""
+        """Copy an item's columns of a state from ``source`` (None: zeros) to ``to``, each an
+        address and the bytes from one row to the next.
+        """
         with k.loop(self.n_state) as n:
             for j in range(0, 4 * self.tile, 4 * ty.lanes):
                 v = k.zero(ty)
@@ -261,7 +267,7 @@ class Scan(Spec):
         return self._summed(k, lanes, sums)
 
     def _summed(self, k: Builder, lanes: int, sums: Sequence[Var]) -> list[Val]:
-        """Return the sum of each vector's lanes."""
+        """Return the sum of the lanes of each vector."""
         found: list[Val] = []
         for start in range(0, len(sums), lanes):
             some = [var.v for var in sums[start : start + lanes]]
@@ -272,8 +278,9 @@ class Scan(Spec):
     def _among(
         self, k: Builder, isa: Isa, block: ScanBlock, rows: Sequence[Val], own: int
     ) -> list[list[Val]]:
-        """Return [t][s]: the weight in token t's row of what token s, an earlier one, has added;
-        with ``own`` also of what t itself has. Each is in all lanes.
+        """Return ``[t][s]``, in all lanes: the weight of token s's update for ``rows[t]`` (a key or
+        query of token t), which is their inner product times the decays after s. s < t; with
+        ``own`` 1 also s = t.
         """
         n = len(rows)
         pairs = [(t, s) for t in range(n) for s in range(t + own)]
@@ -286,7 +293,9 @@ class Scan(Spec):
     def _see(
         self, k: Builder, here: ScanItem, block: ScanBlock, at: int, rows: Sequence[Val]
     ) -> list[list[Val]]:
-        """Multiply rows of ``n_state`` values by a state's columns from ``at`` on."""
+        """Return the products of ``rows``, each of ``n_state`` values, with the state's columns
+        from ``at`` on: ``[row][vector of columns]``.
+        """
         seen = [[k.var(k.zero(block.ty)) for _ in range(block.n)] for _ in rows]
         source = here.source.v + 4 * at
         size = 4 * block.ty.lanes
@@ -302,8 +311,8 @@ class Scan(Spec):
     def _learn(
         self, k: Builder, here: ScanItem, block: ScanBlock, at: int, new: list[list[Val]]
     ) -> None:
-        """Update a state's columns from ``at`` on: decay them, and add ``key new^T`` with the
-        decays after each token.
+        """Update the state's columns from ``at`` on after a block: multiply them by the block's
+        decays, and add ``key new^T`` of each token, times the decays after it.
         """
         ty = block.ty
         left = block.left[-1]
@@ -326,8 +335,8 @@ class Scan(Spec):
         keys: Sequence[Val],
         new: list[list[Val]],
     ) -> None:
-        """Update row n of a state's columns from ``at`` on: multiply it by ``keep(n)``, and add
-        each key's n-th value times its new values.
+        """Update the state's columns from ``at`` on: multiply row n by ``keep(n)``, and add for
+        each of ``keys`` its n-th value times its vectors ``new``.
         """
         ty = block.ty
         source = here.source.v + 4 * at
@@ -343,7 +352,9 @@ class Scan(Spec):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
     def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
-        """Return the factor of a state's row n: the same for all rows."""
+        """Return a function ``keep(n)``: the factor by which the update multiplies row n of the
+        state. Here it is one for all rows.
+        """
         keep = k.splat(token.decay, ty)
         return lambda n: keep
 
@@ -397,5 +408,7 @@ class Scan(Spec):
             new[:] = s.ravel()
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the next states ``[n_head, n_state, head_dim]``, and the outputs."""
+        """Return the next states ``[n_head, n_state, head_dim]``, and the outputs ``[n_head,
+        head_dim]``; the numpy twin of ``_token``.
+        """
         raise NotImplementedError

@@ -26,8 +26,9 @@ ROW = ("decays", "removed", "added", "keys", "values")  # columns of ``WkvKeys``
 
 @dataclass(frozen=True)
 class TokenShift(ByChannel):
-    """``out[j] = x + w[j] (x' - x)`` for each of ``n`` rows of ``w``, side by side, where ``x'`` is
-    the previous token, or zeros before the first. ``x`` has ``k`` channels.
+    """Mix each token with the previous one: ``out[j] = x + w[j] (x' - x)`` for each of ``n`` rows
+    of ``w``, side by side, where ``x'`` is the previous token, or zeros before the first. ``x`` has
+    ``k`` channels.
 
     The last token is the sequence's state. Items: sequences x tiles of TILE channels.
     """
@@ -80,12 +81,12 @@ class TokenShift(ByChannel):
 
 @dataclass(frozen=True)
 class WkvKeys(Spec):
-    """Inputs of the recurrence for each token and its ``heads``, of ``k`` channels each: a row of
-    the five parts that ``ROW`` names.
+    """Compute the inputs of ``Wkv`` for each token and its ``heads``, of ``k`` channels each: the
+    five parts that ``ROW`` names, side by side.
 
     ``decays`` are ``e**(DECAY sigmoid(decay + w0))``; ``removed`` is ``key k_k``, normalised to
-    length 1 per head; ``added`` is that times ``r = sigmoid(rate + a0)``; ``keys`` are ``key (1 +
-    (r - 1) k_a)``. ``values`` are ``value``; with ``mixed``, a blend of ``first``, with weight
+    length 1 per head; ``added`` is ``removed`` times ``r = sigmoid(rate + a0)``; ``keys`` are ``key
+    (1 + (r - 1) k_a)``. ``values`` are ``value``; with ``mixed``, a blend of ``first``, with weight
     ``sigmoid(mix + mix0)``, and ``value``. All input rows have one stride. Items: tokens x heads.
     """
 
@@ -165,8 +166,8 @@ class WkvKeys(Spec):
 
 @dataclass(frozen=True)
 class Wkv(Scan):
-    """``s = decays s - added (removed s)^T + keys values^T``; out ``r s``. ``x``: the output of
-    ``WkvKeys``; each head has keys of its own, as wide as its values.
+    """WKV-7's recurrence: ``s = decays s - added (removed s)^T + keys values^T``; out ``r s``.
+    ``x``: the output of ``WkvKeys``; each head has keys of its own, as wide as its values.
     """
 
     op: ClassVar[str] = "wkv"
@@ -179,7 +180,7 @@ class Wkv(Scan):
             here.source.v = here.state
 
     def _learn_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Val) -> None:
-        """Process one token of an item."""
+        """Process one token of an item: update the state, and store its outputs."""
         columns = range(0, self.tile, ty.lanes)
         size = 4 * self.n_head * self.head_dim
         row = frame.x + token * frame.stride * 4
@@ -244,9 +245,9 @@ class Wkv(Scan):
 
 @dataclass(frozen=True)
 class WkvOut(Spec):
-    """``(norm(x) + (sum of r r_k key) value) gate`` for each head, in place. With ``norm``, a
-    LayerNorm with a weight and a bias for each channel. ``rows``: the output of ``WkvKeys``; all
-    other rows have one stride. Items: tokens x heads.
+    """Finish WKV-7's output for each head, in place: ``(norm(x) + (sum of r r_k key) value) gate``.
+    With ``norm``, a LayerNorm with a weight and a bias for each channel. ``rows``: the output of
+    ``WkvKeys``; all other rows have one stride. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "wkv_out"
@@ -292,7 +293,7 @@ class WkvOut(Spec):
             map_row(k, self.k, x, made, x, *more)
 
     def _bonus(self, k: Builder, lanes: int, *rows: Val) -> Val:
-        """Return the sum of the products of three values each."""
+        """Return the sum over a head's channels of the product of three rows."""
         total = k.var(k.zero(f32 * lanes))
 
         def run(at: Val, count: int) -> None:
