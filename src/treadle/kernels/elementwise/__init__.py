@@ -16,7 +16,7 @@
     pooling.py        one row for each sequence: mean, first or last token
     media_rows.py     rows of pictures and sound
     ngram.py          rows of a table chosen by a hash of n-grams
-    control.py        control vectors
+    control_vectors.py  control vectors
     altup.py          AltUp and LAuReL: parallel streams, predicted and corrected
     streams.py        hyper-connections: parallel streams, and steps they share
     gated_streams.py  hyper-connections with independent weights

@@ -7,15 +7,15 @@
     sparse.py       with a sparse gate (Gemma 3n)
     xielu.py        without a gate, activation xIELU (Apertus)
     channel_mix.py  RWKV's, on a mix with the previous token
-    behind.py       gated, with a norm after it and none before (OLMo Hybrid)
-    own.py          Gemma's per-layer embeddings
+    post_norm.py    gated, with a norm after it and none before (OLMo Hybrid)
+    layer_embeddings.py  Gemma's per-layer embeddings
     streams.py      Gemma 3n's AltUp and LAuReL
     convolved.py    gated or experts, then a short convolution (Inkling)
 
     experts.py      mixture of experts, and shared experts
     routed.py       experts of a smaller width (Kimi K3)
     capped.py       softcap of the router's scores (Grok)
-    weighed.py      the score scales an expert's input (Llama 4)
+    llama4_experts.py  the score scales an expert's input (Llama 4)
     by_token.py     a table chooses the experts by token (DeepSeek V4)
     grove.py        small experts that neighbours share (GroveMoE)
     norm_gated.py   a gate after the norm before the experts (A.X K2)

@@ -16,12 +16,12 @@
     blocks.py       MiniMax M3: attention to blocks of keys
     compressed.py   DeepSeek V4: compressed keys
     dots.py         dots3-note: latent attention of two sizes
-    early.py        SmallThinker: the router reads a layer's input
+    smallthinker.py SmallThinker: the router reads a layer's input
     gemma3n.py      Gemma 3n: AltUp, LAuReL, per-layer embeddings
     gemma4.py       Gemma 4: two head widths, per-layer embeddings
     grok.py         Grok: experts, perhaps in parallel to a dense FFN
     grove.py        GroveMoE: small experts that neighbours share
-    halves.py       Nemotron-H: one sublayer per layer
+    one_half.py     Nemotron-H: one sublayer per layer
     inkling.py      Inkling: biases by distance, short convolutions
     kimi.py         Kimi Linear, Ling 3: latent attention and recurrent states
     kimi_k3.py      Kimi K3: attention residuals
@@ -31,8 +31,8 @@
     pooled.py       GLM-5.3-Flash: latent attention to units of keys
     switched.py     Granite Switch: adapters that control tokens choose
     talkie.py       Talkie: the embeddings are added after each layer
-    thinned.py      Nemotron 49B to 253B: layers without attention or FFN
-    unsaid.py       MiniCPM, Baichuan, Jais, Qwen, PhiMoE: files that omit values
+    pruned.py       Nemotron 49B to 253B: layers without attention or FFN
+    missing_keys.py MiniCPM, Baichuan, Jais, Qwen, PhiMoE: files that omit values
     wkv.py          RWKV-7
 
     reading.py      keys of all decoders and encoders

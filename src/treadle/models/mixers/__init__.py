@@ -8,7 +8,7 @@
     sinks.py         with required sinks (MiMo V2)
     softplus.py      with a required gate (Laguna, Step 3.5, LFM 3, Spark X2.5)
     distances.py     with a relative bias for each layer (T5)
-    behind.py        with a norm after it and none before (OLMo Hybrid)
+    post_norm.py     with a norm after it and none before (OLMo Hybrid)
     profiled.py      with biases by distance that each query makes (Inkling)
     blocks.py        over blocks of keys that an indexer chooses
     cross.py         over an encoder's rows
@@ -17,7 +17,7 @@
     latent.py        multi-head latent attention (DeepSeek V2)
     gated_latent.py  with gates (Kimi K3), and sinks (Hunyuan 4)
     indexed.py       over keys that a lightning indexer chooses (DeepSeek V3.2)
-    ranked.py        with gates made of the query rank (A.X K2)
+    rank_gated.py    with gates made of the query rank (A.X K2)
     pooled.py        over units of keys that an indexer chooses (GLM-5.3-Flash)
     compressed.py    over rows of tokens, and rows of units of tokens (DeepSeek V4)
 
