@@ -14,17 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import reference
+from tests import reference, reference_encoder_decoder
 from tests.conftest import WriteTiny
 from tests.emulated.device import GuestCpu
 from tests.emulated.rows import EMULATED
 from tests.kernels import rows
+from tests.models.hf_tiny import N_VOCAB
 from tests.tiny import rounding
+from tests.tiny_t5 import write_t5
+from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
+from treadle.models.graphs.encoder_decoder import encoder_config
 from treadle.models.load import load_config
 
 EVERY = os.environ.get("TREADLE_EMULATED") == "all"
@@ -54,6 +58,7 @@ FAMILIES = {
     "talkie": "neon",
     "hrm_text": "rvv256_zvfh",
     "llama-embed": "neon_dotprod",
+    "t5": "rvv256",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.
@@ -97,12 +102,38 @@ def check_family(device: Cpu, path: Path) -> None:
     assert error <= allowed, ("one go", error / allowed)
 
 
+def check_t5(device: Cpu, path: Path) -> None:
+    """A text that a prompt becomes, read in two parts."""
+    rng = np.random.default_rng(7)
+    source = [int(i) for i in rng.integers(3, N_VOCAB, N_TOKENS)]
+    ids = [0, *(int(i) for i in rng.integers(3, N_VOCAB, N_TOKENS))]
+    with open_gguf(path) as gguf:
+        config = load_config(gguf)
+        allowed = rounding(config) + rounding(encoder_config(config))
+        exact = reference_encoder_decoder.logits(gguf, config, source, ids)
+        engine = Engine(gguf, config, device, n_ctx=64, kv="f32", n_sequences=2)
+        with Session(engine, source=source) as session:
+            found = np.concatenate([session.logits(ids[:-2]), session.logits(ids[-2:])])
+        engine.close()
+    error = np.abs(found - exact).max() / np.abs(exact).max()
+    assert error <= allowed, error / allowed
+
+
+def check(device: Cpu, arch: str, tiny: WriteTiny, folder: Path) -> None:
+    if arch == "t5":
+        check_t5(device, write_t5(folder / "t5.gguf", "flan"))
+    else:
+        check_family(device, tiny(arch))
+
+
 @pytest.mark.parametrize("arch", FAMILIES if EVERY else USUAL)
-def test_on_an_emulated_row(arch: str, tiny: WriteTiny) -> None:
-    check_family(GuestCpu(EMULATED[FAMILIES[arch]], 2), tiny(arch))
+def test_on_an_emulated_row(arch: str, tiny: WriteTiny, tmp_path: Path) -> None:
+    check(GuestCpu(EMULATED[FAMILIES[arch]], 2), arch, tiny, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "isa"), ON_HOST)
-def test_on_other_rows_of_this_machine(arch: str, isa: str, tiny: WriteTiny) -> None:
-    check_family(Cpu(ROWS[isa], 2), tiny(arch))
+def test_on_other_rows_of_this_machine(
+    arch: str, isa: str, tiny: WriteTiny, tmp_path: Path
+) -> None:
+    check(Cpu(ROWS[isa], 2), arch, tiny, tmp_path)

@@ -116,8 +116,9 @@ LAST = "input of output_norm"  # key of the states after the last layer, until t
 def modules_of(
     network: Any, folder: Path, model: Model, facts: Mapping[str, StepFacts]
 ) -> dict[Any, list[tuple[str, str]]]:
-    """Return the modules to hook, each with pairs ("in" or "out", key): which of its values belongs
-    to which key.
+    """Return the modules of ``network`` whose inputs or outputs are recorded. Each has pairs: "in"
+    or "out", and the key under which that value is recorded. ``facts``: of the model's steps, by
+    key; keys without a module are left out.
     """
     names = hf_names(folder)
     modules = dict(network.named_modules())

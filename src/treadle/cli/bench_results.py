@@ -92,7 +92,9 @@ def varying(results: Sequence[Result]) -> list[str]:
 
 
 def say_facts(results: Sequence[Result]) -> None:
-    """Print the file's name, its format, and the values of FACTS that all of its results share."""
+    """Print the file's name, its format, and the values of FACTS that all of its results share and
+    that are not the usual ones; for a device other than the CPU its name in place of the threads.
+    """
     first = results[0]
     vary = varying(results)
     given = {f: getattr(first, f) for f in FACTS if f not in vary}

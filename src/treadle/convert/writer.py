@@ -18,6 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,29 +89,26 @@ def convert(
     is closed at the end.
     """
     guard_mappings()
-    shards = plan_shards(source, target, options)
-    inputs = [*_files(source), *files_of(source.path)]
-    for shard in shards:
-        check_target(shard.path, inputs, force=options.force)
-    if options.split_max and (text := too_large(shards, options.split_max)):
-        say(text)
-    coder = _Coder(options.allow_nonfinite)
-    mine = len(SYSTEM.affinity())
-    work = WriteJob(
-        source,
-        shards,
-        coder.encode,
-        coder.check,
-        str(options.allow_nonfinite).encode(),
-        min(MAX_WORKERS, mine),
-        resume=options.resume,
-    )
-    cache = cache or PageCache(())
-    cache.add(part.path for t in source.tensors.values() for part in t.ranges)
-    try:
-        return write(work, progress, say, cache)
-    finally:
-        cache.close()
+    with closing(cache or PageCache(())) as pages:
+        shards = plan_shards(source, target, options)
+        inputs = [*_files(source), *files_of(source.path)]
+        for shard in shards:
+            check_target(shard.path, inputs, force=options.force)
+        if options.split_max and (text := too_large(shards, options.split_max)):
+            say(text)
+        coder = _Coder(options.allow_nonfinite)
+        mine = len(SYSTEM.affinity())
+        work = WriteJob(
+            source,
+            shards,
+            coder.encode,
+            coder.check,
+            str(options.allow_nonfinite).encode(),
+            min(MAX_WORKERS, mine),
+            resume=options.resume,
+        )
+        pages.add(part.path for t in source.tensors.values() for part in t.ranges)
+        return write(work, progress, say, pages)
 
 
 class _Coder:

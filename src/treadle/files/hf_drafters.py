@@ -26,7 +26,8 @@ _AUX = "aux_hidden_state_layer_ids"  # speculators' list, counted as GGUF's
 
 def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a drafter's config with all keys at the top, and its kind (EAGLE3, DFLASH ..) as
-    ``model_type``. Other models' configs are returned unchanged.
+    ``model_type``; but for EAGLE3, keys that its layers need are derived from others. Other models'
+    configs are returned unchanged.
     """
     classes = config.get("architectures")
     names = [*classes] if isinstance(classes, list) else []

@@ -138,7 +138,9 @@ class Threads:
         self._settle()
 
     def keep_loops(self) -> None:
-        """Add breaks so that every lexeme is one character or the repetition of one."""
+        """Add breaks so that each lexeme is one character, or a repetition in which the automaton
+        stays in one state.
+        """
         self._break(lambda state, to: to != state)
 
     def keep_nothing(self) -> None:

@@ -34,7 +34,9 @@ class ImpossibleParts:
         return self._known[ref]
 
     def is_never(self, schema: Any) -> bool:
-        """Whether a part explicitly allows no value; False if that is not obvious."""
+        """Return whether ``schema`` plainly allows no value: it is false, has an empty enum,
+        crossed bounds, or parts that make it so. False if that is not obvious.
+        """
         if not isinstance(schema, Mapping):
             return schema is False
         ref = schema.get("$ref")

@@ -95,7 +95,7 @@ def find_offers(files: Mapping[str, int]) -> list[RepositoryModel]:
 def find_projector(files: Mapping[str, int], model: RepositoryModel) -> str | None:
     """Return the projector file for a model among ``files``: one in its folder or in those above;
     of several the one named for the model, and F16 before BF16 before Q8_0. None if there is none,
-    or only those of other models.
+    or if the repository has several models and the likeliest projector is named for another.
     """
     first = PurePosixPath(model.paths[0])
     ranked = projectors_near(files, str(first.parent), first.name)

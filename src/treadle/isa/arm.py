@@ -75,7 +75,7 @@ def dot4_sdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by ``usdot``, which multiplies unsigned weights directly."""
+    """Implement ``Isa.dot4`` with ``usdot``, which takes unsigned weights as they are."""
     if w.ty.lanes % WIDE:
         return portable.dot4(k, acc, w, x, w_max)
     return _dot(k, f"{NEON}.usdot.v4i32.v16i8", acc, w, x)
@@ -111,7 +111,7 @@ def pause(k: Builder) -> None:
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``lookup`` by ``tbl``."""
+    """Implement ``Isa.lookup`` with the instruction ``tbl``."""
     same = k.const([*table], u8 * WIDE)
     parts = k.split(index & 15, WIDE)
     return k.concat(*(k.call(f"{NEON}.tbl1.v16i8", p.ty, [same.ir, p.ir]) for p in parts))

@@ -205,7 +205,9 @@ def _row(k: Builder, r: int, i: Val) -> Val:
 
 
 def matrix_zero(k: Builder, r: int) -> None:
-    """``zero``, row by row."""
+    """Implement ``MatrixUnit.zero`` without matrix instructions: store zeros in the 16 rows of
+    register ``r``, which is memory here.
+    """
     with k.loop(16) as i:
         k.store(_row(k, r, i), k.zero(i32 * 16))
 

@@ -225,7 +225,9 @@ class ToolCallFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks of the format, besides names and arguments."""
+        """All fixed texts that the format writes around names and arguments: before, between and
+        after calls, quotes and tags. Some may be empty.
+        """
         own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)
         quote = (QUOTE,) if self.style == "own" else ()
         tags = self.tags

@@ -134,8 +134,8 @@ def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return MODEL and PROMPT, either of which may be None. Raises click.UsageError for more than
-    two words.
+    """Return MODEL and PROMPT, None for one that is missing. A single word is MODEL if it names a
+    model, else PROMPT. Raises click.UsageError for more than two words.
     """
     if len(words) > 2:
         raise click.UsageError(

@@ -45,7 +45,9 @@ def tasks_of(folder: Path) -> list[str]:
 
 
 def is_task(path: Path) -> bool:
-    """Whether ``path`` names a task of a model's folder; false if it is an existing file."""
+    """Return whether ``path`` can name a task: nothing exists there, and the config of its folder
+    lists tasks.
+    """
     return not path.exists() and bool(tasks_of(path.parent))
 
 

@@ -251,7 +251,9 @@ class Gated(Matmul):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block (32 columns) of a group of tokens in the result, if it is ``turned``."""
+        """Return the bytes of one block of a ``turned`` result: 32 columns of one group of tokens,
+        as bf16 parts.
+        """
         return NARROW[self.to] * PART_BYTES
 
     def _biases(self, k: Builder, frame: Frame, share: StripShare, row: Val) -> list[Val]:

@@ -66,9 +66,9 @@ def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
 
 
 class GemvSpans:
-    """Base of the products of rows with tokens by spans. The operands of tokens, which all rows
-    share, are prepared once, in scratch; the scales of the ``mr`` rows are unpacked a chunk of
-    spans at a time.
+    """Base of the gemvs that process K in spans of 256 values. The operands of tokens, which all
+    rows share, are prepared once, in scratch; the scales of ``mr`` rows are unpacked for some spans
+    at a time.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:

@@ -235,8 +235,8 @@ def emit_pack_rows(
 def in_runs(
     k: Builder, source: WeightRows, rows: Val | int
 ) -> Iterator[tuple[list[Val], list[BlockAddress]]]:
-    """Loop over ``rows`` rows as RUNS runs side by side: yield the row numbers, one of each run,
-    and their addresses.
+    """Emit a loop over ``rows`` rows, a multiple of RUNS, in RUNS runs of consecutive rows, one row
+    of each run at a time. Yield the numbers of these RUNS rows, and their addresses.
     """
     each = rows // RUNS
     with k.loop(each) as j:

@@ -59,7 +59,7 @@ class StripGemm(Gemm):
 
     @property
     def line(self) -> int:
-        """Bytes of one dword, or f32, of each of nr tokens."""
+        """Bytes of one line of scratch: a dword (or an f32) for each of ``nr`` tokens."""
         return DWORD * self.nr
 
     @property

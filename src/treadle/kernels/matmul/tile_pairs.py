@@ -58,7 +58,9 @@ class PairScratch:
 
 
 def pairs_bytes(spec: Tiled, rows: int) -> int:
-    """Return the bytes of the data after a panel (``PairScratch``), in whole cache lines."""
+    """Return the bytes of what ``PairScratch`` places after a panel of ``rows`` rows (initial
+    values of the accumulators, scales and minimums), rounded up to whole cache lines.
+    """
     at = PairScratch(spec, rows)
     return round_up(at.end - at.starts, 64)
 

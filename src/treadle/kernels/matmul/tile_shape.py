@@ -77,8 +77,9 @@ class Tiled(Matmul):
         return np.asarray(sum(from_bf16_bits(part) for part in parts))
 
     def left_out_ref(self, source: Any, rows: np.ndarray, w: Sequence[Any], m: int) -> Any:
-        """Return the products of two low bytes of ``q16x2``, which are left out; 0.0 for other
-        kinds.
+        """Return the part of the products that this kernel leaves out by design, float64
+        ``[len(rows), m]``: for ``q16x2`` the low bytes of activations times the low bytes of
+        weights; 0.0 for other kinds. The arguments are those of ``Matmul.left_out_ref``.
         """
         if self.act != "q16x2" or not len(rows):
             return 0.0

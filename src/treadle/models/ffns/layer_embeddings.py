@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """Return ``proj(act(gate(x)) * own)``; own are the layer's columns of ``owns``."""
+    """Return ``proj(act(gate(x)) * e)``, ``n_embd`` values of each token: ``e`` are layer ``i``'s
+    columns of the per-layer embeddings (``owns``), ``act`` is the architecture's activation.
+    """
     at = f"L{i}.own"
     blk = f"blk.{i}"
     fn = g.config.arch.activation

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(h)``, with attention's output matrix alone."""
+    """Return the product of ``h`` with the layer's ``attn_output`` matrix, which replaces attention
+    in this layer.
+    """
     return g.linear(f"L{i}.attn.output", h, f"blk.{i}.attn_output")
 
 

@@ -338,8 +338,8 @@ async def model_events(request: HttpRequest) -> Response:
 
 
 def check_library(service: RouterService) -> None:
-    """Raise ApiError (403) unless the server was started with ``--library``, so that clients may
-    download and remove models.
+    """Raise ApiError (403) if the server was started without ``--library``, which lets clients
+    download, remove and copy models.
     """
     if not service.own.library:
         raise ApiError(
