@@ -7,6 +7,7 @@ takes which item must change nothing.
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,23 +65,38 @@ class GuestCpu(Cpu):
             made.append((step, self.guest.kernel(step.spec, self.isa), args.address, count))
         return GuestProgram(len(made), made, inputs, arena, scratch)
 
+    def n_items(self, program: Any, step: int) -> int:
+        of, _, _, count = program.steps[step]
+        counted = of.grid.count
+        if count:  # a number that an earlier step has written
+            at = count - program.arena.address
+            counts = {counted: int(program.arena.bytes[at : at + 8].view(np.int64)[0])}
+        elif counted != "one":
+            at = run_offset(counted)
+            counts = {counted: int(program.inputs.bytes[at : at + 8].view(np.int64)[0])}
+        else:
+            counts = {}
+        return int(of.grid.items(counts))
+
+    def kernel_of(self, program: Any, step: int) -> int:
+        return id(program.steps[step][1])
+
+    def run_items(self, program: Any, step: int, items: range) -> int:
+        _, kernel, args, _ = program.steps[step]
+        n = len(items)
+        bounds = [items.start + n * i // self.n_threads for i in range(self.n_threads + 1)]
+        for i in reversed(range(self.n_threads)):
+            if bounds[i] < bounds[i + 1]:
+                run = program.inputs.address
+                kernel(args, run, bounds[i], bounds[i + 1], program.scratch.address)
+        return items.stop
+
     def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
-        _, made, inputs, arena, scratch = program
-        for step, kernel, args, count in made[steps.start : steps.stop]:
-            counted = step.grid.count
-            if count:  # a number that an earlier step has written
-                at = count - arena.address
-                counts = {counted: int(arena.bytes[at : at + 8].view(np.int64)[0])}
-            elif counted != "one":
-                at = run_offset(counted)
-                counts = {counted: int(inputs.bytes[at : at + 8].view(np.int64)[0])}
-            else:
-                counts = {}
-            items = step.grid.items(counts)
-            bounds = [items * i // self.n_threads for i in range(self.n_threads + 1)]
-            for i in reversed(range(self.n_threads)):
-                if bounds[i] < bounds[i + 1]:
-                    kernel(args, inputs.address, bounds[i], bounds[i + 1], scratch.address)
+        for step in range(program.n_steps)[steps.start : steps.stop]:
+            began = time.perf_counter()
+            self.run_items(program, step, range(self.n_items(program, step)))
+            if times is not None:
+                times.append(time.perf_counter() - began)
         return True
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from tests.kernels import rows
 from tests.models.hf_tiny import N_VOCAB
 from tests.tiny import rounding
 from tests.tiny_t5 import write_t5
+from treadle.api.encoder import open_encoder
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.batch import BatchItem
@@ -112,6 +113,7 @@ def check_t5(device: Cpu, path: Path) -> None:
         allowed = rounding(config) + rounding(encoder_config(config))
         exact = reference_encoder_decoder.logits(gguf, config, source, ids)
         engine = Engine(gguf, config, device, n_ctx=64, kv="f32", n_sequences=2)
+        open_encoder(engine)
         with Session(engine, source=source) as session:
             found = np.concatenate([session.logits(ids[:-2]), session.logits(ids[-2:])])
         engine.close()
