@@ -45,8 +45,8 @@ class AssistantEngine(Engine):
 
 
 class GivenStates(EngineObserver):
-    """Writes the input ``given`` of the assistant's run: token embeddings beside hidden states, f32
-    ``[n, 2 * n_target]``, where ``n_target`` is the model's embedding width. After the run it holds
+    """Writes ``given``, token embeddings beside hidden states, f32 ``[n, 2 * n_target]``, into the
+    input of the assistant's run; ``n_target`` is the model's embedding width. Keeps from the run
     the assistant's next states, ``rows``, f32 ``[n, n_target]``, and the vocabulary clusters that
     have logits, ``clusters``, i32 ``[n, n_clusters]``.
     """

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 class DrafterStates(GivenRows):
     """Writes the states that the drafter's run reads: the model's (three per token, side by side)
-    or the drafter's own. After the run ``rows`` holds the drafter's states of its tokens, f32
-    ``[n, n_embd]``.
+    or the drafter's own. Keeps from the run the drafter's states of its tokens, ``rows``, f32 ``[n,
+    n_embd]``.
     """
 
     def __init__(self, n_embd: int) -> None:

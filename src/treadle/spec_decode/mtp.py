@@ -144,7 +144,7 @@ class ModelStates(EngineObserver):
 
 class LayerStates(EngineObserver):
     """Writes hidden states, ``given``, f32 ``[n, width]``, into the MTP layer's input, from column
-    ``column`` on. After the run ``rows`` holds the layer's own states of its tokens, same shape.
+    ``column`` on. Keeps from the run the layer's own states of its tokens, ``rows``, same shape.
     """
 
     output = AHEAD

@@ -29,7 +29,7 @@ RunChild = Callable[[Mapping[str, Any], int, int], int]
 class ForkedChild:
     """A child: its number in the protocol, its process id, and this process's ends of two pipes.
 
-    reports: the read end; life: the write end, at whose end the child sees that this process ended.
+    reports: the read end. life: the write end; the child reads EOF when this process has ended.
     """
 
     def __init__(self, number: int, pid: int, reports: int, life: int) -> None:
@@ -42,8 +42,8 @@ class ForkedChild:
 
 class ForkServer:
     """Forks children, each of which returns its exit status from ``run(order, report, life)``:
-    ``report`` is the descriptor to which it writes lines of JSON, ``life`` one that reaches its end
-    when this process ends. ``source``, ``target``: descriptors of commands and of reports.
+    ``report`` is the descriptor to which it writes lines of JSON; ``life`` one that reads EOF when
+    this process has ended. ``source``, ``target``: descriptors of commands and of reports.
     """
 
     def __init__(self, run: RunChild, source: int = 0, target: int = 1) -> None:

@@ -120,7 +120,7 @@ class System(Protocol):
         """
 
     def cpu_description(self) -> str | None:
-        """Return a text that differs between CPUs of different models or features; None if unknown."""
+        """Return a text that differs between CPUs of other model or features; None if unknown."""
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         """Copy machine code and its data to memory; return the address, a multiple of the page
