@@ -72,7 +72,9 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine or another, with a model on it and its measured peaks, if any."""
+    """The machine that a report describes (this one, or a test's), with a model on it and its
+    measured peaks, if any.
+    """
 
     model: ModelFile | None = None
     peaks: Peaks | None = None
@@ -83,7 +85,9 @@ class Subject:
 
     @cached_property
     def isa(self) -> Isa:
-        """The instruction set in use. Raises UnsupportedError."""
+        """The instruction set whose kernels run here. Raises UnsupportedError for a ``TREADLE_ISA``
+        that is unknown or cannot run here.
+        """
         return choose(self.features)
 
     @property
@@ -103,17 +107,19 @@ class Subject:
 
     @cached_property
     def known(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """FEATURES of this architecture."""
+        """CPU features that matter on this architecture: the benefit of each, and the features that
+        make it unnecessary.
+        """
         return FEATURES.get(architecture(), {})
 
     @cached_property
     def cores(self) -> dict[int, list[int]]:
-        """The usable processors, by core."""
+        """The processors that this process may use, by physical core."""
         return topology.physical_cores(self.allowed, self.cpus)
 
     @cached_property
     def fast(self) -> list[int]:
-        """The cores that are not slow by design."""
+        """The usable cores that are not slow by design (efficiency cores)."""
         return topology.fast_cores(sorted(self.cores), self.cpus)
 
     @cached_property
@@ -122,7 +128,9 @@ class Subject:
         return memory.usable_memory(self.cgroup, self.proc)
 
     def useful(self, processors: list[int]) -> int:
-        """Return how many threads ``processors`` would be worth without a quota."""
+        """Return how many threads treadle would start on ``processors`` without a CPU quota: one
+        for each fast core.
+        """
         cores = topology.physical_cores(processors, self.cpus)
         return len(topology.fast_cores(sorted(cores), self.cpus)) if cores else len(processors)
 
@@ -159,7 +167,9 @@ def enabled_by(feature: str) -> str:
 
 
 def of_instructions(here: Subject) -> Iterator[Told]:
-    """Yield the chosen row, the reason, and all rows that can run here."""
+    """Yield the chosen instruction set (row of ``isa.ROWS``), the reason, and all that can run
+    here.
+    """
     isa = here.isa
     best = best_row(here.features)
     able = runnable(here.features)
@@ -206,7 +216,9 @@ def of_instructions(here: Subject) -> Iterator[Told]:
 
 
 def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
-    """Yield the features that each row above the best needs in addition to earlier rows."""
+    """Yield a warning for each instruction set above ``best``: the features that it needs in
+    addition to those already named, and the cure.
+    """
     rows = list(ROWS.values())
     known = here.known
     named: set[str] = set()

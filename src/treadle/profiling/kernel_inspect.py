@@ -25,7 +25,9 @@ def ir(name: str, isa: str | None = None) -> str:
 
 
 def asm(name: str, isa: str | None = None) -> str:
-    """Return the same kernel's optimised machine code as assembly text."""
+    """Return the optimised machine code of a cached kernel, as assembly text. Arguments and errors
+    are those of ``ir``.
+    """
     from treadle.jit.compile import emit_assembly
 
     spec, row = find(name, isa)

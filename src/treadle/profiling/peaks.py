@@ -56,7 +56,7 @@ class Peaks:
     bf16: float | None
     f32: float
     bytes_s: float  # bytes a second read from memory, or from caches if not ``from_memory``
-    cpu_share: float  # share of the requested processor time that the threads got
+    cpu_share: float  # of the requested processor time, got while arithmetic was measured
     buffer_bytes: int = BUFFER_BYTES[0]  # on which ``bytes_s`` was measured
     from_memory: bool = True  # False: no memory for a buffer beyond the caches
     # Bytes a second with one long stream a thread: the limit of reading a model in order.
@@ -127,7 +127,7 @@ class DotPeakKernel(Spec):
         }[self.act]
 
     def dot(self, k: Builder, isa: Isa, total: Val, w: Val, x: Val) -> Val:
-        """Emit one dot."""
+        """Emit one vector of dot products, added to ``total``."""
         if self.act == "f32":
             return k.fma(w, x, total)
         if self.act == "q8":
@@ -240,7 +240,9 @@ class StreamReadKernel(Spec):
 def measure_peaks(
     isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
 ) -> Peaks:
-    """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
+    """Measure each peak for about ``seconds``: arithmetic in registers by activation kind, and
+    reading a buffer of ``buffer_bytes()``, on ``n_threads`` threads.
+    """
     acts = [act for act in DOTS_PER_VALUE if has_dots(act, isa)]
     dots = {act: dots_of(act, isa) for act in acts}
     kernels = load_kernels(
@@ -286,14 +288,14 @@ def measure_peaks(
 
 
 def has_dots(act: str, isa: Isa) -> bool:
-    """Return whether ``isa`` has products of this kind."""
+    """Return whether ``isa`` has dot products of activations of kind ``act``."""
     if act == "q16":
         return bool(isa.tiles.words[0])
     return act != "bf16" or bool(isa.dot_bf16 or isa.matrix)
 
 
 def dots_of(act: str, isa: Isa) -> DotPeakKernel | MatrixDots:
-    """Return the kernel that measures dots of this kind."""
+    """Return the kernel that measures the peak rate of dot products of kind ``act``."""
     return MatrixDots() if act == "bf16" and isa.matrix else DotPeakKernel(act, *isa.tiles.peak)
 
 
@@ -349,7 +351,9 @@ def stream_rate(
 
 
 def wanted_bytes(cpus: Path = topology.CPUS) -> int:
-    """Return the size of a buffer so large that caches hold no useful part of it."""
+    """Return the bytes of a buffer for measuring memory: four times the largest cache, within the
+    bounds BUFFER_BYTES.
+    """
     least, most = BUFFER_BYTES
     return min(most, max(least, 4 * topology.cache_bytes(cpus)))
 
@@ -357,7 +361,9 @@ def wanted_bytes(cpus: Path = topology.CPUS) -> int:
 def buffer_bytes(
     cpus: Path = topology.CPUS, cgroup: Path = topology.CGROUP, proc: Path = topology.PROC
 ) -> int:
-    """Return ``wanted_bytes``, or SHARE of the memory that this process may still use, if less."""
+    """Return ``wanted_bytes``, or if less a third (1 / SHARE) of the memory that this process may
+    still use, in whole PIECEs.
+    """
     wanted = wanted_bytes(cpus)
     usable = usable_memory(cgroup, proc)
     allowed = usable.free_bytes // SHARE if usable else wanted

@@ -32,7 +32,9 @@ HISTORY = PAGE + 5  # tokens before those of a text that goes on
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A plan with a batch in it. ``cut``: what the batch leaves out, in words."""
+    """A batch laid out in a plan's memory. ``n_texts``: sequences in the batch; ``cut``: the part
+    of the plan's size that the batch does not use, in words.
+    """
 
     ready: PreparedPlan
     n_tokens: int
@@ -50,14 +52,16 @@ class LaidOut:
 
 
 class RandomStates(EngineObserver):
-    """Random states for the runs of plans that take some from outside."""
+    """Writes random values into a plan's inputs from outside, such as a drafter's hidden states,
+    but not into rows of pictures. ``output``: the graph's output that the run computes.
+    """
 
     def __init__(self, output: str, rng: np.random.Generator) -> None:
         self.output = output
         self._rng = rng
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write the states."""
+        """Write the random values into the plan's memory."""
         for label, buffer in ready.plan.takes.items():
             if label != MEDIA:  # rows of pictures have a place of their own in each run
                 rows = self._rng.standard_normal(buffer.n_bytes // 4, np.float32)
@@ -65,8 +69,8 @@ class RandomStates(EngineObserver):
 
 
 def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
-    """Return the tokens of a batch for the plan of up to ``n_most``: a number that no tile divides,
-    above those of the next smaller plan.
+    """Return the number of tokens with which the plan for up to ``n_most`` tokens is checked: all
+    of up to 4, else at most ``n_most - 1`` and ``many``, but more than the next smaller plan takes.
     """
     below = max((size for size in engine.few if size < n_most), default=0)
     if n_most <= 4:
@@ -75,8 +79,8 @@ def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
 
 
 def new_sequence(engine: Engine) -> Sequence:
-    """Return an empty sequence; in an encoder-decoder model, over a prompt of random tokens. The
-    caller holds the engine's lock, and closes it.
+    """Return an empty sequence; in an encoder-decoder model, one that attends to a prompt of random
+    tokens. The caller holds the engine's lock, and closes the sequence.
     """
     seq = engine.cache.sequence()
     if engine.encoder is not None:
@@ -90,8 +94,8 @@ def new_sequence(engine: Engine) -> Sequence:
 def batch_of(
     engine: Engine, key: PlanKey, rng: np.random.Generator, many: int = MANY
 ) -> Iterator[LaidOut]:
-    """Lay out a batch of random tokens in the plan ``key``. The caller holds the engine's lock;
-    afterwards the sequences are gone.
+    """Lay out a batch of random tokens in the plan ``key``, of at most ``many`` tokens; yield it,
+    and drop its sequences afterwards. The caller holds the engine's lock.
     """
     of_logits = key.output in OF_ROWS
     n_tokens = n_tokens_of(engine, key.n_tokens, many)
@@ -130,7 +134,9 @@ def batch_of(
 
 
 def _sizes(engine: Engine, n_tokens: int) -> list[int]:
-    """Return the tokens of each text: some that go on by a token, and a prompt."""
+    """Divide ``n_tokens`` among sequences: two that decode one token each, and a prompt of the
+    rest; fewer if there are few tokens or sequences.
+    """
     room = engine.cache.n_sequences
     if n_tokens <= 2 or room < 3:
         return [1] * n_tokens if n_tokens <= min(2, room) else [n_tokens]
@@ -138,7 +144,7 @@ def _sizes(engine: Engine, n_tokens: int) -> list[int]:
 
 
 def _texts(engine: Engine, n_tokens: int, most: int) -> list[int]:
-    """Return the tokens of each text of an encoder's batch."""
+    """Divide ``n_tokens`` among the one or two texts of an encoder's batch."""
     if most < 2 or n_tokens < 3 or engine.cache.n_sequences < 2:
         return [n_tokens]
     return [n_tokens // 3, n_tokens - n_tokens // 3]
@@ -150,7 +156,9 @@ def _ids(engine: Engine, rng: np.random.Generator, n: int) -> list[int]:
 
 
 def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQuery, ...]:
-    """Return what a sampler asks for: the largest logits with their sum, and under a mask."""
+    """Return a sampler's queries: the largest logits and the sum of exponentials; for every second
+    text also under a random mask.
+    """
     plain = LogitsQuery(total=True)
     if i % 2:
         return (plain,)
@@ -162,8 +170,8 @@ def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQu
 def _sequence(
     engine: Engine, rng: np.random.Generator, i: int, n: int, *, goes_on: bool
 ) -> Sequence:
-    """Return a sequence with a history: the first a long one, whose keys are split, the others a
-    short one.
+    """Return a sequence that is to run ``n`` tokens. If it ``goes_on``, it has a history: that of
+    sequence 0 is longer than SPLIT keys where there is room, so that attention splits it.
     """
     cache = engine.cache
     seq = new_sequence(engine)

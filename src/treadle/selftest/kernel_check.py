@@ -1,6 +1,6 @@
-"""Every kernel of a plan beside its numpy twin.
+"""Compares every kernel of a plan with its numpy twin.
 
-A run of the plan is stopped before a step, what the step reads is copied, the step runs, and its
+A run of the plan is stopped before a step, the step's inputs are copied, the step runs, and its
 twin computes from the copy.
 """
 
@@ -31,7 +31,9 @@ STORES = (RopeStore, LatentStore, IndexStore, RowStore)  # kernels that write to
 
 @dataclass(frozen=True)
 class WrongValue:
-    """One value that a kernel got wrong: where it is, and what was expected, within ``allowed``."""
+    """One wrong value of a kernel: its place, the value found, and the twin's, from which it may
+    differ by ``allowed``.
+    """
 
     where: str
     found: float
@@ -41,12 +43,12 @@ class WrongValue:
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """The result of one kernel beside its twin.
+    """The comparison of one step's kernel with its numpy twin.
 
     kernel: the spec's name, which has its shape. label: the step of the plan. where: the batch.
-    n_values: values compared; n_cut: values left out, for they are many.
-    error: the largest error, as a share of what its derived tolerance allows; at most 1 if all are
-    right. off, allowed: that error and its tolerance.
+    n_values: values compared; n_cut: values that the twin did not compute, to save time.
+    error: the largest ratio of an error to its derived tolerance; at most 1 if all are right.
+    off, allowed: that error and its tolerance.
     seconds: the step's time in the run that was compared.
     """
 
@@ -69,9 +71,10 @@ class KernelCheck:
 
 @dataclass(frozen=True)
 class PlanRun:
-    """A plan with a batch laid out: what is needed to run it step by step on its device.
+    """A plan with a batch laid out, and the objects that run it step by step on its device.
 
-    ``before``: called once before the first step, such as to write rows of pictures.
+    ``run``: the run's inputs. ``name``: the batch, in words. ``before``: called once before the
+    first step, such as to write rows of pictures.
     """
 
     device: Device
@@ -84,8 +87,8 @@ class PlanRun:
 
 
 def signature(step: Step) -> tuple[Any, ...]:
-    """Return what makes a step's work another than that of a step with the same kernel: the sizes
-    among its arguments.
+    """Return a key of a step's kernel and the sizes among its arguments. Steps with equal keys do
+    the same work on other data, so one of them is checked.
     """
     sizes = []
     for name, arg in sorted(step.args.items()):
@@ -102,9 +105,9 @@ def check_steps(
     cut: Cut | None = None,
     note: Note | None = None,
 ) -> Iterator[KernelCheck]:
-    """Run a plan up to the last step that is ``wanted``, and yield the comparison of each of them.
-    The caller holds what the plan's run needs (an engine's lock, pages). ``note`` is called with
-    the name of each kernel, and where it runs, before it runs.
+    """Run a plan up to the last step that is ``wanted``, and yield each of these steps' comparison
+    with its twin. The caller holds what the run needs (an engine's lock, pages). ``note`` is called
+    before each of these steps runs, with its kernel's name and place.
     """
     cut = cut or Cut()
     lives = of.plan.lifetimes()
@@ -134,7 +137,7 @@ def check_steps(
 
 
 def _buffers(of: PlanRun, step: Step, *, written: bool = False) -> dict[Buffer, np.ndarray]:
-    """Return copies of the buffers that a step reads or writes, or of those ``written`` alone."""
+    """Return copies of the buffers that a step reads, or with ``written`` of those it writes."""
     buffers = set(step.writes) if written else {*step.reads}
     read = of.arena.read
     return {b: read(of.plan.offsets[b], b.n_bytes).copy() for b in buffers}
@@ -153,7 +156,9 @@ def _changing(step: Step) -> dict[str, np.ndarray]:
 
 
 def summary(step: Step, compared: Iterator[Compared], where: str, seconds: float) -> KernelCheck:
-    """Return the worst of what was compared, and the first wrong value."""
+    """Return a step's result from its comparisons: counts, the largest error, the first wrong
+    value.
+    """
     n_values = n_cut = n_wrong = 0
     worst = (0.0, 0.0, 0.0)
     first: WrongValue | None = None
@@ -181,14 +186,18 @@ def summary(step: Step, compared: Iterator[Compared], where: str, seconds: float
 
 
 class Selection:
-    """Chooses the steps to check: the first of each kernel and sizes, in each size of batch."""
+    """Chooses the steps to check: the first step of each ``signature`` in each batch. The caller
+    sets ``batch``, the key of the current one.
+    """
 
     def __init__(self) -> None:
         self._seen: set[tuple[Any, ...]] = set()
         self.batch: object = None
 
     def __call__(self, step: Step) -> bool:
-        """Return whether a step's work has not been checked yet, and note it."""
+        """Return whether no step of this signature was chosen in this batch before, and remember
+        it.
+        """
         key = self.batch, *signature(step)
         if key in self._seen:
             return False
@@ -203,9 +212,9 @@ def run_twins(
     constants: Mapping[str, np.ndarray],
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a whole plan by its twins, on ``arena`` (bytes). Products are made in parts, so that no
-    large matrix is unpacked at once. ``constants``: arrays of pools and states, by the constant's
-    name, which the twins change.
+    """Run the numpy twins of all steps of a plan on ``arena``, uint8 memory of the plan's buffers.
+    Matrix products are made in parts, so that no large matrix is unpacked at once. ``constants``:
+    arrays of KV pools and states by the constant's name, which the twins change.
     """
     from treadle.kernels.matmul.gated import Gated
     from treadle.kernels.matmul.matmul import Matmul

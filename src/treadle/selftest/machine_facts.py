@@ -1,4 +1,4 @@
-"""Facts of a machine for a report that one can send: no names of users, files or hosts."""
+"""Facts of a machine for a report that its user can publish: no names of users, files or hosts."""
 
 from __future__ import annotations
 

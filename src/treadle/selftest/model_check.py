@@ -44,9 +44,9 @@ class CheckReport:
     """The findings of ``treadle check``.
 
     machine: facts of the CPU, the system and the versions; no names of users, files or hosts.
-    kernels: each kernel beside its twin. threads: bits on several numbers of threads. text: a text
-    beside the twins', or a known one. speeds: beside this machine's peaks; None if not measured.
-    cut: what was left out, in words. errors: parts that ended with an error.
+    kernels: each kernel against its numpy twin. threads: equality of bits across thread counts.
+    text: a generated text against the twins', or a known one. speeds: None if not measured.
+    cut: the parts that were not checked, in words. errors: parts that ended with an error.
     """
 
     machine: dict[str, Any]
@@ -105,10 +105,11 @@ def check_model(
 ) -> CheckReport:
     """Check everything of ``model`` on this machine; see ``CheckReport``.
 
-    ``quick``: fewer batch sizes, fewer values, no speeds. ``note`` is called with the name of each
-    kernel before it runs: if it ends the process, the last one did. Load the model with
-    ``n_sequences=4``, so that batches of several texts fit. A kernel that cannot be compiled, and a
-    device that fails, are failures of the report. Raises CacheError and FileError as runs do.
+    ``quick``: fewer batch sizes, fewer values, no speeds. ``note`` is called with each kernel's
+    name and place before it runs, so that a kernel that ends the process can be named. Load the
+    model with ``n_sequences=4``, so that batches of several texts fit. A kernel that cannot be
+    compiled, and a device that fails, are failures of the report. Raises CacheError and FileError
+    as runs do.
     """
     began = time.perf_counter()
     report = CheckReport(machine_facts(model), model_facts(model), quick)
@@ -140,7 +141,7 @@ def check_model(
 
 
 def model_facts(model: Model) -> dict[str, Any]:
-    """Return what a model is, without its place on this machine."""
+    """Return the model's name, architecture, sizes, weight formats and KV format, but no path."""
     from treadle.api.summary import bytes_by_type
 
     config = model.config
@@ -166,7 +167,9 @@ def check_kernels(
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> None:
-    """Add each kernel of the model's plans to ``report.kernels``."""
+    """Check each kernel of the model's plans and of its towers against its twin; add the results to
+    ``report.kernels``, and the parts not checked to ``report.cut``.
+    """
     from treadle.api.engine_plans import media_plans, text_plans
 
     plans = [*text_plans(model)]
@@ -205,7 +208,7 @@ def check_kernels(
 
 
 def _few(plans: Iterable[EnginePlan]) -> list[EnginePlan]:
-    """Return for each engine and kind of plan the first and the last."""
+    """Return the smallest and the largest plan of each engine and kind of plan."""
     by_kind: dict[Any, list[EnginePlan]] = {}
     for plan in plans:
         by_kind.setdefault((id(plan.engine), plan.key[2:]), []).append(plan)
@@ -221,7 +224,10 @@ def check_plan(
     remarks: list[str] | None = None,
     note: Note | None = None,
 ) -> list[KernelCheck]:
-    """Return the results of one plan's kernels that ``selection`` has not seen."""
+    """Check the kernels of one plan that ``selection`` has not seen, with a batch of at most
+    ``many`` tokens, and return their comparisons. ``cut``: limits of the twins' work. Adds to
+    ``remarks`` the part of the plan's size that the batch does not use.
+    """
     rng = np.random.default_rng(0)
     with engine.lock, batch_of(engine, key, rng, many) as batch:
         ready = batch.ready

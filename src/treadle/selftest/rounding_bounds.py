@@ -61,21 +61,24 @@ def activation_error(fn: str) -> float:
 
 
 def sum_chain(k: int, isa: Isa) -> int:
-    """Return the most additions of one value's way into the sum of a row of ``k``."""
+    """Return the largest number of additions in sequence that one value passes through in the sum
+    of a row of ``k`` values.
+    """
     chain = -(-k // (4 * isa.lanes)) + 2 + isa.lanes.bit_length()
     # By a block: those of a thread's vectors, of its lanes, of the warp's values, of the warps.
     return max(chain, 4 + 2 + 5 + 16) if isa.simt else chain
 
 
 def norm_error(k: int, isa: Isa) -> float:
-    """Return the relative error of one normed value: half of the mean square's, then eps, sqrt, 1 /
-    and two products.
+    """Return the relative error of one normed value: half of the mean square's error, then that of
+    eps, the square root, the reciprocal and two products.
     """
     return (sum_chain(k, isa) / 2 + 8) * U32
 
 
 def centring_error(spec: Norm | ColumnNorm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return what LayerNorm adds to the error for rows ``x``, float64 ``[.., k]``.
+    """Return the error that subtracting the mean (LayerNorm) adds to each value of rows ``x``,
+    float64 ``[.., k]``; zeros for a norm without it. ``w``: the norm's weights.
 
     The mean is off by ``e``: a chain's bound of the mean size; so each value by ``e`` and a
     rounding of its own, and the variance by twice as much of the mean distance.
@@ -193,7 +196,9 @@ def product_error(
 
 
 def _half_words(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return what products miss at most with weights that are off by half a word of q16n."""
+    """Return the largest error of products ``[n, m]`` whose q16n weights are each off by half a
+    unit of their word.
+    """
     missing = (0, 0), (0, -x.shape[1] % SPAN)
     tokens, rows = (np.pad(a, missing).reshape(len(a), -1, SPAN) for a in (x, weights))
     length = np.maximum(np.linalg.norm(rows, axis=-1), rows.max(-1) * (WORD_LENGTH / WORD_MOST))
@@ -208,8 +213,8 @@ def gated_error(
     result: np.ndarray,
     errors: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
-    """Return the error of ``result = value * up``, ``value = fn(gate)``, where gate and up are off
-    by ``errors``.
+    """Return the error of ``result = value * up``, ``value = fn(gate)``. ``errors``: those of gate
+    and up.
     """
     off_gate, off_up = errors
     slope: Any = 2 * (np.abs(gate) + off_gate) if fn.startswith("relu2") else SLOPE

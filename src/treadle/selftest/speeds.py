@@ -1,4 +1,6 @@
-"""Speeds of prompts and of texts beside this machine's peaks, and the time of each kernel."""
+"""Speeds of prefill and of decoding compared with this machine's peak rates, and the time of each
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,12 @@ MOST_S = 8.0  # seconds for one kind of run
 
 @dataclass(frozen=True)
 class Speed:
-    """Runs of one kind: "prompt" or "text" of ``n_tokens``, the best of some.
+    """The speed of prefill (``kind`` "prompt", ``n_tokens`` in one run) or of decoding ("text", one
+    token a run): the best of up to REPEATS measurements.
 
-    bytes_s, ops_s: bytes of weights and pages read, and operations made, per second. of_read,
-    of_ops: these as shares of the peaks; None without peaks of a device. kernels: seconds of a run
-    by kernel, in its last run.
+    bytes_s, ops_s: bytes of weights and pages read, and operations, per second. of_read, of_ops:
+    these as shares of the peak reading rate and of the highest peak of operations; None if the
+    device has no such peak. kernels: seconds by kernel in the last run.
     """
 
     kind: str
@@ -47,8 +50,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class SpeedCheck:
-    """Speeds, and the peaks measured just before. ``cpu_share``: the share of the asked processor
-    time that threads got meanwhile; below 0.9 other programs ran, and speeds say little.
+    """Speeds, and the peak rates measured just before. ``cpu_share``: share of the requested
+    processor time that the threads got while peaks of arithmetic were measured; below 0.9 other
+    programs ran, and speeds say little. None for a device that reports its own peaks.
     """
 
     peaks: dict[str, float]
@@ -57,7 +61,7 @@ class SpeedCheck:
 
 
 def measure_speeds(model: Model, progress: Progress | None = None) -> SpeedCheck:
-    """Measure a prompt and some tokens of text."""
+    """Measure the device's peaks, then prefill and, unless the model is an encoder, decoding."""
     engine = model.engine
     device: Any = engine.device
     peaks: dict[str, float]

@@ -1,4 +1,4 @@
-"""A text of the model: greedy, by the kernels, beside the forward pass of the numpy twins.
+"""Compares a greedy text of the model with the forward pass of the numpy twins.
 
 The kernels write some tokens after a prompt, one at a time. Then the kernels of a plan for many
 tokens, and the twins of the same plan, run the whole text once, and give the logits behind each of
@@ -47,14 +47,16 @@ LEAST_COSINE = 0.99  # of an encoder's vectors
 
 @dataclass(frozen=True)
 class TextCheck:
-    """A text of kernels and twins: the ids that the kernels wrote, or that an encoder read.
+    """The comparison of a text by kernels with the twins: ``ids`` that the kernels wrote, or that
+    an encoder read.
 
-    text: these in letters; None without a vocabulary.
-    apart: root mean square of the logits' differences, as a share of their spread, in one plan; of
-        an encoder 1 minus the cosine of its vector and the twins'.
-    of_plans: the same between a token at a time and many at once.
-    known: whether the text is one known beforehand.
-    problem: what is wrong, in a sentence; empty if nothing is. skipped: why the twins did not run.
+    text: the ids decoded; None without a vocabulary.
+    apart: root mean square of the differences of kernels' and twins' logits in one plan, as a share
+        of their spread; of an encoder 1 minus the cosine of its vector and the twins'.
+    of_plans: the same of kernels run a token at a time and many tokens at once.
+    known: whether a text known beforehand was expected.
+    problem: the first fault, in a sentence; empty if there is none. skipped: why the twins did not
+        run; empty if they did.
     """
 
     ids: tuple[int, ...]
@@ -67,7 +69,9 @@ class TextCheck:
 
 
 def check_text(model: Model, *, quick: bool = False, progress: Progress | None = None) -> TextCheck:
-    """Compare a greedy text by kernels with the twins; see the module."""
+    """Compare a greedy text by the kernels with the known one, if any, and with the numpy twins; of
+    an encoder, compare a vector. ``quick``: skip the twins of models above QUICK_WEIGHTS weights.
+    """
     engine = model.engine
     n_weights = sum(int(np.prod(t.shape)) for t in model.gguf.tensors.values())
     most = QUICK_WEIGHTS if quick else MOST_WEIGHTS
@@ -89,7 +93,9 @@ def text_of(
     compare: bool = True,
     progress: Progress | None = None,
 ) -> TextCheck:
-    """Write a text after a prompt's ids, and compare it with a known one, and with the twins."""
+    """Generate a greedy text after a prompt's ``ids``; compare it with ``known``, if given, and
+    with the numpy twins if ``compare``.
+    """
     made, ours = greedy(engine, ids, len(known.ids) if known else N_TOKENS)
     result = TextCheck(tuple(made), known=known is not None)
     if known and result.ids != known.ids:
@@ -113,8 +119,9 @@ def _too_many(n_weights: int) -> str:
 def judged(
     ours: np.ndarray, together: np.ndarray, theirs: np.ndarray, made: list[int]
 ) -> tuple[float, float, str]:
-    """Compare logits ``[n, n_vocab]`` behind each token of a text: those of kernels, a token at a
-    time and together, and those of the twins. Return both distances, and what is wrong.
+    """Compare logits ``[n, n_vocab]`` behind each token ``made``: of kernels run a token at a time
+    (``ours``) and many at once (``together``), and of the twins (``theirs``). Return
+    ``TextCheck``'s ``apart``, ``of_plans`` and ``problem``.
     """
     for what, rows in (("kernels", ours), ("kernels", together), ("twins", theirs)):
         if not np.isfinite(rows).all():
@@ -170,8 +177,8 @@ def _random_ids(engine: Engine) -> list[int]:
 
 
 def greedy(engine: Engine, ids: list[int], n: int) -> tuple[list[int], np.ndarray]:
-    """Return the likeliest ``n`` tokens after a prompt, each read before the next, and the logits
-    before each, float64 ``[n, n_vocab]``.
+    """Generate ``n`` tokens greedily after the prompt ``ids``, one run for each. Return them, and
+    the logits from which each was chosen, float64 ``[n, n_vocab]``.
     """
     made: list[int] = []
     rows = []
@@ -218,8 +225,9 @@ def run_by_twins(
     width: int,
     progress: Progress | None,
 ) -> np.ndarray:
-    """Return an output of a text by the twins alone, float64 ``[rows, width]``; the cache is left
-    as it was.
+    """Run the twins of the plan ``key`` on a text. Return the graph's output ``output``, float64
+    ``[rows, width]``, with a row for each of ``n_outputs`` (at least 1). The cache is left as it
+    was.
     """
     with engine.lock:
         seq = new_sequence(engine)

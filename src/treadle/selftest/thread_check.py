@@ -1,4 +1,6 @@
-"""The same bits on any number of threads: which thread takes which item may change nothing."""
+"""Checks that results have the same bits on any number of threads, whichever thread takes which
+work item.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ThreadCheck:
-    """Whether results had the same bits on ``counts`` threads. ``skipped``: why it was not asked.
+    """The result of running the same texts on each of ``counts`` threads; ``n_values`` were
+    compared.
 
-    problem: what differed, in a sentence; empty if nothing did.
+    problem: the first difference, in a sentence; empty if there is none. skipped: why the check did
+    not run; empty if it did.
     """
 
     counts: tuple[int, ...]
@@ -41,7 +45,10 @@ class ThreadCheck:
 def check_threads(
     model: Model, *, quick: bool = False, progress: Progress | None = None
 ) -> ThreadCheck:
-    """Compare a prompt's logits and those of some tokens after it on 1, 2, and all threads."""
+    """Compare the logits of a prompt and of N_DECODED tokens after it, or an encoder's vector, bit
+    by bit between the thread counts of ``thread_counts``. Skipped if the device is not the CPU.
+    ``quick``: one run on each count, not REPEATS.
+    """
     from treadle.devices.cpu.device import Cpu
 
     ours = model.engine.device
@@ -73,12 +80,16 @@ def check_threads(
 
 
 def thread_counts(n_threads: int) -> tuple[int, ...]:
-    """Return the counts to compare: 1, 2, those of the model, and one for each processor."""
+    """Return the thread counts to compare, ascending: 1, 2, ``n_threads`` and the number of usable
+    processors.
+    """
     return tuple(sorted({1, 2, n_threads, len(affinity())}))
 
 
 def runs_of(engine: Engine, repeats: int) -> Iterator[np.ndarray]:
-    """Yield the results of the same texts, ``repeats`` times: logits, or an encoder's vector."""
+    """Run the same random text ``repeats`` times. Yield each run's result: the logits of the prompt
+    and of each decoded token, f32 ``[1 + N_DECODED, n_vocab]``, or an encoder's vector.
+    """
     rng = np.random.default_rng(7)
     n = min(PROMPT, engine.n_ctx - N_DECODED - 1)
     ids = rng.integers(0, engine.config.n_vocab, n + N_DECODED).tolist()
@@ -99,7 +110,7 @@ def runs_of(engine: Engine, repeats: int) -> Iterator[np.ndarray]:
 
 
 def compared(results: Sequence[tuple[int, np.ndarray]], counts: Sequence[int]) -> ThreadCheck:
-    """Compare all results with the first, bit by bit."""
+    """Compare all results, each with its thread count, with the first, bit by bit."""
     first = results[0][1]
     problem = ""
     for n_threads, found in results:

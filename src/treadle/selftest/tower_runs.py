@@ -1,4 +1,6 @@
-"""Runs of a model's towers on random rows, laid out step by step."""
+"""Plans of a model's towers (encoders of pictures and sound) with random rows, to be run step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ROWS = 144  # rows of a run: a grid of 12 by 12, which 2, 3 and 4 divide
 
 
 def tower_runs(model: Model) -> Iterator[PlanRun]:
-    """Yield a run of each plan of the model's towers and projectors."""
+    """Yield a run, with random rows, of each plan of the model's towers and projectors."""
     media = model.media
     if media is None:
         return
@@ -29,7 +31,7 @@ def tower_runs(model: Model) -> Iterator[PlanRun]:
 
 
 def tower_run(engine: TowerEngine, rng: np.random.Generator, n_rows: int = ROWS) -> PlanRun:
-    """Lay out a run of random rows in a tower's plan."""
+    """Return a run of a tower's plan with ``n_rows`` random rows, which ``before`` writes."""
     ready = engine.plan_for(n_rows)
     plan = ready.plan
     windows = tuple(range(0, n_rows, 48))

@@ -1,8 +1,9 @@
-"""The values that one step wrote, beside those that its numpy twin computes from the same memory.
+"""Compares the values that one step wrote with those that its numpy twin computes from the same
+memory.
 
 A step's inputs are read from the plan's arena as earlier kernels have left them, so that a step is
-judged by itself: what an earlier one rounded is in both. The twin computes in float64, and outputs
-start as NaN, so that only what the twin has written is compared.
+judged by itself: earlier rounding errors are in both. The twin computes in float64, and outputs
+start as NaN, so that only values that the twin has written are compared.
 
 Where a product has many rows or experts, or attention many items, the twin computes a part of them
 (``Cut``), chosen by a seed; the kernel always computes all.
@@ -84,9 +85,9 @@ SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a step that its twin computes.
+    """Limits of the part of a step that its twin computes.
 
-    weights: the most weights of a product's matrix; rows: the least rows of it.
+    weights: as many rows of a product's matrix as have this many weights, but at least ``rows``.
     experts: the most experts (or heads, or rows of a gemv with experts) of a product.
     items: the most work items of an attention.
     """
@@ -97,8 +98,8 @@ class Cut:
     items: int = 12
 
     def rows_of(self, n_rows: int, width: int, unit: int = 1) -> np.ndarray:
-        """Return the rows to compute of ``n_rows`` of ``width``, ascending; in groups of ``unit``
-        neighbours. The first and the last are among them.
+        """Return the indices, ascending, of the rows to compute of a matrix of ``n_rows`` rows of
+        ``width`` values, in groups of ``unit`` neighbours; the first and the last are among them.
         """
         n_groups = -(-n_rows // unit)
         groups = self.some(n_groups, max(self.weights // width, self.rows) // unit)
@@ -106,8 +107,8 @@ class Cut:
         return rows[rows < n_rows]
 
     def some(self, n: int, most: int) -> np.ndarray:
-        """Return at most ``most`` (and at least 4) of ``n`` numbers: a quarter from the front, a
-        quarter from the end, the others at random from a seed.
+        """Return at most ``most`` (and at least 4) of the indices below ``n``, ascending: a quarter
+        of them from the front, a quarter from the end, the others at random from a seed.
         """
         most = max(most, 4)
         if n <= most:
@@ -119,10 +120,10 @@ class Cut:
 
 @dataclass
 class Compared:
-    """Values that a step wrote, those of its twin, and how far each may be off, in one shape.
+    """Values that a step wrote, its twin's, and the tolerance of each, arrays of one shape.
 
-    ``rows`` and ``columns``: the numbers of the array's rows and columns in the step's result;
-    empty where they are counted from 0. ``n_cut``: values that the twin left out.
+    ``rows`` and ``columns``: indices of the arrays' rows and columns in the step's result; None
+    where they count from 0. ``n_cut``: values that the twin did not compute.
     """
 
     what: str
@@ -135,15 +136,15 @@ class Compared:
 
     @property
     def compared(self) -> np.ndarray:
-        """Whether each value is compared: not where the twin's, or a neighbour that its tolerance
-        depends on, is no number. Then an input was none, which an earlier step has to answer for.
+        """A mask of the values to compare: all but those where the twin's value or the tolerance is
+        NaN. There an input was NaN already, which is an earlier step's fault.
         """
         made: np.ndarray = ~(np.isnan(self.expected) | np.isnan(self.tolerance))
         return made
 
     def excess(self) -> np.ndarray:
-        """Return each error as a share of its tolerance; infinite where the kernel's value alone is
-        no number, 0 where nothing is compared.
+        """Return each error divided by its tolerance; infinite where only the kernel's value is
+        NaN, 0 where nothing is compared.
         """
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             same = (self.actual == self.expected) | ~self.compared
@@ -152,7 +153,7 @@ class Compared:
         return made
 
     def place(self, at: tuple[int, ...]) -> str:
-        """Return where a value is, in words."""
+        """Return the place of a value in words: array, row, column."""
         if len(at) != 2:
             return f"{self.what} {list(at)}"
         row = at[0] if self.rows is None else int(self.rows[at[0]])
@@ -161,10 +162,10 @@ class Compared:
 
 
 class Evidence:
-    """One step's arguments before it ran, as its twin takes them, and what the kernel wrote.
+    """One step's arguments before it ran, as its twin takes them, and the kernel's results.
 
-    ``before``: the bytes of each buffer that the step reads or writes; ``changing``: by argument
-    name, those of the constants that it changes. ``run``: the run's inputs.
+    ``before``: the bytes of each buffer that the step reads; ``changing``: by argument name, the
+    constants that it changes (KV pages, states). ``run``: the run's inputs.
     """
 
     def __init__(
@@ -185,7 +186,9 @@ class Evidence:
         self.changed: dict[str, np.ndarray] = {}  # the constants afterwards
 
     def finish(self, after: dict[Buffer, np.ndarray], changed: dict[str, np.ndarray]) -> None:
-        """Add what the kernel has written."""
+        """Add the kernel's results: the bytes of the buffers that it wrote, and the constants
+        changed.
+        """
         self._after = after
         self.changed = changed
 
@@ -229,12 +232,14 @@ class Evidence:
         return found
 
     def written(self, name: str) -> np.ndarray:
-        """Return what the kernel wrote to an argument, in the buffer's type."""
+        """Return the array that the kernel wrote to the argument ``name``, in the buffer's type."""
         buffer = self.step.args[name]
         return self._after[buffer].view(buffer.dtype)
 
     def twin(self, spec: Spec | None = None, run: Any = None, **more: Any) -> SimpleNamespace:
-        """Run a twin, by default the step's on all of it; return its arguments afterwards."""
+        """Run the twin of ``spec`` (by default the step's) on new arguments, with ``more`` in place
+        of some; return the arguments afterwards.
+        """
         args = self.args()
         for name, value in more.items():
             setattr(args, name, value)
@@ -244,7 +249,7 @@ class Evidence:
 
 
 def compare(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Yield what a step wrote beside its twin's results, array by array."""
+    """Yield the comparison of each array that a step wrote with its twin's result."""
     spec = evidence.spec
     for kind, compared in COMPARISONS.items():
         if isinstance(spec, kind):
@@ -294,7 +299,7 @@ def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.nda
 
 
 def _plainly(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Kernels that write f32 or whole numbers, and states."""
+    """Compare the outputs of kernels without a bound of their own: f32, whole numbers, states."""
     spec = evidence.spec
     args = evidence.twin()
     for name in dict.fromkeys(spec.args.writes):
@@ -311,7 +316,7 @@ def _plainly(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
-    """Whole numbers, where the twin has written other bits than 0xFF."""
+    """Compare whole numbers exactly, where the twin has written any (bits other than 0xFF)."""
     expected = np.asarray(getattr(args, name)).reshape(-1)
     actual = evidence.written(name).reshape(-1)
     there = expected.view(np.uint8).reshape(len(expected), -1).min(1, initial=255) < 255
@@ -325,9 +330,9 @@ def _exactly(name: str, actual: np.ndarray, expected: np.ndarray) -> Compared:
 
 
 def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[Compared]:
-    """The states that a kernel or its twin has changed. Where the twin's result equals the state
-    before, the kernel's may still be some roundings off. A changed state of another sequence is
-    wrong, for the twin keeps it.
+    """Compare the states that a kernel or its twin has changed. Where the twin's result equals the
+    state before, the kernel's may still be some roundings off. A changed state of another sequence
+    is wrong, for the twin keeps it.
     """
     if "states" not in evidence.changed:
         return
@@ -389,19 +394,22 @@ def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _added(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """One rounding."""
+    """Compare sums of two values: one rounding."""
     name = evidence.spec.args.writes[0]
     yield _floats(evidence, evidence.twin(), name, lambda exact: U32 * np.abs(exact) + TINY)
 
 
 def _softcap(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """In units of the cap: tanh 2, its argument 2, the last product 1."""
+    """Compare capped logits. Roundings in units of the cap: tanh 2, its argument 2, the last
+    product 1.
+    """
     yield _floats(evidence, evidence.twin(), "y", evidence.spec.cap * 5 * U32)
 
 
 def _combine(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """A product or a sum for each choice and each of the two others, and 3 for the sigmoid; of the
-    sum of magnitudes, which the twin makes of magnitudes.
+    """Compare the combined rows of experts: a product or a sum for each choice and each of the two
+    others, and 3 for the sigmoid, relative to the sum of magnitudes, which the twin makes of
+    magnitudes.
     """
     spec = evidence.spec
     magnitudes = evidence.args()
@@ -453,7 +461,7 @@ def _stored(
     tolerance: np.ndarray,
     raw: np.ndarray | None = None,
 ) -> Iterator[Compared]:
-    """Activations in a kernel's own layout: values, and the compensations that belong to them."""
+    """Compare activations in a kernel's own layout: values, and the sums stored beside them."""
     raw = evidence.written(name) if raw is None else raw
     n = len(exact)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -464,7 +472,7 @@ def _stored(
 
 
 def _compensations(raw: np.ndarray, act: ActivationLayout, n: int, name: str) -> Compared:
-    """Sums of the quants that were stored, which products start from."""
+    """Compare the stored sums of quants, which products start from."""
     from treadle.kernels.activation_layout import LOW_BITS, MAGIC_BITS, OFFSET
 
     groups = raw[: act.n_bytes(n)].reshape(-1, act.group_bytes)
@@ -548,8 +556,8 @@ def _sensible(
     raw: np.ndarray | None = None,
     name: str = "out",
 ) -> Iterator[Compared]:
-    """Compare stored activations, without rows of undefined memory: those that fill up a block of
-    an expert.
+    """Compare stored activations, except rows of undefined memory: the padding of an expert's last
+    block of rows.
     """
     kept = (np.abs(np.nan_to_num(exact, nan=np.inf)) < SENSIBLE).all(-1)
     if kept.all():
@@ -603,8 +611,9 @@ def _pack_heads(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 @dataclass
 class PartialProduct:
-    """A part of a product: rows of y ``to``, rows ``chosen`` of segment ``segment``'s matrix of
-    ``height`` rows; float64 ``values`` and their ``error``, both ``[n, m]``.
+    """A part of a matrix product, float64 ``[n, m]``: ``values`` and the bounds of their ``error``.
+    ``to``: the n rows of y; ``chosen``: the m rows of the matrix of segment ``segment``, which has
+    ``height`` rows.
     """
 
     head: int
@@ -626,9 +635,9 @@ def products(
     *,
     bounded: bool = True,
 ) -> Iterator[PartialProduct]:
-    """Yield the products of a matrix product, as ``Matmul.run_ref`` makes them, of the rows that
-    ``choose`` returns for a height. ``met``: a part of ``spec.met_ref``'s entries, numbered.
-    ``bounded``: with the errors; else these are zero.
+    """Yield the parts of a matrix product, as ``Matmul.run_ref`` computes it, for the matrix rows
+    ``choose(height)``. ``met``: the experts or heads to compute, as numbered entries of
+    ``spec.met_ref``; None for all. ``bounded``: compute error bounds; else they are zero.
     """
     layout = spec.layout()
     if met is None:
@@ -898,7 +907,7 @@ def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 class SomeItems:
-    """A run of which attention sees some items only."""
+    """A run's inputs, but with only some of the work items of attention."""
 
     def __init__(self, run: Any, items: list[Any]) -> None:
         self._run = run
@@ -912,21 +921,22 @@ class SomeItems:
         return getattr(self._run, name)
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[Any]:
-        """Return the items."""
+        """Return the chosen items, for any pool."""
         return self._items
 
 
 def attention_error(spec: Attention, args: Any, items: Sequence[Any]) -> tuple[float, float]:
-    """Return the error of a score, and of an output, with the largest |k| and |v| of all pages.
+    """Return the bounds of the errors of a score and of an output, from the largest |k| and |v| of
+    all pages.
 
     A score is a chain of D products: off by at most (D + 4) u max_j sum |q||k_j| =: s. A weight
     e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a
     weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + n u) max|v|. On
     matrix registers a factor is two bf16, to 2**-18 of it, and of two low parts the product, again
-    below 2**-18, is left out; each sum has three times as many terms. Words: with numbers off by
-    1/2 where lengths are LIMIT, a score is off by at most (sqrt(D) + D / 4 / LIMIT) |q||k| / LIMIT.
-    A span of n keys has weights off by 1/2 where they are LIMIT together, and values by 1/2 where
-    the largest is LIMIT: a mean is off by at most (n + 1) / 2 / LIMIT max|v|.
+    below 2**-18, is left out; each sum has three times as many terms. int16 tiles (words): with
+    numbers off by 1/2 where lengths are LIMIT, a score is off by at most (sqrt(D) + D / 4 / LIMIT)
+    |q||k| / LIMIT. A span of n keys has weights off by 1/2 where they are LIMIT together, and
+    values by 1/2 where the largest is LIMIT: a mean is off by at most (n + 1) / 2 / LIMIT max|v|.
     """
     largest = [0.0, 0.0]
     longest_key = 0.0
@@ -1069,7 +1079,7 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _bytes(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Bytes are moved, none is computed."""
+    """Compare bytes that a kernel moves: exact."""
     args = evidence.twin()
     for name in evidence.spec.args.writes:
         yield _whole(evidence, args, name)

@@ -45,9 +45,10 @@ class AssistantEngine(Engine):
 
 
 class GivenStates(EngineObserver):
-    """Gives a run its embeddings and states, ``given``, f32 ``[n, 2 * n_target]``, and keeps the
-    states that follow, ``rows``, f32 ``[n, n_target]``, and the clusters in which there are logits,
-    ``clusters``, i32 ``[n, n_clusters]``.
+    """Writes ``given``, token embeddings beside hidden states, f32 ``[n, 2 * n_target]``, into the
+    input of the assistant's run; ``n_target`` is the model's embedding width. Keeps from the run
+    the assistant's next states, ``rows``, f32 ``[n, n_target]``, and the vocabulary clusters that
+    have logits, ``clusters``, i32 ``[n, n_clusters]``.
     """
 
     output = AHEAD
@@ -59,14 +60,14 @@ class GivenStates(EngineObserver):
         self.clusters = np.zeros((0, 0), np.int32)
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write the given rows."""
+        """Write ``given`` into the plan's input."""
         buffer = ready.plan.takes[GIVEN]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, : self.given.shape[1]] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the next states."""
+        """Copy the assistant's next states and clusters out of the plan."""
         n = ready.run.n_outputs
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_target).copy()
         if self._n_clusters:
@@ -76,7 +77,9 @@ class GivenStates(EngineObserver):
 
 
 class AssistantDrafter(Drafter):
-    """Drafts for ``engine``. Owners have one of its sequences, ``seq``."""
+    """Drafts for ``engine`` with the assistant's engine ``made``. An owner is a request, whose
+    ``seq`` is its sequence in ``engine``.
+    """
 
     observer: ModelStates
     own_observer: GivenStates
@@ -97,11 +100,13 @@ class AssistantDrafter(Drafter):
         self._scale = np.float32(engine.config.embd_scale)
 
     def keep(self, owners: Collection[Any]) -> None:
-        """See ``Drafter``."""
+        """Drop the model's hidden states of all other owners; the assistant has no sequences."""
         self.observer.keep(owners)
 
     def knows(self, owner: Any, ids: Seq[int]) -> bool:
-        """Whether the model ran all ids but the last, the one before it with this drafter."""
+        """Return whether the model has run all of ``ids`` but the last, and ``observer`` holds the
+        hidden state of the last one that it ran.
+        """
         states = self.observer.states.get(owner.seq)
         if states is None or len(owner.seq) != len(ids) - 1:
             return False
@@ -110,10 +115,10 @@ class AssistantDrafter(Drafter):
         return states.start == len(ids) - 2 and len(states.ids) == 1
 
     def read(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
-        """Nothing is read before a draft."""
+        """Do nothing: the assistant reads the model's own keys and values."""
 
     def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
-        """See ``Drafter``."""
+        """Draft greedily, one assistant run per draft token; see ``Drafter.write``."""
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         rows = {owner: self.observer.states[seq_of(owner)].rows[0] for owner in wanted}
         for i in range(max((n for _, n in wanted.values()), default=0)):
@@ -135,7 +140,7 @@ class AssistantDrafter(Drafter):
         return result
 
     def _token_in(self, at: int, row: int) -> int:
-        """Return the token of a row of logits of the last run's token ``at``."""
+        """Return the token of logit ``row`` of the last run's item ``at``."""
         if self._order is None or row < 0:
             return row
         place, within = divmod(row, self._n_rows)
@@ -143,7 +148,7 @@ class AssistantDrafter(Drafter):
         return int(self._order[cluster * self._n_rows + within])
 
     def _ask(self, asked: Seq[tuple[Sequence, int]]) -> LogitsBatch:
-        """Run a token of each sequence, at the position behind its end; they stay as they are."""
+        """Run one token at the end of each sequence, without changing the sequences."""
         cache = self.engine.cache
         parts = []
         for seq, token in asked:
@@ -168,8 +173,8 @@ def seq_of(owner: Any) -> Sequence:
 
 
 def open_assistant(draft: GGUF, config: Config, engine: Engine) -> AssistantDrafter:
-    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if the assistant is
-    not one of this model, or the model's layers are in several processes.
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if the assistant was
+    made for another model, or if the model's layers are in several processes.
     """
     check_vocabularies(engine.gguf, draft)
     if not engine.has_states:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 class BlockDrafter(StatesDrafter):
-    """Drafts blocks for ``engine`` with the drafter's engine ``made``. Owners have one of the
-    model's sequences, ``seq``; the drafter's sequences hold the tokens whose states it has read.
+    """Drafts blocks of tokens for ``engine`` with the drafter's engine ``made``. An owner is a
+    request, whose ``seq`` is its sequence in ``engine``; the drafter's own sequence of it holds the
+    tokens whose states the drafter has read.
     """
 
     def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
@@ -45,17 +46,24 @@ class BlockDrafter(StatesDrafter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """See ``Drafter``."""
+        """The outputs of the drafter's plans: logits, keys and values, and with a Markov head its
+        logits.
+        """
         return "logits", KEYS, *((MARKOV,) if self._traits.n_markov else ())
 
     def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
-        """See ``Drafter``; all ids of a block are drafted in one run."""
+        """Return the predicted seconds of one run that drafts ``n_ids`` tokens for each of
+        ``n_texts`` requests; before the first measurement, a share of the model's step time
+        ``step_s``.
+        """
         if not self._steps:
             return self._before * step_s
         return self._steps.predicted(n_texts * n_ids)
 
     def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
-        """See ``Drafter``."""
+        """Draft one block per owner, cut to its number of tokens and to the room of one run; see
+        ``Drafter.write``.
+        """
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         lengths: dict[K, int] = {}
         room = min(OUTPUTS, self.engine.max_tokens // 2)
@@ -106,7 +114,9 @@ class BlockDrafter(StatesDrafter):
             self.engine.observe(parts, self._keys)
 
     def _draft(self, last: Mapping[K, int], lengths: Mapping[K, int]) -> dict[K, list[int]]:
-        """Return the largest rows of logits of each block."""
+        """Run one block per owner: its ``last`` id, then mask tokens. Return the index of the
+        largest logit at each of ``lengths[owner]`` positions.
+        """
         traits = self._traits
         parts = []
         for owner, n in lengths.items():
@@ -123,7 +133,9 @@ class BlockDrafter(StatesDrafter):
     def _chained(
         self, last: Mapping[K, int], base: Mapping[K, list[np.ndarray]]
     ) -> dict[K, list[int]]:
-        """Return the largest rows of logits, each with the bias by the token before."""
+        """Choose a block's tokens one after another: to the ``base`` logits of each position add
+        the Markov head's bias for the token before. Return the indices of the largest sums.
+        """
         result: dict[K, list[int]] = {owner: [] for owner in base}
         before = dict(last)
         for i in range(max(map(len, base.values()))):
@@ -140,7 +152,7 @@ class BlockDrafter(StatesDrafter):
         return result
 
     def _take_back(self, text: DraftSequence) -> None:
-        """Drop the tokens of a block."""
+        """Drop the drafted block from the drafter's sequence."""
         text.seq.n_drafted = 0
         if len(text.seq) > text.n:
             self.engine.cache.truncate(text.seq, text.n)
@@ -151,14 +163,14 @@ class BlockDrafter(StatesDrafter):
 
 
 def _first(row: Any) -> int:
-    """Return the number of a row's largest logit."""
+    """Return the index of a row's largest logit."""
     assert row.top is not None
     return int(row.top.first[1])
 
 
 def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
-    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not one of
-    this model, FileError for tokens that the model does not have.
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` was made
+    for another model, FileError if it names tokens that the model does not have.
     """
     gguf, config = beside_model(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)

@@ -64,8 +64,9 @@ class DraftSequence:
 
 
 class Drafter:
-    """Drafts with ``engine``, which shares its device with the engine of the first model, whose
-    vocabulary has ``n_vocab`` tokens.
+    """Drafts with ``engine``, the second model's, on the device of the first model, whose
+    vocabulary has ``n_vocab`` tokens. An *owner* is a request (any hashable key); the drafter keeps
+    a sequence for each.
 
     ``observer`` takes part in the first model's runs, ``own_observer`` in those of ``engine``.
     """
@@ -87,7 +88,7 @@ class Drafter:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of the plans that its engine runs."""
+        """Names of the graph outputs that the drafter's plans compute, such as "logits"."""
         return (self.own_observer.output,)
 
     def keep(self, owners: Collection[Hashable]) -> None:
@@ -145,8 +146,8 @@ class Drafter:
             self._token_s = (self._now() - began) / len(part)
 
     def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
-        """Draft for owners it ``knows``. ``wanted``: each owner's ids and number of draft
-        tokens.
+        """Return draft ids for each owner, greedily chosen; maybe fewer than wanted, or none.
+        ``wanted``: its ids and number of draft tokens for each owner; ``knows`` is true of all.
         """
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         try:
@@ -188,7 +189,7 @@ class Drafter:
         return row
 
     def _first(self, owner: Hashable) -> int:
-        """Return the first index at which it may start."""
+        """Return the index of the first token at which the drafter's sequence may start."""
         return 0
 
     def _read(self, owner: Hashable, text: DraftSequence, ids: Seq[int]) -> None:
@@ -221,9 +222,9 @@ class Drafter:
 
 
 def check_vocabularies(model: GGUF, draft: GGUF) -> None:
-    """Raise UnsupportedError, with the first difference, if token ids differ. Seq that only one
-    file has must be unused: files are padded differently. If neither file has a vocabulary, nothing
-    is compared.
+    """Raise UnsupportedError, which names the first difference, if an id stands for different
+    tokens in the two files. Tokens that only the longer vocabulary has must be marked unused
+    (padding). If neither file has a vocabulary, nothing is compared.
     """
     lacking = [file for file in (model, draft) if not has_vocabulary(file)]
     if len(lacking) == 2:
@@ -252,8 +253,9 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
 
 
 def engine_beside(engine: Engine, gguf: GGUF, config: Config, n_ctx: int) -> Engine:
-    """Return an engine for a drafter's file, on the device of ``engine`` and with a cache like its
-    own, of ``n_ctx`` tokens. If its layers keep states, there is one for each text's fork too.
+    """Return an engine for a drafter's file ``gguf``, on the device of ``engine``, with that
+    engine's KV format, cache size and number of sequences, and a context of ``n_ctx`` tokens. A
+    drafter with recurrent states gets twice as many sequences, for forks.
     """
     cache = engine.cache
     has_states = any(

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 class DrafterStates(GivenRows):
-    """Gives a run the model's states, or the drafter's own; keeps the drafter's states of the same
-    tokens, ``rows``, f32 ``[n, n_embd]``.
+    """Writes the states that the drafter's run reads: the model's (three per token, side by side)
+    or the drafter's own. Keeps from the run the drafter's states of its tokens, ``rows``, f32 ``[n,
+    n_embd]``.
     """
 
     def __init__(self, n_embd: int) -> None:
@@ -50,7 +51,9 @@ class DrafterStates(GivenRows):
 
 
 class Eagle3Drafter(NextnDrafter):
-    """Drafts for ``engine`` with the drafter's engine ``made``."""
+    """EAGLE 3 drafter for ``engine``, with the drafter's engine ``made``. Drafts as an MTP layer
+    does, but from states that are tapped before three of the model's layers.
+    """
 
     own_observer: DrafterStates  # type: ignore[assignment]
 
@@ -64,11 +67,15 @@ class Eagle3Drafter(NextnDrafter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """See ``Drafter``."""
+        """The outputs of the drafter's plans: logits after the model's states, and logits with the
+        drafter's states after its own.
+        """
         return "logits", AHEAD
 
     def give(self, owners: Seq[Hashable], given: np.ndarray) -> None:
-        """See ``NextnDrafter``."""
+        """Set the states ``given`` of the next run: the drafter's own if ``owners`` have drafted
+        tokens already, else the model's.
+        """
         self.own_observer.give(given, own=bool(owners) and owners[0] in self._last)
 
     def close(self) -> None:
@@ -79,8 +86,8 @@ class Eagle3Drafter(NextnDrafter):
 
 
 def open_eagle3(draft: GGUF, config: Config, engine: Engine) -> Eagle3Drafter:
-    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not one of
-    this model, FileError for tokens that the model does not have.
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` was made
+    for another model, FileError if it names tokens that the model does not have.
     """
     gguf, config = beside_model(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)

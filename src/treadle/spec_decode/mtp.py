@@ -74,8 +74,8 @@ class HiddenStates:
         self.drop(self.end - KEPT)
 
     def _make_room(self, keep: int, n: int, width: int) -> None:
-        """Make room for ``n`` rows behind the first ``keep``. A text goes on by single tokens: rows
-        move once in as many tokens as there are rows.
+        """Make room for ``n`` rows after the first ``keep``: move rows to the front, or to larger
+        memory. Rows thus move rarely when a sequence grows by single tokens.
         """
         room, wide = self._memory.shape
         if width == wide and self._first + keep + n <= room:
@@ -105,9 +105,9 @@ class HiddenStates:
 
 
 class ModelStates(EngineObserver):
-    """Keeps the hidden states of the model's tokens, ``states``, by sequence. ``n_embd``: the width
-    of a state. Those up to the last picture are dropped: the layer embeds tokens by id, so it
-    cannot read rows of ``media``.
+    """Keeps the model's hidden states, ``states``: a ``HiddenStates`` by sequence. ``n_embd``: the
+    width of a state. States up to the last picture are dropped: an MTP layer embeds tokens by id,
+    so it cannot read rows of ``media``.
     """
 
     output = AHEAD
@@ -143,8 +143,8 @@ class ModelStates(EngineObserver):
 
 
 class LayerStates(EngineObserver):
-    """Gives the MTP layer's run its hidden states, ``given``, f32 ``[n, width]``, from column
-    ``column`` of its input on, and keeps the layer's own of the same tokens, ``rows``.
+    """Writes hidden states, ``given``, f32 ``[n, width]``, into the MTP layer's input, from column
+    ``column`` on. Keeps from the run the layer's own states of its tokens, ``rows``, same shape.
     """
 
     output = AHEAD
@@ -156,7 +156,7 @@ class LayerStates(EngineObserver):
         self._column = column
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write the states."""
+        """Write ``given`` into the plan's input."""
         buffer = ready.plan.takes[GIVEN]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, self._column : self._column + self._width] = self.given
@@ -173,11 +173,11 @@ def _states_of(ready: PreparedPlan, n_embd: int) -> np.ndarray:
 
 
 class StatesDrafter(Drafter):
-    """Base of drafters that read the model's states, which ``observer`` keeps. Owners have one of
-    the model's sequences, ``seq``.
+    """Base of drafters that read the model's hidden states, which ``observer`` keeps. ``made`` is
+    the drafter's engine. An owner is a request, whose ``seq`` is its sequence in ``engine``.
 
-    ``shift``: the drafter's sequence begins with the request's token of this number; its token i is
-    read with the state of the request's token i.
+    ``shift``: index of the request's token that is token 0 for the drafter. The drafter's token i
+    is paired with the state of the request's token i.
     """
 
     shift: ClassVar[int] = 0
@@ -191,26 +191,32 @@ class StatesDrafter(Drafter):
         self._tokens: np.ndarray | None = None  # the model's token of each row of logits
 
     def keep(self, owners: Collection[Any]) -> None:
-        """See ``Drafter``."""
+        """Drop the drafter's sequences, and the model's hidden states, of all other owners."""
         super().keep(owners)
         self.observer.keep(owners)
 
     def knows(self, owner: Any, ids: Seq[int]) -> bool:
-        """See ``Drafter``."""
+        """Return whether the model's states reach the last id but one, and the drafter has read all
+        but at most the last LEAST ids.
+        """
         return self._settle(owner, ids) and super().knows(owner, ids[self.shift :])
 
     def read(self, owner: Any, ids: Seq[int], within_s: float) -> None:
-        """See ``Drafter``."""
+        """Read a chunk of the missing ids with their states; none if states are missing. See
+        ``Drafter.read``.
+        """
         if self._settle(owner, ids):
             super().read(owner, ids[self.shift :], within_s)
 
     def token_of(self, row: int) -> int:
-        """See ``Drafter``."""
+        """Return the model's token for a row of the drafter's logits, whose vocabulary may be a
+        part of the model's.
+        """
         return row if self._tokens is None or row < 0 else int(self._tokens[row])
 
     def _settle(self, owner: Any, ids: Seq[int]) -> bool:
-        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
-        token precedes them.
+        """Return whether the model's states reach the last token but one. Drop the drafter's
+        sequence if the next token that it must read has no state any more.
         """
         states = self._states.get(owner.seq)
         text = self._texts.get(owner)
@@ -253,7 +259,9 @@ class NextnDrafter(StatesDrafter):
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
 
     def write(self, wanted: Any) -> Any:
-        """See ``Drafter``."""
+        """Draft, after the first token with the layer's own states; then drop the drafted tokens
+        from the layer's sequences. See ``Drafter.write``.
+        """
         self._last.clear()
         result = super().write({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
         # drafted tokens are recomputed with the model's own states
@@ -265,8 +273,9 @@ class NextnDrafter(StatesDrafter):
         return result
 
     def give(self, owners: Seq[Hashable], given: np.ndarray) -> None:
-        """Set the states of the next run's tokens. ``owners``: of a run that drafts; none, or all
-        of them, have drafted tokens already.
+        """Set the hidden states that the next run reads, f32 ``[n, width]``. ``owners``: the
+        requests of a run that drafts, all at the same draft position; empty for a run that only
+        prefills.
         """
         self.own_observer.given = given
 
@@ -308,7 +317,9 @@ class NextnFileDrafter(NextnDrafter):
 
 
 def share_of(made: Engine, engine: Engine) -> float:
-    """Return the layer's bytes as a share of those that a step of the model reads."""
+    """Return the bytes of the drafter's tensors as a share of the model's, at most 1: an estimate
+    of a draft step's time, as a share of a model step's.
+    """
     n = sum(tensor.n_bytes for tensor in made.gguf.tensors.values())
     return min(n / max(sum(tensor.n_bytes for tensor in engine.gguf.tensors.values()), 1), 1.0)
 

@@ -41,8 +41,8 @@ class AcceptanceTracker:
             self._ids = ids
 
     def settle(self, ids: Seq[int]) -> float | None:
-        """Compare the open guess with the request's ids. Return the share that was right, or None
-        if that is not known yet.
+        """Compare the open guess with the request's ids, up to the first wrong id. Return the share
+        of compared ids that were right, or None if the request has too few ids yet.
         """
         said = self._ids
         came = ids[self._at : self._at + len(self._ids)]
@@ -68,7 +68,7 @@ def mixed(old: float | None, new: float) -> float:
 
 
 class Draft(NamedTuple):
-    """Seq that may come next, and their ``source``."""
+    """Draft token ids that may come next, the name of their ``source``, and its tracker."""
 
     ids: list[int]
     source: str
@@ -201,14 +201,16 @@ class DraftController:
         return bool(self.times) and lost <= self.left
 
     def read(self, seconds: float) -> None:
-        """Record a step with prompts."""
+        """Record a step of ``seconds`` that also ran prompt tokens."""
         self._fade()
         self._total += seconds
 
     def note(
         self, n: int, n_drafted: int, n_accepted: int, seconds: float, cost: float = 0.0
     ) -> None:
-        """Record a step of ``n`` requests without prompts; making its drafts took ``cost``."""
+        """Record a step of ``n`` requests without prompt tokens, which took ``seconds``, after
+        ``cost`` seconds of drafting.
+        """
         size = n + n_drafted
         times = self.times
         self._fade()

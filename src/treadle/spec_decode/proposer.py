@@ -38,9 +38,9 @@ class Drafting:
         self.cost = 0.0
 
     def open(self, draft: GGUF | None, engine: Engine, speculate: bool | None) -> bool:
-        """Draft by the model ``draft``, which is closed with this. Without one, open the file's own
-        MTP layer, if it has one and ``speculate`` is not False. Return whether requests should have
-        drafts; with ``speculate`` None, the file decides.
+        """Open the drafter of the file ``draft``, which ``close`` closes too. Without a file, open
+        the model's own MTP layer, if there is one and ``speculate`` is not False. Return whether
+        requests have drafts by default: ``speculate``, or if None whether a drafter is open.
 
         Raises FileError, UnsupportedError.
         """
@@ -81,7 +81,9 @@ class Drafting:
             self._opened.close()
 
     def make(self, decoding: list[Request], running: list[Request]) -> Drafts:
-        """Return draft ids for the ``decoding`` requests, which are some of ``running``."""
+        """Return draft ids by request, for those of the ``decoding`` requests whose drafts pay.
+        ``running``: all requests; the drafter forgets any others.
+        """
         self.cost = 0.0
         if self.drafter is not None:
             self.drafter.keep(running)

@@ -1,4 +1,6 @@
-"""States from between a model's layers, and what drafters share that read them."""
+"""Hidden states tapped between a model's layers, and code shared by EAGLE 3 and DFlash, which read
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class TappedStates(ModelStates):
         self._names = [tap_name(i) for i in layers]
 
     def rows_of(self, ready: PreparedPlan) -> np.ndarray:
-        """See ``ModelStates``."""
+        """Return the tapped states of a run's tokens, side by side, f32
+        ``[n, len(layers) * n_embd]``.
+        """
         n = ready.run["n_tokens"]
         outputs = ready.plan.outputs
         return np.concatenate(
@@ -44,7 +48,9 @@ class TappedStates(ModelStates):
 
 
 class GivenRows(EngineObserver):
-    """Gives a run the rows ``given``, f32 ``[n, width]``, in the input ``label`` of its plan."""
+    """Writes the rows ``given``, f32 ``[n, width]``, into the input ``label`` of a run's plan,
+    which computes the graph's output ``output``.
+    """
 
     def __init__(self, output: str, label: str) -> None:
         self.output = output
@@ -52,7 +58,7 @@ class GivenRows(EngineObserver):
         self.given = np.zeros((0, 0), np.float32)
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write the rows."""
+        """Write ``given`` into the plan's input."""
         buffer = ready.plan.takes[self.label]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, : self.given.shape[1]] = self.given
@@ -60,10 +66,11 @@ class GivenRows(EngineObserver):
 
 
 def beside_model(draft: GGUF, config: Config, engine: Engine) -> tuple[GGUF, Config]:
-    """Return a drafter's file and config beside the model of ``engine``, whose states it will read
+    """Return a drafter's file and config, completed with the embeddings and output of ``engine``'s
+    model where the file has none. Make ``engine`` output the states that the drafter reads
     (``Engine.tap``).
 
-    Raises UnsupportedError if it is not a drafter of this model, or if the model's layers are in
+    Raises UnsupportedError if ``draft`` was made for another model, or if the model's layers are in
     several processes.
     """
     if has_vocabulary(draft):

@@ -1,5 +1,19 @@
 """Operating-system layer: one file each for Linux, macOS, Windows and FreeBSD.
 
+::
+
+    protocol.py        System: the interface that each system's class implements
+    posix.py           calls that Linux, macOS and the BSDs share; also for other POSIX systems
+    linux.py           Linux: futexes, memfd files, page-cache advice
+    linux_cpu.py       CPU features of Arm and RISC-V that LLVM does not detect
+    macos.py           macOS
+    freebsd.py         FreeBSD
+    sysctl.py          sysctl values of macOS and the BSDs
+    windows.py         Windows, and its consoles
+    posix_terminal.py  terminals of POSIX systems
+    fork_server.py     a process that forks children on command
+    forked_workers.py  worker processes forked from this one, which answer messages
+
 ``SYSTEM`` is the implementation in use of the ``System`` protocol (``protocol.py``). The rest of
 treadle uses it, and never ``sys.platform`` or a module that some system lacks.
 

@@ -1,8 +1,8 @@
 """A process that forks children on command: what they import is imported once.
 
-It has one thread, so that a fork is safe. Lines of JSON come on standard input: ``start`` with an
-order, ``signal``. Lines go to standard output: a child's ``report``, and its ``exit``. When
-standard input ends, the children are killed.
+It has one thread, so that a fork is safe. It reads commands from standard input, one JSON object a
+line: ``start`` a child with an ``order``, or send it a ``signal``. It writes a child's ``report``
+and its ``exit`` status to standard output. When standard input ends, the children are killed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RunChild = Callable[[Mapping[str, Any], int, int], int]
 
 
 class ForkedChild:
-    """A child: its number in the protocol, and the pipes to it.
+    """A child: its number in the protocol, its process id, and this process's ends of two pipes.
 
-    reports: read end; life: write end, closed at the end of this process.
+    reports: the read end. life: the write end; the child reads EOF when this process has ended.
     """
 
     def __init__(self, number: int, pid: int, reports: int, life: int) -> None:
@@ -41,7 +41,10 @@ class ForkedChild:
 
 
 class ForkServer:
-    """Forks children that call ``run(order, report, life)``, with descriptors of their pipes."""
+    """Forks children, each of which returns its exit status from ``run(order, report, life)``:
+    ``report`` is the descriptor to which it writes lines of JSON; ``life`` one that reads EOF when
+    this process has ended. ``source``, ``target``: descriptors of commands and of reports.
+    """
 
     def __init__(self, run: RunChild, source: int = 0, target: int = 1) -> None:
         self.run = run
@@ -121,7 +124,7 @@ class ForkServer:
         self._selector.register(reports, selectors.EVENT_READ, child)
 
     def _become_child(self, unused: tuple[int, ...]) -> None:
-        """Leave everything of the parent in a child."""
+        """In a child: reset signals, close the parent's descriptors, detach standard streams."""
         SYSTEM.end_with_parent()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -153,7 +156,9 @@ class ForkServer:
             child.reports = -1
 
     def _reap(self) -> None:
-        """Tell the router which children have ended, after their last reports."""
+        """Wait for the children that have ended; pass on their last reports, then write their exit
+        statuses.
+        """
         while self.children:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,8 +1,8 @@
 """Worker processes forked from this one: they share its memory, and so what it has imported.
 
-All workers take messages from one queue, so that none waits while another has two. They hold no
-file of this process. Each ends when its work is lost: when this process has ended or closed the
-queue, or after ``IDLE_S`` without a message.
+All workers take messages from one queue, so that none is idle while another has two. They close
+all files of this process. A worker ends when this process has ended or closed the queue, or after
+``IDLE_S`` seconds without a message.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ForkedWorker:
         self._received = bytearray()
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the answers that have arrived, by number of their message; None for a failure.
-        Raises EOFError if the worker has ended.
+        """Yield each answer that has arrived, with its message's number; None where ``answer``
+        raised an exception. Raises EOFError if the worker has ended.
         """
         ended = False
         while not ended:
@@ -80,10 +80,10 @@ class ForkedWorker:
 
 
 class ForkedWorkers:
-    """Up to ``n`` workers that call ``answer(message)``. Fork them only where no other thread holds
-    a lock that ``answer`` needs. Raises OSError if not even one can be started.
+    """Up to ``n`` workers that call ``answer(message)``. ``start`` forks them: call it only where
+    no other thread holds a lock that ``answer`` needs.
 
-    A message is pickled, an answer is bytes. Each worker calls ``begin`` first. Not thread-safe.
+    Messages are pickled; answers are bytes. Each worker calls ``begin`` first. Not thread-safe.
     """
 
     def __init__(self, answer: Answer, n: int, begin: Callable[[], object] = lambda: None) -> None:
@@ -102,8 +102,8 @@ class ForkedWorkers:
         return bool(self.workers or self._to_start)
 
     def start(self) -> None:
-        """Fork the workers. Messages that were sent before are worked on as each begins. Raises
-        OSError.
+        """Fork the workers; they begin with the messages that are queued already. Raises OSError if
+        not even one can be forked.
         """
         failure: OSError | None = None
         while self._to_start and failure is None:
@@ -140,11 +140,13 @@ class ForkedWorkers:
         self.workers.append(ForkedWorker(pid, ours))
 
     def wants(self) -> int:
-        """Return how many messages to send now, so that each worker finds a next one."""
+        """Return how many messages to send now: two per worker, less those without an answer."""
         return max(0, 2 * (len(self.workers) + self._to_start) - len(self._sent))
 
     def send(self, number: int, message: Any) -> bool:
-        """Queue a message under a number of its own; False if it cannot be sent."""
+        """Queue a message under a unique ``number``. Return False if it cannot be pickled, exceeds
+        MAX_MESSAGE bytes, or the queue is full.
+        """
         try:
             data = pickle.dumps((number, message))
         except Exception:  # a class inside a function, say
@@ -159,7 +161,9 @@ class ForkedWorkers:
         return True
 
     def wait(self, seconds: float) -> None:
-        """Return as soon as an answer has arrived or a worker has ended. Any thread may call it."""
+        """Wait until an answer has arrived or a worker has ended, at most ``seconds``. Any thread
+        may call this.
+        """
         poll = select.poll()
         numbers = [worker.answers.fileno() for worker in [*self.workers]]
         numbers = [number for number in numbers if number >= 0]  # else another thread closed it
@@ -169,8 +173,8 @@ class ForkedWorkers:
             poll.poll(1000 * seconds)
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the answers that have arrived, by number of their message. None stands for a
-        failure, and for a message that was lost with its worker.
+        """Yield each answer that has arrived, with its message's number; None where ``answer``
+        raised an exception, or the message was lost with its worker.
         """
         for worker in [*self.workers]:
             try:
@@ -203,7 +207,7 @@ class ForkedWorkers:
 
 
 def _become_worker(kept: tuple[int, ...]) -> None:
-    """Leave everything of the parent: signals, files, standard streams."""
+    """In a worker: reset signals, close all files but ``kept``, detach the standard streams."""
     gc.freeze()  # else a collection would write to, and so copy, all of the parent's memory
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -230,7 +234,10 @@ def _open_files() -> list[int]:
 
 
 def work(answer: Answer, queue: socket.socket, answers: socket.socket) -> None:
-    """Answer messages until there are no more."""
+    """Send ``answer(message)`` for each message of ``queue``, until the queue is closed, nothing
+    comes for IDLE_S seconds, or nobody reads ``answers``. An exception in ``answer`` is reported as
+    a failure, and the work goes on.
+    """
     queue.settimeout(IDLE_S)
     answers.settimeout(IDLE_S)
     try:

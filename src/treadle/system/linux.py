@@ -41,8 +41,8 @@ FIRST_KILLED = "500"  # of 1000; added to a process's share of memory when one i
 
 
 def _be_killed_first(more: str) -> None:
-    """Add ``more``, of 1000, to this process's share of memory, by which the kernel chooses one to
-    kill.
+    """Set this process's ``oom_score_adj`` to ``more`` ("0" to "1000"): the higher, the sooner the
+    kernel kills it when memory runs out.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(more)

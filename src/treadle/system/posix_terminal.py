@@ -26,7 +26,9 @@ class Termios:
         self.fd, self.usual = fd, termios.tcgetattr(fd)
 
     def show(self, shown: bool, *, lines: bool) -> None:
-        """See ``protocol.Terminal``."""
+        """Restore the initial mode, or turn off echo and, unless ``lines``, line buffering; see
+        ``protocol.Terminal``.
+        """
         mode = list(self.usual)
         if not shown:
             mode[3] &= ~(termios.ECHO | termios.ECHONL)
@@ -38,7 +40,7 @@ class Termios:
             termios.tcsetattr(self.fd, termios.TCSANOW, mode)
 
     def is_ours(self) -> bool:
-        """See ``protocol.Terminal``."""
+        """Return whether this process is in the terminal's foreground; True without job control."""
         try:
             return os.tcgetpgrp(self.fd) == os.getpgrp()
         except OSError:  # a terminal without job control

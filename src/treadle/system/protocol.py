@@ -39,16 +39,18 @@ class WorkerProcesses(Protocol):
         """Start the workers. Raises OSError if there is none."""
 
     def wants(self) -> int:
-        """Return how many messages to send now, so that each worker finds a next one."""
+        """Return how many messages to send now: two per worker, less those without an answer."""
 
     def send(self, number: int, message: Any) -> bool:
-        """Queue a message under a number of its own; False if it cannot be sent."""
+        """Queue a message under a unique ``number``; return False if it cannot be sent."""
 
     def wait(self, seconds: float) -> None:
-        """Return as soon as an answer has arrived or a worker has ended."""
+        """Wait until an answer has arrived or a worker has ended, at most ``seconds``."""
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the answers that have arrived, by number of their message; None for a failure."""
+        """Yield each answer that has arrived, with its message's number; None where ``answer``
+        raised an exception, or the message was lost with its worker.
+        """
 
     def close(self) -> None:
         """End the workers. Idempotent."""
@@ -71,27 +73,31 @@ class System(Protocol):
         """Sleep while the 32 bits at ``word`` equal ``seen``; may wake up spuriously."""
 
     def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Register functions to call before and after every fork, in the thread that forks."""
+        """Register functions that every fork calls in the parent process: ``before`` it, and
+        ``after`` it.
+        """
 
     def after_fork(self, function: Callable[[], object]) -> None:
         """Register a function to call in every forked child."""
 
     def affinity(self) -> list[int]:
-        """Return the processors that this process may run on."""
+        """Return the numbers of the processors that this process may run on."""
 
     # -- other processes ------------------------------------------------------------------------
 
     FORKS: bool  # a process without other threads may fork, and its child go on computing
 
     def end_with_parent(self) -> None:
-        """Let the system kill this process when its parent has ended, and before its parent if
-        memory runs out; no effect if the system cannot.
+        """Ask the system to kill this process when its parent ends, and, if memory runs out, before
+        its parent. No effect where the system has no such call.
         """
 
     # -- the machine; on Linux, ``machine/topology.py`` reads the rest from /sys and /proc --------
 
     def cores(self) -> tuple[int, int] | None:
-        """Return the number of physical cores, and of those that are performance cores."""
+        """Return the number of physical cores, and of performance cores among them; None if
+        unknown.
+        """
 
     def memory(self) -> tuple[int, int]:
         """Return total bytes of memory, and bytes available without swapping; 0 if unknown."""
@@ -100,7 +106,7 @@ class System(Protocol):
         """Return the peak resident memory of this process; None if unknown."""
 
     def cache_bytes(self) -> int:
-        """Return the size of the largest cache; 0 if unknown."""
+        """Return the bytes of the largest CPU cache; 0 if unknown."""
 
     def cpu_name(self) -> str:
         """Return the processor's name; empty if unknown."""
@@ -114,7 +120,7 @@ class System(Protocol):
         """
 
     def cpu_description(self) -> str | None:
-        """Return a text that tells kinds of CPUs and their features apart; None if unknown."""
+        """Return a text that differs between CPUs of other model or features; None if unknown."""
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         """Copy machine code and its data to memory; return the address, a multiple of the page
@@ -156,7 +162,9 @@ class System(Protocol):
         """Return the bytes of a file that are allocated on disk."""
 
     def block_bytes(self, folder: Path) -> int:
-        """Return the file system's block size, the unit that files can share; 0: no sharing."""
+        """Return the block size of the file system of ``folder``, in bytes: the unit in which files
+        can share data (reflinks); 0 if they cannot.
+        """
 
     def sync_folder(self, folder: Path) -> None:
         """Flush a folder's new entries to disk, if the system supports it."""
@@ -231,7 +239,9 @@ class System(Protocol):
         """
 
     def most_files(self) -> int | None:
-        """Raise the limit of open files, and return it; None for no limit."""
+        """Raise this process's soft limit of open files to the hard limit; return the limit then in
+        force, None if there is none.
+        """
 
     # -- sockets --------------------------------------------------------------------------------
 
