@@ -1,4 +1,4 @@
-"""The agent's process: the terminal is its own until it ends."""
+"""Runs an agent's program on this terminal until it ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SENT = ("SIGTERM", "SIGHUP")  # these reach this process alone, and are passed o
 
 
 def find_executable(agent: Agent, path: str | None) -> str:
-    """Return the file of an agent in the search path. Raises TreadleError, with the command that
-    installs it.
+    """Return the path of an agent's program, searched in ``path``, a value of PATH (None: the
+    current one). Raises TreadleError, with the command that installs it, if there is none.
     """
     found = shutil.which(agent.executable, path=path)
     if found is None:
@@ -32,7 +32,7 @@ def find_executable(agent: Agent, path: str | None) -> str:
 
 
 def run_agent(executable: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run an agent on this terminal, and return its exit code; 128 and the number of the signal
+    """Run an agent on this terminal, and return its exit code, or 128 plus the number of the signal
     that ended it. Raises OSError if it cannot be started.
     """
     with SignalRelay() as relay:
@@ -47,8 +47,8 @@ def run_agent(executable: str, arguments: Sequence[str], environment: Mapping[st
 
 
 class SignalRelay:
-    """Leaves typed signals to the agent, and passes on those that are sent to this process. A
-    context manager.
+    """Context manager: this process ignores SIGINT and SIGQUIT, which the terminal sends to the
+    agent too, and forwards SIGTERM and SIGHUP to the agent.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ run_process()
 class AgentServer:
     """``treadle serve`` with ``arguments``, as a child process. A context manager, which stops it.
 
-    Raises TreadleError where no Python interpreter is found, OSError.
+    Raises TreadleError if no Python interpreter is found, and OSError if it cannot be started.
     """
 
     def __init__(self, arguments: Sequence[str], api_key: str | None = None) -> None:
@@ -89,7 +89,7 @@ class AgentServer:
         return told[-1].removeprefix("treadle: error: ") if told else ""
 
     def stop(self) -> None:
-        """Stop the server: at once after ``GRACE_S``."""
+        """Terminate the server; kill it if it still runs after ``GRACE_S`` seconds."""
         process = self._process
         if process.poll() is None:
             process.terminate()
@@ -129,11 +129,11 @@ def watch_parent() -> None:
 
 
 def agent_context(n_trained: int, full_kv_bytes: int, free_bytes: int | None) -> int:
-    """Return the context of a server for agents: ``GOOD_CONTEXT`` tokens, or as many as the model
-    was trained for if that is less. It is halved until two texts of that length take at most half
-    of the free memory, but has at least ``LEAST_CONTEXT`` tokens.
+    """Return the context length for an agent's server, in tokens: ``GOOD_CONTEXT`` or, if less,
+    ``n_trained``. It is halved, but not below ``LEAST_CONTEXT``, until the KV caches of
+    ``SEQUENCES`` texts of that length fit in half of ``free_bytes`` (None: unknown, not halved).
 
-    full_kv_bytes: of keys and values of a text of ``n_trained`` tokens.
+    full_kv_bytes: the size of the KV cache of ``n_trained`` tokens.
     """
     n = min(GOOD_CONTEXT, n_trained)
     if free_bytes is not None:

@@ -53,8 +53,9 @@ class Endpoint:
 class AgentSettings:
     """Settings of one start of an agent.
 
-    variables: set in its environment; removed: variables that would win over these. arguments:
-    stand before the user's own. files: texts by path, written before it starts.
+    variables: environment variables to set. removed: variables to unset, which would override
+    ``variables``. arguments: placed before the user's own. files: contents by path, written before
+    the agent starts.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class AgentSettings:
     files: Mapping[Path, str] = field(default_factory=dict)
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return ``own`` with the agent's variables."""
+        """Return the environment ``own`` with ``variables`` set and ``removed`` unset."""
         kept = {name: value for name, value in own.items() if name not in self.removed}
         return {**kept, **self.variables}
 
@@ -76,8 +77,9 @@ class AgentSettings:
 
 @dataclass(frozen=True)
 class Agent:
-    """One agent. title: its own spelling. executable: its program. install: the vendor's command.
-    settings: from an endpoint and a folder for files to what it is given. aliases: other names.
+    """One agent. title: the name as its vendor writes it. executable: its program. install: the
+    vendor's command to install it. settings: makes AgentSettings for an endpoint and a folder for
+    files. aliases: other names that ``treadle launch`` accepts.
     """
 
     name: str
@@ -103,12 +105,12 @@ def past_proxy(url: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def json_text(value: Any) -> str:
-    """Return the text of a JSON file."""
+    """Return ``value`` as indented JSON with a final newline."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def shell_script(agent: Agent, settings: AgentSettings, arguments: Sequence[str]) -> str:
-    """Return what ``treadle launch`` does, as commands of a POSIX shell."""
+    """Return a POSIX shell script that sets the variables, writes the files and runs the agent."""
     lines = [f"unset {name}" for name in settings.removed]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in settings.variables.items()]
     written: list[str] = []
@@ -123,7 +125,7 @@ def shell_script(agent: Agent, settings: AgentSettings, arguments: Sequence[str]
 
 
 def end_mark(text: str) -> str:
-    """Return a word that is no line of ``text``, to end it in a shell."""
+    """Return an end mark for a here-document: a word that is not a line of ``text``."""
     mark = "EOF"
     while re.search(rf"^{mark}$", text, re.MULTILINE):
         mark += "_"

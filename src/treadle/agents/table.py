@@ -1,9 +1,10 @@
-"""The agents that ``treadle launch`` starts: one row each, from the documents and the sources of
-the versions that docs/agents.md names.
+"""The agents that ``treadle launch`` starts (AGENTS), and a function for each that returns the
+settings that make it use ``server``. They follow the documents and sources of the versions that
+docs/agents.md names.
 
-No row touches the user's own files. Settings are variables or arguments where the agent reads them
-there; else files in a folder of treadle's, which the agent reads besides its own or, if it has no
-other way, in place of them.
+No function changes the user's own files. Settings are environment variables or arguments where the
+agent reads those; else files in ``folder``, which belongs to treadle. The agent reads them besides
+its own configuration or, if it has no other way, in place of it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ PATIENCE_MS = 3_600_000  # a long prompt is read for minutes on a CPU; agents gi
 
 
 def claude(server: Endpoint, folder: Path) -> AgentSettings:
-    """Claude Code: variables, and a file of settings with the same ones, which wins over variables
-    in the user's settings. Every size of model that it may ask for is the one model.
+    """Return settings for Claude Code: environment variables, and a settings file with the same
+    variables, which overrides those in the user's settings. All its model names (Haiku, Sonnet,
+    Opus ...) become ``server.model``.
     """
     names = (
         "ANTHROPIC_MODEL",
@@ -48,7 +50,7 @@ def claude(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def codex(server: Endpoint, folder: Path) -> AgentSettings:
-    """Codex: arguments, which win over its config.toml. Their values are TOML."""
+    """Return settings for Codex: ``-c`` arguments (values in TOML), which override config.toml."""
     provider = f"model_providers.{PROVIDER}"
     settings = {
         "model_provider": PROVIDER,
@@ -69,7 +71,7 @@ def codex(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def opencode(server: Endpoint, folder: Path) -> AgentSettings:
-    """opencode: a variable with the text of a configuration, which wins over its files."""
+    """Return settings for opencode: a variable with a JSON configuration, which overrides files."""
     model = f"{PROVIDER}/{server.model}"
     config = {
         "$schema": "https://opencode.ai/config.json",
@@ -96,7 +98,9 @@ def opencode(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def qwen(server: Endpoint, folder: Path) -> AgentSettings:
-    """Qwen Code: variables, and a file of system settings, which win over the user's."""
+    """Return settings for Qwen Code: variables, and a system settings file, which override the
+    user's settings.
+    """
     path = folder / "settings.json"
     config = {
         "security": {"auth": {"selectedType": "openai"}},
@@ -124,7 +128,7 @@ def qwen(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def pi(server: Endpoint, folder: Path) -> AgentSettings:
-    """pi: an extension that registers the server as a provider; the user's settings stay."""
+    """Return settings for pi: an extension that adds ``server`` as a provider to the user's own."""
     path = folder / "treadle.js"
     provider = {
         "name": PROVIDER,
@@ -156,7 +160,7 @@ def pi(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def continue_cli(server: Endpoint, folder: Path) -> AgentSettings:
-    """Continue's command line: a configuration file. JSON is YAML."""
+    """Return settings for Continue's CLI: a config.yaml, written as JSON, which is valid YAML."""
     path = folder / "config.yaml"
     config = {
         "name": PROVIDER,
@@ -182,7 +186,7 @@ def continue_cli(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def cline(server: Endpoint, folder: Path) -> AgentSettings:
-    """Cline's command line: a configuration folder in place of the user's."""
+    """Return settings for Cline's CLI: a configuration folder that replaces the user's."""
     settings = folder / "data" / "settings"
     provider = "openai-compatible"
     chosen = {
@@ -220,7 +224,7 @@ def cline(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def aider(server: Endpoint, folder: Path) -> AgentSettings:
-    """aider: variables, of which each is an option, and a file with the model's limits."""
+    """Return settings for aider: variables for its options, and a file with the model's limits."""
     path = folder / "models.json"
     name = f"openai/{server.model}"
     limits = {
@@ -250,7 +254,7 @@ def aider(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def goose(server: Endpoint, folder: Path) -> AgentSettings:
-    """goose: variables, which win over its configuration."""
+    """Return settings for goose: variables, which override its configuration file."""
     return AgentSettings(
         variables={
             "GOOSE_PROVIDER": "openai",
@@ -266,8 +270,8 @@ def goose(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def crush(server: Endpoint, folder: Path) -> AgentSettings:
-    """Crush: a folder of its configuration, and one of its state, in which a model that was chosen
-    before would win.
+    """Return settings for Crush: folders for its configuration and its state, in place of the
+    user's. A model stored in the user's state folder would override the configured one.
     """
     path = folder / "config" / "crush.json"
     chosen = {"provider": PROVIDER, "model": server.model, "max_tokens": server.max_answer}
@@ -332,7 +336,7 @@ NAMES = tuple(agent.name for agent in AGENTS)
 
 
 def find_agent(name: str) -> Agent:
-    """Return the agent of a name. Raises TreadleError, with the name that was meant."""
+    """Return an agent by name or alias. Raises TreadleError, which suggests the nearest name."""
     from difflib import get_close_matches
 
     known = {each: agent for agent in AGENTS for each in (agent.name, *agent.aliases)}

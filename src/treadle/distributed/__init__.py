@@ -1,1 +1,1 @@
-"""One model on several engines or machines."""
+"""One model on several engines or machines: pipeline stages, and replicas in a Ray cluster."""

@@ -39,7 +39,9 @@ class Reference(Protocol):
     n_vocab: int  # columns of ``read``
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Return scored predictions ``begin`` to ``end`` of a window, in ``schedule``'s order."""
+        """Return scored predictions ``begin`` to ``end`` of a window, float32 ``[end - begin,
+        n_vocab]``. Calls must follow the order of ``schedule``.
+        """
         ...
 
 
@@ -54,7 +56,9 @@ class ReferenceModel:
         self._runs = _runs(engine, windows)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Run up to these predictions, and return their logits."""
+        """Run the model up to scored predictions ``begin`` to ``end`` of a window (the next ones of
+        ``schedule``), and return their logits, float32 ``[end - begin, n_vocab]``.
+        """
         for piece, _, logits in self._runs:
             if piece is not None:
                 found = piece.window, piece.start - self._first, piece.end - self._first
@@ -96,14 +100,14 @@ def measure(
     progress: Progress | None = None,
     as_written: bool = False,
 ) -> Scores:
-    """Score ``windows`` with ``engine``. ``against``: reference to compare with; ``as_written``:
+    """Score ``windows`` with ``engine``. ``against``: reference to compare with. ``save`` gets the
+    logits of each scored chunk. ``progress(done, total, scores)`` counts tokens. ``as_written``:
     run scored tokens one by one, with the kernels of decoding.
 
     Engines must hold N_SEQUENCES sequences of ``windows.n_ctx`` tokens each. Logits of at most
-    OUTPUTS tokens are in memory at once, for each of the two. ``progress(done, total, so_far)``
-    counts tokens.
+    OUTPUTS tokens are in memory at once, for the model and for the reference.
 
-    Raises TreadleError for a reference with another vocabulary, or a logit that is not finite.
+    Raises TreadleError for a reference with another vocabulary, or a score that is not finite.
     """
     n_vocab = engine.config.n_vocab
     if against is not None and against.n_vocab != n_vocab:
@@ -152,7 +156,9 @@ def _score(
 def _runs(
     engine: Engine, windows: TokenWindows, *, as_written: bool = False
 ) -> Iterator[tuple[WindowChunk | None, int, Floats | None]]:
-    """Run the windows. Yield each run's scored chunk, number of tokens, and the chunk's logits."""
+    """Run the windows. Yield each run's scored chunk, number of tokens, and the chunk's logits,
+    float32 ``[n, n_vocab]``; chunk and logits are None if the run only prefills.
+    """
     held: dict[int, Sequence] = {}  # by window
     ids: dict[int, list[int]] = {}
     try:

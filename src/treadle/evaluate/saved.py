@@ -88,7 +88,8 @@ class SavedLogits(MappedReader):
 def save_logits(
     path: str | os.PathLike[str], windows: TokenWindows, n_vocab: int
 ) -> Iterator[Callable[[Floats], None]]:
-    """Write such a file; yield a function that appends predictions, float32 ``[n, n_vocab]``.
+    """Create a file of saved predictions; yield a function that appends logits, float32
+    ``[n, n_vocab]``.
 
     The file appears when ``with`` ends without an error. Raises FileError.
     """

@@ -117,7 +117,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of ``n`` scored predictions. Without a reference, its fields are None."""
+    """Summary of ``n`` scored predictions. Without a reference, only ``perplexity`` is set."""
 
     n: int
     perplexity: Estimate  # exp of the mean surprise

@@ -50,7 +50,9 @@ def mapping_processes(files: Iterable[Path], proc: Path = PROC) -> list[MappingP
 
 
 def inode_of(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return a file's device and inode as ``maps`` has them; None if there is no such file."""
+    """Return a file's device and inode as in ``/proc/PID/maps``; None if there is no such file or
+    no such list.
+    """
     try:
         info = os.stat(name)
     except OSError:

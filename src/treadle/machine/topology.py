@@ -24,8 +24,8 @@ ENOUGH = 0.9  # no warning above this share
 
 
 def busy(shares: Sequence[float], so: str) -> str | None:
-    """Return a warning if threads got only these shares of the processor time that they requested;
-    None if that is enough.
+    """Return a warning if a thread got less than ENOUGH of the processor time that it requested;
+    else None. ``shares``: from 0 to 1, by measurement. ``so``: the end of the warning's sentence.
     """
     if min(shares, default=1.0) >= ENOUGH:
         return None
@@ -44,7 +44,7 @@ def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:
 def thread_bounds(
     allowed: list[int], cpus: Path = CPUS, cgroup: Path = CGROUP, proc: Path = PROC
 ) -> list[Bound]:
-    """Return the limits on threads worth starting.
+    """Return the limits on threads worth starting, each as a number and its reason.
 
     The processors this process may run on; the control group's quota; physical cores among those
     processors; performance cores, if some are slower by design. A second thread on a core, or one
@@ -72,7 +72,9 @@ def affinity() -> list[int]:
 
 
 def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
-    """Return the control group's CPU quota (v2, else v1) in processors; None for no limit."""
+    """Return the smallest CPU quota of this process's control groups (v2 and v1), in processors;
+    None for no limit.
+    """
     pairs = [
         tuple(read_text(folder / "cpu.max").split()) for folder in control_groups("", root, proc)
     ]
@@ -89,10 +91,11 @@ def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
 
 
 def control_groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of every group around it, as each may
-    have a limit.
+    """Yield the folders of this process's control group and of its ancestors, as each may have a
+    limit.
 
-    ``controller``: of v1, which has a tree for each; empty for v2, which has one for all.
+    ``controller``: a controller of cgroup v1, which has a tree for each, such as "cpu"; "" for v2,
+    which has one tree for all.
     """
     root = root / controller
     group = ""
@@ -122,8 +125,8 @@ def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]
 def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
     """Return the performance cores of a hybrid processor; all cores of any other.
 
-    Linux reports an Arm core's capacity. On x86 the maximum frequencies of the kinds differ by far
-    more than those of one kind's favoured cores (a tenth).
+    Performance cores have at least 80 % of the highest capacity (Arm) or maximum frequency (x86):
+    favoured cores of the same kind differ by at most about 10 %, the kinds by far more.
     """
     power = {}
     for cpu in cores:
@@ -206,7 +209,9 @@ def load_average(proc: Path = PROC) -> float | None:
 
 
 def stolen_share(proc: Path = PROC) -> float:
-    """Return the share of this virtual machine's busy time that the host gave to others."""
+    """Return the share (0 to 1) of this virtual machine's busy time, since boot, that the host gave
+    to others.
+    """
     words = read_text(proc / "stat").split("\n")[0].split()
     times = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal
     if len(times) < 8:

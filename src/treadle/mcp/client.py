@@ -1,7 +1,7 @@
 """Connections to MCP servers by the ``mcp`` package, the only module that imports it.
 
-The package's own transport for processes reads lines of any length, and passes on more of the
-environment than the file gives; so processes are treadle's own (``process``).
+The package's stdio transport reads lines of any length, and passes more environment variables to
+the server than the file lists. So treadle starts the processes itself (``process``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_PAGES = 32  # of a list of tools
 
 
 class ClientToolSession:
-    """An open connection. ``process``: the server's, if it is one of treadle's own."""
+    """An open connection to one server. ``process``: the server's; None if it is used over HTTP."""
 
     def __init__(self, client: Client, process: ToolServerProcess | None) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class ClientToolSession:
 
     @property
     def is_over(self) -> bool:
-        """Whether the server's process has ended."""
+        """Whether the server's process has ended, or sent too much; False for HTTP."""
         return self._process is not None and self._process.is_over
 
     async def list_tools(self) -> list[ListedTool]:
@@ -55,7 +55,9 @@ class ClientToolSession:
         return found[:MAX_TOOLS]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool. Raises TreadleError if the server has ended."""
+        """Call a tool. A protocol error becomes an output with ``is_error``. Raises TreadleError if
+        the server's process has ended.
+        """
         try:
             result = await self._client.call_tool(name, arguments)
         except MCPError as error:
@@ -67,8 +69,8 @@ class ClientToolSession:
 
 @asynccontextmanager
 async def connect(config: ToolServerConfig, bounds: ToolBounds) -> AsyncIterator[ClientToolSession]:
-    """Open a connection to one server. Raises TreadleError with what is known of a server that does
-    not start.
+    """Open a connection to one server, and close it at the end. Raises TreadleError if the server's
+    process does not start, ends (with its exit code and last line) or sends too much.
     """
     if config.url:
         limits = httpx2.Timeout(30.0, read=bounds.call_s + 5.0)
@@ -97,7 +99,7 @@ async def connect(config: ToolServerConfig, bounds: ToolBounds) -> AsyncIterator
 
 @asynccontextmanager
 async def process_streams(process: ToolServerProcess) -> AsyncIterator[Any]:
-    """Connect a process with the two streams of messages that a client has."""
+    """Yield the two message streams (read, write) of an ``mcp`` client, connected to a process."""
     send_read, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, receive_write = anyio.create_memory_object_stream[SessionMessage](0)
 

@@ -47,9 +47,10 @@ class ToolServerConfig:
 
 @dataclass(frozen=True)
 class ToolBounds:
-    """Bounds of MCP servers. start_s: seconds for a server to start and list its tools; call_s: for
-    one call. characters: of a result, what is longer is cut. message_bytes: of one message of a
-    server, which is stopped if it sends a longer one. rounds: answers of a model to one request.
+    """Limits for MCP servers. start_s: seconds for a server to start and list its tools. call_s:
+    seconds for one call. characters: longer results are cut. message_bytes: a server that sends a
+    longer message is stopped. rounds: most answers of the model, with tool calls between them, to
+    one request.
     """
 
     start_s: float = 30.0
@@ -60,7 +61,7 @@ class ToolBounds:
 
 
 def read_config(path: Path) -> list[ToolServerConfig]:
-    """Read the file. Raises FileError, which names the place in it."""
+    """Return the enabled servers of a file. Raises FileError, which names the place in the file."""
     try:
         with path.open("rb") as file:
             octets = file.read(MAX_FILE + 1)
@@ -124,7 +125,7 @@ def _read_server(path: Path, name: str, given: Any) -> ToolServerConfig | None:
 
 
 def _texts(wrong: Any, given: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return an object of texts. Raises FileError."""
+    """Return the object ``given[key]``, whose values must be strings. Raises FileError."""
     value = given.get(key, {})
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise wrong(key, "an object of texts")

@@ -10,8 +10,8 @@ from treadle.errors import TreadleError
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
-    """An HTTP transport whose answers end with an error after ``most`` bytes, unless they are
-    streams of events, each of which the client bounds.
+    """An HTTP transport that raises an error for a response body of more than ``most`` bytes. Event
+    streams are exempt: the MCP client limits the size of each event.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""The process of an MCP server: messages of bounded size, and its last words if it ends."""
+"""The process of an MCP server: limits its messages, keeps its last line of standard error."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ class ToolServerProcess:
         return bool(self.flood) or self._process.returncode is not None
 
     async def has_ended(self) -> bool:
-        """Return whether it has ended, or was stopped; one that is ending gets a moment."""
+        """Wait up to MOMENT_S seconds for the end of the process, and return ``is_over``."""
         if not self.is_over:
             with suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), MOMENT_S)
         return self.is_over
 
     async def last_words(self) -> str:
-        """Return why it does not answer: what it sent too much of, its exit code, its last line."""
+        """Return why the server does not answer: too much output, or exit code and last line."""
         if self.flood:
             return self.flood
         with suppress(asyncio.TimeoutError, TimeoutError):
@@ -112,7 +112,7 @@ class ToolServerProcess:
         return f"it ended with exit code {code}{said}" if code is not None else f"no answer{said}"
 
     async def close(self) -> None:
-        """End the process: by the end of its input, then by a signal, then at once."""
+        """End the process: close its stdin, terminate it, kill it, each END_S seconds apart."""
         process = self._process
         if process.stdin is not None:
             process.stdin.close()
@@ -130,7 +130,7 @@ class ToolServerProcess:
 
 
 async def drained(process: asyncio.subprocess.Process) -> None:
-    """Read the output to its end, which a full pipe would hold up, and wait for the process."""
+    """Wait for the process; meanwhile read its output, so that a full pipe does not block it."""
     assert process.stdout is not None
     while await process.stdout.read(1 << 16):
         pass

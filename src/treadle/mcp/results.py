@@ -11,7 +11,9 @@ KINDS = {"image": "a picture", "audio": "a sound", "resource": "a file", "resour
 
 
 def text_of(result: Any) -> str:
-    """Return a result, as the ``mcp`` package has it, as one text; what is no text is named."""
+    """Return a result of the ``mcp`` package as one text. A part that is not text is described,
+    such as "[a picture, not shown: image/png, 12 KiB]".
+    """
     parts = []
     for block in result.content:
         if block.type == "text":

@@ -1,7 +1,8 @@
-"""MCP servers that run beside a model: their tools, and calls of these within bounds.
+"""MCP servers that run beside a model: their tools, and calls of these tools within limits.
 
-One thread with an event loop has all connections. A server that cannot be started, ends, hangs or
-sends too much is stopped, and a call of its tools says why; the next call starts it again, once.
+One thread with an event loop holds all connections. A server that ends, hangs or sends too much is
+stopped, and the call returns the reason as an error. The next call tries once to start it again. A
+server that failed at the first start has no tools, so it is never called.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class ServerTask:
         self._one = asyncio.Lock()  # starts one after the other
 
     async def start(self) -> None:
-        """Connect, and list the tools; if that fails, ``why`` says so. Ends in ``start_s``."""
+        """Connect, and list the tools; on failure set ``why``. The attempt is stopped after
+        ``bounds.start_s`` seconds.
+        """
         async with self._one:
             if self._session is not None:
                 return
@@ -105,8 +108,8 @@ class ServerTask:
                 await asyncio.wait({task}, timeout=LAST_S / 2)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool; a server that has ended is started again first. Never raises for what a
-        server does.
+        """Call a tool; if the server has ended, start it again first. Failures of the server become
+        outputs with ``is_error``.
         """
         if self._session is not None and self._session.is_over:
             await self.stop("it ended")
@@ -128,9 +131,10 @@ class ServerTask:
 
 
 class Toolbox:
-    """The tools of all servers of a file. ``close`` it to end the servers.
+    """Runs MCP servers, and calls their tools. ``close`` ends the servers.
 
-    Its methods may be called from any thread; those that wait must not be called in its own.
+    Methods may be called from any thread; those that wait must not be called from the toolbox's own
+    thread, which runs the connections.
     """
 
     def __init__(
@@ -202,16 +206,16 @@ class Toolbox:
         return self._started
 
     def problems(self) -> dict[str, str]:
-        """Return why a server cannot be used, by name."""
+        """Return the servers that cannot be used: name to reason."""
         return {name: task.why for name, task in self._tasks.items() if task.why}
 
     def tools(self, servers: Iterable[str] | None = None) -> list[ServerTool]:
-        """Return the tools of the servers (all) once they have started. Waits for that."""
+        """Return the tools of ``servers`` (None: all), after waiting until all have started."""
         self._started.result()
         return self.known_tools(servers)
 
     def known_tools(self, servers: Iterable[str] | None = None) -> list[ServerTool]:
-        """Return the tools that are known now, of the servers (all)."""
+        """Return the tools of ``servers`` (None: all) that are listed so far; at most MAX_TOOLS."""
         wanted = None if servers is None else set(servers)
         taken: set[str] = set()
         found = []
@@ -225,8 +229,8 @@ class Toolbox:
         return found[:MAX_TOOLS]
 
     def submit(self, name: str, arguments: str) -> Future[ToolOutput]:
-        """Begin a call of a tool by its name for the model; ``arguments`` is JSON, as the model
-        wrote it. Errors are results.
+        """Start a call. ``name``: as shown to the model. ``arguments``: the JSON that the model
+        wrote. Errors, such as invalid JSON, are outputs with ``is_error``.
         """
         tool = next((each for each in self.known_tools() if each.name == name), None)
         if tool is None:
@@ -278,14 +282,14 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a result of at most ``most`` characters, and how many are left out."""
+    """Return ``text``, cut to ``most`` characters plus a note of how many are left out."""
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[cut: {len(text) - most} more characters]"
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason of a failure in one line. Groups of errors tell their first one."""
+    """Return an error as one line; of an exception group, the first error in it."""
     while isinstance(inner := getattr(error, "exceptions", None), tuple) and inner:
         error = inner[0]
     said = str(error) or type(error).__name__

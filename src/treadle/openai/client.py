@@ -48,10 +48,10 @@ def _opened(model: Model | str | os.PathLike[str] | None, transport_type: Any) -
 
 
 def http_client(model: Model | str | os.PathLike[str] | None = None) -> Any:
-    """Return an ``httpx.Client`` (``httpx2.Client`` with openai 3) whose requests a model of this
-    process answers: for classes that are given a client, such as LangChain's ``ChatOpenAI``. Any
-    address will do. ``model``: a ``treadle.Model``, or what ``treadle.load`` opens, which is then
-    closed with the client.
+    """Return an ``httpx.Client`` (``httpx2.Client`` with openai 3) whose requests a model in this
+    process answers, whatever host they name: for classes that take an HTTP client, such as
+    LangChain's ``ChatOpenAI``. ``model``: a ``treadle.Model``, or an argument for ``treadle.load``;
+    a model loaded here is closed with the client.
 
     Raises ModuleNotFoundError without the ``openai`` package, and the errors of ``treadle.load``.
     """
@@ -61,7 +61,7 @@ def http_client(model: Model | str | os.PathLike[str] | None = None) -> Any:
 
 
 def async_http_client(model: Model | str | os.PathLike[str] | None = None) -> Any:
-    """Return an ``httpx.AsyncClient`` of the kind of ``http_client``, for asyncio."""
+    """Return an ``httpx.AsyncClient`` for asyncio; otherwise as ``http_client``."""
     package = _http_package()
     transport = _opened(model, transport_types(package).asynchronous)
     return package.AsyncClient(transport=transport, timeout=None, base_url=ADDRESS)

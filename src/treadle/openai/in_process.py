@@ -47,8 +47,8 @@ ROUTES: Mapping[str, list[tuple[re.Pattern[str], Handler]]] = {
 
 
 def find_endpoint(method: str, path: str) -> tuple[Handler, dict[str, str]]:
-    """Return the endpoint of a path, with or without ``/v1``, and the parts of the path that it
-    names. Raises ApiError.
+    """Return the handler of ``path`` (with or without ``/v1``) and its path parameters. Raises
+    ApiError: 404 for an unknown path, 405 for another method.
     """
     path = path if path.startswith("/v1/") else f"/v1{path}"
     for pattern, handler in ROUTES.get(method, ()):
@@ -86,8 +86,8 @@ class InProcessServer:
 
     @classmethod
     def join(cls, model: Model, *, owned: bool) -> InProcessServer:
-        """Return the server of ``model`` with one client more; each ``leave``s it once. ``owned``:
-        the model is closed with its last client.
+        """Return the server of ``model``, made for its first client, and count one client more.
+        ``owned`` (read for the first client only): close the model with the last client.
         """
         with cls._lock:
             server = cls._of_models.get(id(model))
@@ -97,7 +97,7 @@ class InProcessServer:
             return server
 
     def leave(self) -> None:
-        """Count one client less, and ``close`` without any."""
+        """Count one client less, and ``close`` after the last one."""
         with self._lock:
             self.n_clients -= 1
             if self.n_clients or self._of_models.get(id(self.service.model)) is not self:
@@ -106,7 +106,7 @@ class InProcessServer:
         self.close()
 
     def leave_soon(self) -> None:
-        """``leave`` in another thread: garbage is collected in any thread, at any point."""
+        """Call ``leave`` in a new thread: a garbage collector's finalizer must not wait or lock."""
         if self._pid == os.getpid():
             threading.Thread(target=self.leave, name="treadle-openai-end", daemon=True).start()
 
@@ -124,7 +124,7 @@ class InProcessServer:
             self.service.model.close()
 
     async def _end(self) -> None:
-        """Abort the open exchanges, and cancel those who wait for their messages."""
+        """Abort the running exchanges, and cancel the tasks that wait for their messages."""
         self.service.draining = True
         tasks = list(self.exchanges.values())
         for exchange in self.exchanges:
@@ -182,8 +182,8 @@ class LocalRequest:
         self._body: bytes | None = body
 
     async def receive(self) -> Message:
-        """Return the body as one message of ASGI, then ``http.disconnect`` once its reader has
-        left.
+        """Return the body as one ASGI message; on the next call wait until the client has left, and
+        return ``http.disconnect``.
         """
         if self._body is None:
             await self.gone.wait()
@@ -194,8 +194,8 @@ class LocalRequest:
 
 
 class Exchange:
-    """One request and its response, whose messages its reader takes on another event loop or
-    without one. At most ``LOOK_AHEAD`` of them wait for the reader.
+    """One request and its response, a queue of ASGI messages for the client's transport. The
+    endpoint waits while ``LOOK_AHEAD`` messages are unread.
     """
 
     def __init__(self, server: InProcessServer, request: LocalRequest) -> None:
@@ -219,18 +219,20 @@ class Exchange:
         return found
 
     def leave(self) -> None:
-        """Abort what its reader does not want any more. Any thread may call this, at any time."""
+        """Abort the request. Any thread may call this, at any time, even after the end."""
         self._server.call_soon(self.abort)
 
     def abort(self) -> None:
-        """Do what the server does when a client disconnects."""
+        """Tell the endpoint that the client has left, and drop unread messages. Call this on the
+        server's event loop.
+        """
         self._request.gone.set()
         while not self._messages.empty():  # the endpoint may wait for room
             self._messages.get_nowait()
 
     async def _run(self) -> None:
-        """Call the endpoint. API errors become error responses; others reach the reader as they
-        are, with their traceback.
+        """Call the endpoint. API errors become error responses; any other error is raised by the
+        client's ``next``, with its traceback.
         """
         last: Exception | None = None
         try:
@@ -256,7 +258,7 @@ class Exchange:
 
     async def _ready(self) -> None:
         """Wait until the first kernels are compiled. Raises the error that makes the model
-        unusable, and GoneError.
+        unusable, and GoneError if the client leaves first.
         """
         warmed = asyncio.wrap_future(self._server.service.engine.warmed)
         gone = asyncio.ensure_future(self._request.gone.wait())

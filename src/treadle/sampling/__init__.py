@@ -10,6 +10,8 @@
     selection.py    token selection: greedy, random, mirostat 1 and 2, adaptive-p; random numbers
     recommended.py  settings recommended by a model's files
     chain.py        Sampler: the order of the stages, and the state of one sequence
+    best.py         the first stages on the largest logits of a row, where these decide
+    logprobs.py     log-probabilities of output tokens and of their alternatives
 
 Logits are float32, probabilities float64: with the same logits and seed, two machines differ only
 if a random number falls within a rounding error (1e-15) of a boundary.

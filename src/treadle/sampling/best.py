@@ -44,7 +44,9 @@ class BestCandidates:
         return len(self.c.logits) if self.exact else int((self.c.logits > self.floor).sum())
 
     def now(self, c: Candidates, n_lower: int) -> BestCandidates:
-        """Replace the logits. Up to ``n_lower`` other tokens were lowered too."""
+        """Return a copy with the candidates ``c``, whose logits a stage has changed. The stage also
+        lowered up to ``n_lower`` tokens that are not among them.
+        """
         result = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
         result.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
         return result
@@ -160,8 +162,8 @@ _LAST = {"top_k", "top_p", "min_p"}
 
 
 def openings(s: Sampling, names: Sequence[str], n_vocab: int) -> list[Opening] | None:
-    """Return the replacements of a chain's first stages, up to the one that leaves few tokens; None
-    if a stage needs the whole row.
+    """Return functions that run a chain's first stages on BestCandidates, up to the first one that
+    drops most tokens (top-k, top-p, min-p); None if the chain needs the whole row.
     """
     if n_vocab <= N_TOP or (s.custom and "custom" not in s.samplers):
         return None

@@ -51,9 +51,9 @@ class Sampler:
     ``sample`` takes a whole row of logits. ``choose`` takes an engine's row, and usually needs only
     its largest logits, which ``query`` has asked for before the run.
 
-    The order: custom samplers, logit bias, constraint, the stages of ``settings.samplers``, the
-    selection. Raises SamplingError for settings that do not fit the vocabulary, and for an invalid
-    constraint.
+    The order: custom samplers (unless ``custom`` is among the stages), logit bias, constraint, the
+    stages of ``settings.samplers``, the selection. Raises SamplingError for settings that do not
+    fit the vocabulary, and for an invalid constraint.
     """
 
     def __init__(

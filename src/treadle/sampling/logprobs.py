@@ -50,7 +50,7 @@ class TokenLogprob(Logprob):
     top_logprobs: tuple[Logprob, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """See ``Logprob.as_dict``."""
+        """Return the JSON of OpenAI's API, with the alternatives as ``top_logprobs``."""
         return super().as_dict() | {"top_logprobs": [top.as_dict() for top in self.top_logprobs]}
 
 
@@ -79,9 +79,9 @@ def row_logprobs(
 
 
 def _likeliest(row: LogitsRow, n: int) -> tuple[dict[int, float], float]:
-    """Return the ``n`` likeliest tokens or more, with their logits, in order; and the log of the
-    sum of all exponentials, to an absolute error of TOTAL_ERROR
-    (``kernels/elementwise/top_logits.py``), 4e-6.
+    """Return the logits of the ``n`` likeliest tokens or more, by id, likeliest first (none of
+    -inf); and the log of the sum of all exponentials, to an absolute error of TOTAL_ERROR
+    (``kernels/elementwise/top_records.py``), 4e-6.
     """
     if row.raw is not None and n <= N_TOP:
         ids = row.raw.ids.tolist()

@@ -41,7 +41,7 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest candidates, by surprise nearest to the entropy, that sum to more than p.
+    """The fewest candidates, those of surprise nearest to the entropy, that total more than p.
 
     Meister et al., Locally Typical Sampling, 2022.
     """
@@ -112,9 +112,11 @@ def top_n_sigma(c: Candidates, n: float) -> Candidates:
 
 
 def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
-    """Exclude top choices: of the candidates at or above threshold, keep only the least likely.
+    """Exclude top choices: of the candidates with a probability of at least ``threshold``, drop all
+    but the least likely.
 
-    With fewer than two such candidates, nothing changes. The chain decides how often this runs.
+    If there are fewer than two, or fewer than ``min_keep`` candidates would stay, nothing changes.
+    The chain runs this stage with the probability ``xtc_probability``.
     """
     p = probabilities(c)
     top = np.flatnonzero(p >= threshold)
@@ -135,9 +137,10 @@ def infill(
 ) -> Candidates:
     """Keep tokens likely enough to fill a gap between two texts, as llama.cpp's infill sampler.
 
-    If ``eog`` tokens are likely, only they stay. Of two tokens with a common prefix, the likelier
-    stays and gets the other's probability; then tokens below a probability limit are dropped. If
-    none is left, only ``end`` remains, or the likeliest token if there is no ``end``.
+    ``spelt`` returns a token's bytes. If ``eog`` tokens are likely, only they stay. Of two tokens
+    of which one begins with the other, the likelier stays and gets the other's probability; then
+    tokens below a probability limit are dropped. If no text token is left, only ``end`` remains,
+    or the likeliest token if ``end`` is None.
     """
     c = c.take(largest(c.logits, _LOOKED_AT), descending=True)
     p = probabilities(c)

@@ -14,7 +14,9 @@ SLACK = 4  # most requests above the idlest replica's at which a cached prefix i
 
 
 def beginning(body: Any) -> list[str]:
-    """Return hashes of ever longer prefixes of a body's prompt; none without a prompt."""
+    """Return a hash for each prefix of 1, 2, ... blocks (BLOCK characters) of the prompt in the
+    request ``body``, shortest first; [] without a prompt.
+    """
     said = _said(body)
     names = []
     so_far = hashlib.sha256()
@@ -43,8 +45,10 @@ class Affinity:
         self._readers: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, names: Sequence[str], loads: Mapping[str, int]) -> str:
-        """Return the replica for a request with these prefixes; ``loads``: running requests of
-        each. For an unknown prefix every router chooses the same replica, if loads are equal.
+        """Return the replica for a request with the prefix hashes ``names``. ``loads``: number of
+        running requests by replica. It is the replica with the longest of these prefixes, among
+        those with at most SLACK requests more than the idlest; for an unknown prefix, one of the
+        idlest (with equal loads, every router chooses the same).
         """
         least = min(loads.values())
         chosen = None

@@ -37,11 +37,11 @@ class StageActor:
         return str(address())
 
     def run(self, batch: Batch, given: Given) -> Given:
-        """See ``Stage.run_laid_out``."""
+        """Run one batch on the stage. ``given``: the outputs of the previous stage."""
         return self._stage.run_laid_out(batch, given)
 
     def read(self, name: str) -> np.ndarray:
-        """See ``Stage.read``."""
+        """Return an output of the last run by name, as bytes."""
         return self._stage.read(name)
 
 
@@ -63,7 +63,9 @@ class RayChain:
             raise
 
     def restart(self) -> None:
-        """See ``StageChain``."""
+        """Start an actor for each stage that has none or has ended, and wait until all are ready.
+        Raises TreadleError if no machine has enough free processors within START_S seconds.
+        """
         kind: Any = ray.remote(StageActor)
         options = {
             "num_cpus": self._settings["n_threads"],
@@ -96,7 +98,9 @@ class RayChain:
         return True
 
     def run(self, batch: Batch) -> Given:
-        """See ``StageChain``."""
+        """Run a batch through all actors, and return the last stage's outputs. Raises
+        StageLostError, and errors of stages.
+        """
         sent: Any = ray.put(batch) if len(batch.inputs) > INLINE else batch
         given: Any = {}
         for actor in self.actors:
@@ -105,7 +109,7 @@ class RayChain:
         return result
 
     def read(self, name: str) -> np.ndarray:
-        """See ``StageChain``."""
+        """Return an output of the last stage by name, as bytes. Raises StageLostError."""
         found: np.ndarray = self._get(self.actors[-1].read.remote(name))
         return found
 
@@ -116,7 +120,7 @@ class RayChain:
             self._raise(error)
 
     def _raise(self, error: RayError) -> None:
-        """Raise it as one of treadle's errors."""
+        """Raise the TreadleError behind a Ray error, or StageLostError if an actor has ended."""
         cause: Any = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, TreadleError):
             raise cause from None
@@ -133,7 +137,7 @@ class RayChain:
         return f"stage {i + 1} of {len(self._parts)} (layers {layers[0]} to {layers[-1]}{on})"
 
     def close(self) -> None:
-        """See ``StageChain``."""
+        """Kill the actors. Idempotent."""
         actors = self.actors
         self.actors = []
         for actor in actors:

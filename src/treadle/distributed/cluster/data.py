@@ -1,7 +1,7 @@
-"""Answers lines of a batch file with several models, on Ray Data, some lines at a time each.
+"""Answers the lines of a batch file with several replicas of a model, on Ray Data.
 
-The order is kept, and one process writes the answers, as ``treadle batch`` does on one machine. If
-a model's process dies, another one answers its lines.
+Each call of a replica gets AT_ONCE lines. The order is kept, and one process writes the answers, as
+``treadle batch`` does on one machine. If a replica's process dies, another one answers its lines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Answerer:
         asyncio.run(self._local.ready())
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return rows of answers for rows of lines."""
+        """Answer a batch of lines. Columns in: ``number``, ``raw``; out: ``data``, ``n_tokens``,
+        ``failed``, in the same order.
+        """
         lines = [
             InputLine(int(number), bytes(raw))
             for number, raw in zip(batch["number"], batch["raw"], strict=True)
@@ -63,7 +65,7 @@ def next_slice(lines: Iterator[InputLine]) -> list[InputLine]:
 def answers(
     lines: Iterator[InputLine], plan: ReplicaPlan, defaults: Mapping[str, Any]
 ) -> Iterator[OutputLine]:
-    """Yield the answers of ``plan.replicas`` models, in the order of the lines."""
+    """Yield the answers to ``lines``, in their order, computed by ``plan.replicas`` replicas."""
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False

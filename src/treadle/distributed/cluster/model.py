@@ -18,7 +18,9 @@ OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "kv_tokens", "deterministic")
 
 
 class StagedModel(Model):
-    """See ``treadle.cluster.load``. ``engine.n_lost`` counts the replaced stages."""
+    """A model whose layers are split over Ray actors, made by ``treadle.cluster.load``.
+    ``engine.n_lost``: number of times that stages were lost and replaced.
+    """
 
     engine_type: ClassVar[type[Engine]] = FrontEngine
 
@@ -31,7 +33,9 @@ class StagedModel(Model):
         super().__init__(path, **self._settings)
 
     def device_type(self, name: str, isa: str | None, n_threads: int, progress: object) -> Pipeline:
-        """Return the device of its engine."""
+        """Split the layers, start the stages, and return the front engine's device, a ``Pipeline``.
+        Raises UnsupportedError for a device other than "cpu", and for layers that cannot be split.
+        """
         if name != "cpu":
             raise UnsupportedError(f"device={name!r}: pipeline stages run on CPUs only")
         row = choose(host_features(), isa)

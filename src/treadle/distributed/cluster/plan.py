@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """``replicas`` of a model. ``load``: settings of ``treadle.load``. With more than one of
-    ``stages``, each replica's layers are split over that many actors.
+    """Number and settings of a model's replicas. ``load``: settings of ``treadle.load``. With
+    ``stages`` > 1, the layers of each replica are split over that many Ray actors.
     """
 
     path: str | None
@@ -28,8 +28,9 @@ class ReplicaPlan:
 
     @property
     def max_body(self) -> int:
-        """Most bytes of a body that any replica takes. Stages read no pictures, and whether a whole
-        model does is known to its replicas alone, which refuse the larger ones otherwise.
+        """Maximum bytes of a request body that the front server accepts. The larger limit, for
+        pictures, applies unless stages or ``mmproj=False`` exclude them; a replica without pictures
+        refuses such bodies itself.
         """
         may_read_media = self.stages == 1 and self.load.get("mmproj") is not False
         return MAX_MEDIA_BODY if may_read_media else MAX_BODY

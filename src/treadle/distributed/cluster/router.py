@@ -10,8 +10,8 @@ from treadle.distributed.cluster.affinity import Affinity
 
 
 class PrefixRouter(RequestRouter):
-    """Router of a deployment handle; the first argument of its calls is ``affinity.beginning`` of
-    the body.
+    """Ray Serve's request router for replicas. The first argument of each routed call must be the
+    list of prefix hashes that ``affinity.beginning`` returns.
 
     A replica that is full or gone is skipped.
     """
@@ -25,7 +25,7 @@ class PrefixRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the chosen replica, then all others."""
+        """Return ``[[chosen], others]``: Ray Serve tries the groups in this order."""
         free = self.select_available_replicas(candidate_replicas) or candidate_replicas
         if not free or pending_request is None:
             return [free] if free else []

@@ -1,8 +1,8 @@
-"""Several models at one address, on Ray Serve.
+"""Several replicas of a model at one address, on Ray Serve.
 
 The front server reads a request's body, and passes it to the replica that has its prefix cached. A
 replica is the whole server of ``treadle serve`` without its socket: it checks keys, hosts and
-limits, and makes the errors.
+limits, and makes the error responses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Replica:
     async def call(
         self, names: list[str], scope: dict[str, Any], body: bytes
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the ASGI messages of the response. ``names`` are for the router."""
+        """Yield the response's ASGI messages. ``names``: prefix hashes, read by the router only."""
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         gone = asyncio.Event()
         asked = False
@@ -121,8 +121,8 @@ class FrontServer:
 
 
 def _names(body: bytes) -> list[str]:
-    """Return the names of a body's beginnings; none of one that is no JSON, which the replica
-    refuses.
+    """Return the prefix hashes of a request body; [] if it is not JSON (the replica then refuses
+    it).
     """
     try:
         return beginning(parse(body)) if body else []

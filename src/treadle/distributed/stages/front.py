@@ -31,13 +31,13 @@ class LiveCache(KVCache):
         super().__init__(*args, **settings)
 
     def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
-        """See ``KVCache``."""
+        """Return a new sequence with the longest cached prefix of ``ids``, and record it."""
         result = super().sequence(ids, lora)
         self.live.add(result)
         return result
 
     def fork(self, seq: Sequence) -> Sequence:
-        """See ``KVCache``."""
+        """Return a second sequence that shares the pages of ``seq``, and record it."""
         result = super().fork(seq)
         self.live.add(result)
         return result

@@ -31,10 +31,12 @@ class StageLostError(TreadleError):
 
 
 class StageChain(Protocol):
-    """The stages in order."""
+    """Interface to the stages of a pipeline: runs batches through them in order."""
 
     def run(self, batch: Batch) -> Given:
-        """Return the last stage's outputs. Raises StageLostError, and errors of stages."""
+        """Run a batch through all stages. Return the last stage's outputs except the logits. Raises
+        StageLostError, and errors of stages.
+        """
 
     def read(self, name: str) -> np.ndarray:
         """Return an output of the last run that ``run`` did not return: the logits."""

@@ -72,8 +72,9 @@ class Stage(Engine):
         return self.layers.stop == self.config.n_layer
 
     def run_laid_out(self, batch: Batch, given: Given) -> Given:
-        """Run one batch. ``given``: the previous stage's outputs, empty for the first. Return
-        ``stream``, or the last stage's outputs without the logits (see ``read``).
+        """Run one batch. ``given``: the previous stage's outputs, {} for the first stage. Return
+        ``stream`` (the residual stream, a row of f32 for each token) or, in the last stage, all
+        outputs except the logits, which ``read`` returns.
         """
         with self.lock:
             self._copy(batch.copies)
@@ -102,7 +103,7 @@ class Stage(Engine):
         return np.array(arena.read(plan.offsets[buffer], n * buffer.row_bytes))
 
     def _copy(self, copies: Iterable[CellCopy]) -> None:
-        """Copy the parts of its own layers; those of others were never written."""
+        """Copy pages and states, but only the parts of this stage's layers, which it wrote."""
         cells = (*self.cache.pools, *self.cache.states)
         for which, cell, to in copies:
             pool = cells[which]
