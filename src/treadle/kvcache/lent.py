@@ -44,6 +44,7 @@ class LentCache(KVCache):
         self.states = []
         self.store = None
         self.lora = ()
+        self.control_tokens = None
         self.tree = PageTree([], None)
         self.media = cache.media
         self._pool_of = {first + i: pool for pool in self.pools for i in pool.layers}
