@@ -44,7 +44,7 @@ def _keys(g: Ops) -> Rows:
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> NoReturn:
-    raise AssertionError("read by speech/open.py")
+    raise AssertionError("read by speech/read.py")
 
 
 CROSS_DECODER = replace(
