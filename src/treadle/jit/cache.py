@@ -102,7 +102,7 @@ def hash_of_sources(*names: str) -> str:
     them. A file counts with its contents and its path.
 
     The cache folder keeps the hash with the files' states (inode, size, times), so that a start
-    need not read two megabytes of sources.
+    need not read megabytes of sources.
     """
     places = [os.path.join(ROOT, *name.split(".")) for name in names]
     found = [

@@ -115,7 +115,7 @@ class Team:
         self._lock = threading.Lock()
         shared.set("spins", SPINS if n_threads > 1 else 0)
         shared.set("threads", n_threads)
-        # First claims of two thirds of a fair share: a core slower by half delays no other, and
+        # Claims of a round have two thirds of a fair share: a core slower by half delays no other, and
         # streams are rarely cut (whole shares read memory 1 % faster still, halves 1 % slower).
         shared.set("share", max(1, 3 * n_threads // 2))
         for field, value in SYSTEM.calls().items():
