@@ -29,13 +29,19 @@ def uv_options(settings: str, variables: Mapping[str, str]) -> list[str]:
     """Return uv's options for the registries and limits that pip is set up for. ``settings``: the
     output of ``pip config list``; ``variables``: the environment's, which stand above files.
     """
+
+    def setting(key: str) -> str:
+        variable = variables.get(f"PIP_{key.upper().replace('-', '_')}", "")
+        # Those of ``install`` stand behind those of ``global``, and above them.
+        found = re.findall(rf"^(?:global|install)\.{key}='(.*)'$", settings, re.MULTILINE)
+        return variable or (found[-1] if found else "")
+
     options: list[str] = []
     for key, option in OPTIONS.items():
-        variable = variables.get(f"PIP_{key.upper().replace('-', '_')}", "")
-        found = re.findall(rf"^(?:global|install)\.{key}='(.*)'$", settings, re.MULTILINE)
-        values = [part for value in (variable, *found) for part in re.split(r"\s+|\\n", value)]
-        for value in dict.fromkeys(filter(None, values)):
+        for value in dict.fromkeys(filter(None, re.split(r"\s+|\\n", setting(key)))):
             options += [option, value]
+    if setting("no-index").lower() in ("1", "true", "yes", "on"):
+        options.append("--no-index")
     # pip takes the newest release of all registries, uv by default that of the first.
     return [*options, "--index-strategy", "unsafe-best-match"]
 

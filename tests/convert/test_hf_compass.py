@@ -119,6 +119,8 @@ TEXT: dict[str, Any] = {"model_type": "cohere_compass_text", **OPTIONS}
         ({"rope_parameters": {**OPTIONS["rope_parameters"], "full_attention": 1}}, "is 1"),
         ({"layer_types": ["full_attention"]}, "layer_types: is .* a list of 3"),
         ({"layer_types": ["x"] * 3}, "layer_types: 'x'"),
+        ({"layer_types": [[]] * 3}, r"layer_types: \[\]: treadle supports"),
+        ({"pooling": []}, r"pooling: \[\]: treadle supports mean, bos, eos"),
         ({"pooling": "max"}, "pooling: 'max': treadle supports mean, bos, eos"),
         (
             {

@@ -188,6 +188,7 @@ TEXT: dict[str, Any] = {"model_type": "inkling_text", "num_hidden_layers": 7}
         ({"swa_head_dim": 64}, "swa_head_dim: differs from head_dim"),
         ({"layer_types": ["hybrid"]}, r"layer_types: is \['hybrid'\] .* a list of 7"),
         ({"layer_types": ["x"] * 7}, "layer_types: 'x': treadle supports hybrid_sliding"),
+        ({"layer_types": [{}] * 7}, r"layer_types: \{\}: treadle supports hybrid_sliding"),
         ({"local_layer_ids": "x"}, "local_layer_ids: is 'x' .* a list of layers"),
         ({"unpadded_vocab_size": 1 << 20}, "unpadded_vocab_size"),
         ({"final_logit_softcapping": 3.0}, "final_logit_softcapping"),

@@ -65,14 +65,27 @@ FAMILIES = {
 # indexers by tokens and by blocks, streams and n-grams.
 USUAL = ("muse-glimmer", "bailingmoe3", "deepseek32", "qwen4exp", "minimax-m3")
 HOST = (rows.NARROW.name, "portable")
-# Tests of their own (tests/models/ways.py) run these on rows of this machine.
-OF_THEIR_OWN = ("muse-glimmer", "lfm3", "bailingmoe3", "kimi-k3", "graniteswitch")
-# The others, each on one of two rows.
+# Families with a test of their own on a row of this machine (``check_instruction_set``): here the
+# first ones meet the plain row, the second ones the narrow one.
+OWN_NARROW = (
+    *("lfm3", "bailingmoe3", "graniteswitch", "inkling", "solar-open2"),
+    *("hy_v4", "dots3note", "maple", "hrm_text"),
+)
+OWN_PLAIN = ("muse-glimmer", "kimi-k3", "axk2", "cohere-compass", "talkie")
+
+
+def host_row(i: int, arch: str) -> str:
+    """Return the row of this machine for the i-th family: the others take turns."""
+    if arch in OWN_NARROW:
+        return HOST[1]
+    return HOST[0] if arch in OWN_PLAIN else HOST[i % 2]
+
+
 ON_HOST = [
     (arch, isa)
     for i, arch in enumerate(FAMILIES)
-    for j, isa in enumerate(HOST)
-    if EVERY or (arch not in OF_THEIR_OWN and i % 2 == j)
+    for isa in HOST
+    if EVERY or isa == host_row(i, arch)
 ]
 N_TOKENS = 21  # more than a page of the cache
 

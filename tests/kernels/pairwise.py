@@ -21,6 +21,8 @@ from treadle.isa.isa import Isa
 from treadle.kernels.spec import Spec
 
 S = TypeVar("S", bound=Spec)
+LENGTHS = ("k", "head_dim", "head_dim_v", "rope_dims")
+SHORT = 16  # values: a vector of 512 bits
 
 
 def cases(specs: Sequence[Spec], isas: Sequence[Isa]) -> pytest.MarkDecorator:
@@ -36,7 +38,8 @@ def parametrized(pairs: Sequence[tuple[Spec, Isa]]) -> pytest.MarkDecorator:
 
 def options(spec: Spec, together: Sequence[str] = ()) -> list[object]:
     """What a row has to meet of a spec: its type with the fields in ``together``; each name and
-    switch, by value; each number that has a default, by whether it is another.
+    switch, by value; each number that has a default, by whether it is another. Of lengths of rows
+    and heads also whether they are short, and whether a vector divides them: tails are a row's own.
     """
     kind = type(spec).__name__
     found: list[object] = [(kind, *(getattr(spec, name, None) for name in together))]
@@ -46,6 +49,8 @@ def options(spec: Spec, together: Sequence[str] = ()) -> list[object]:
             found.append((kind, field.name, value))
         elif field.default is not MISSING:
             found.append((kind, field.name, value != field.default))
+        if field.name in LENGTHS and isinstance(value, int):
+            found.append((kind, field.name, value < SHORT, value % SHORT == 0))
     return found
 
 

@@ -23,5 +23,17 @@ def test_settings_of_pip_are_uvs_options() -> None:
     ]
 
 
+def test_a_variable_stands_above_a_file_and_install_above_global() -> None:
+    settings = "global.index-url='https://one'\ninstall.index-url='https://two'\n"
+    assert uv_options(settings, {}) == ["--index-url", "https://two", *BEST]
+    variables = {"PIP_INDEX_URL": "https://three"}
+    assert uv_options(settings, variables) == ["--index-url", "https://three", *BEST]
+
+
+def test_no_registry() -> None:
+    assert uv_options("global.no-index='true'\n", {}) == ["--no-index", *BEST]
+    assert uv_options("global.no-index='false'\n", {}) == BEST
+
+
 def test_pip_without_settings() -> None:
     assert uv_options("", {}) == BEST

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.graphs import main_output
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 EMBEDDINGS = "token_embd.weight"
 OUTPUT = "output.weight"
-LORA_A = "_lora_a.weight"  # endings of adapters within a model, of which a token has one
-LORA_B = "_lora_b.weight"
 _EXPERTS = "exps."  # in the names of tensors with one matrix per expert
 _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 

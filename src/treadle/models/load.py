@@ -191,14 +191,13 @@ def find_arch(gguf: GGUF) -> Arch:
         raise UnsupportedError(
             f"{gguf.path}: architecture {name!r:.80}: treadle supports {', '.join(ARCHS)}{hint}"
         )
+    arch = row_of(name, gguf.metadata)
     asked = gguf.metadata.get(ROPE_KEY)
-    if asked is None and _has_sections(gguf, name):
-        return replace(ARCHS[name], rope="neox")
     if asked is None:
-        return row_of(name, gguf.metadata)
+        return replace(arch, rope="neox") if _has_sections(gguf, name) else arch
     for rope in ROPES:
         if rope == asked:
-            return replace(ARCHS[name], rope=rope)
+            return replace(arch, rope=rope)
     expected = " or ".join(ROPES)
     raise FileError(f"is {asked!r}", path=gguf.path, where=ROPE_KEY, expected=expected)
 

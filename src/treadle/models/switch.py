@@ -25,7 +25,7 @@ import numpy as np
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.tensor import MadeTensor
-from treadle.models.archs import SWITCHED_MATRICES
+from treadle.models.archs import LORA_A, LORA_B, SWITCHED_MATRICES
 from treadle.models.lora import LowRank
 from treadle.models.ops import TensorName, TensorSlice
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 # A control token's place: the number of tokens up to it, itself included, the number of control
 # tokens among them, and the sum of these tokens' adapters.
 Mark = tuple[int, int, int]
-LORA_A = "_lora_a.weight"  # endings of the tensors of the adapters within a model
-LORA_B = "_lora_b.weight"
 
 
 class ControlTokens:

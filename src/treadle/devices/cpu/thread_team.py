@@ -115,8 +115,8 @@ class Team:
         self._lock = threading.Lock()
         shared.set("spins", SPINS if n_threads > 1 else 0)
         shared.set("threads", n_threads)
-        # Claims of a round have two thirds of a fair share: a core slower by half delays no other, and
-        # streams are rarely cut (whole shares read memory 1 % faster still, halves 1 % slower).
+        # Claims of a round have two thirds of a fair share: a core slower by half delays no other,
+        # and streams are rarely cut (whole shares read memory 1 % faster still, halves 1 % slower).
         shared.set("share", max(1, 3 * n_threads // 2))
         for field, value in SYSTEM.calls().items():
             shared.set(field, value)

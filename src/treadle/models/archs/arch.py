@@ -34,6 +34,8 @@ WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.wei
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
 # Matrices that adapters within a model (Granite Switch) add to.
+LORA_A = "_lora_a.weight"  # endings of the tensors of adapters within a model
+LORA_B = "_lora_b.weight"
 SWITCHED_MATRICES = (
     *("attn_q", "attn_k", "attn_v", "attn_output"),
     *("ffn_gate", "ffn_up", "ffn_down"),

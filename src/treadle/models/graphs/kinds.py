@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
@@ -79,7 +79,7 @@ def mixer_of(
         return SIGMOID_FUSED
     if arch.mixer.startswith(LATENT):
         kind = LATENT if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
-        return kind + KV_B * has_kv_b(keys, arch)
+        return kind + KV_B * has_kv_b(keys, arch, (i,))
     if arch.mixer not in ("attention", SINKS):
         return arch.mixer
     if i and arch.needs >= DISTANCES and f"blk.{i}.attn_rel_b.weight" in keys.gguf.tensors:
@@ -103,13 +103,12 @@ def has_indexer(keys: ArchMetadata, i: int) -> bool:
     return i >= n or keys.flags(INDEXER_TYPES, n, default=True)[i]
 
 
-def has_kv_b(keys: ArchMetadata, arch: Arch) -> bool:
-    """Return whether latent attention has one matrix for keys and values: in some architectures,
-    and in the others in files from before the spring of 2025. Any layer may show it, since the
-    first ones may have a state instead.
+def has_kv_b(keys: ArchMetadata, arch: Arch, layers: Iterable[int]) -> bool:
+    """Return whether the latent attention of one of ``layers`` has one matrix for keys and values:
+    in some architectures always, and in the others in files from before the spring of 2025.
     """
-    ending = f".attn{KV_B}.weight"
-    return arch.mixer.endswith(KV_B) or any(name.endswith(ending) for name in keys.gguf.tensors)
+    names = (f"blk.{i}.attn{KV_B}.weight" for i in layers)
+    return arch.mixer.endswith(KV_B) or any(name in keys.gguf.tensors for name in names)
 
 
 def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:

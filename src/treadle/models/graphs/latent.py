@@ -10,6 +10,7 @@ from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import TEMPERATURE_LENGTH
 from treadle.models.config import Latent
 from treadle.models.graphs.kinds import Q_RANK, has_kv_b
+from treadle.models.keys import N_LAYER_MAX
 from treadle.models.rope import still
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def read_latent(
     """
     kv_rank = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)
     own = "_mla"
-    if has_kv_b(keys, arch) and not keys.has(f"{KEY}{own}"):
+    n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
+    if has_kv_b(keys, arch, range(n_block)) and not keys.has(f"{KEY}{own}"):
         own = ""
     n_q = keys.integer(f"{KEY}{own}", lo=1, hi=SIZE_MAX)
     n_rope = keys.integer("rope.dimension_count", lo=0 if arch.rope == "none" else 2, hi=n_q - 1)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.config import Switch
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, halves_of
 from treadle.models.graphs.ngrams import read_numbers
 from treadle.models.mixers import MIXERS
+from treadle.models.mixers.names import FUSED
 from treadle.models.structure import Sublayer, TensorRow, built_by_graph
-from treadle.models.switch import LORA_A, LORA_B
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -31,7 +32,6 @@ GAIN = "adapters.router_gain"
 LATEST = "adapters.latest"  # the last control token chooses; not in llama.cpp's files
 MOST = 4096  # adapters, and ranks, as in llama.cpp
 MOST_GAIN = 1e4
-FUSED = "attention_qkv"
 _WIDTHS = {  # of each matrix: its rows and columns
     "attn_q": ("n_q", "n_embd"),
     "attn_k": ("n_k", "n_embd"),

@@ -11,6 +11,7 @@ from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import TunedTable, matmul, narrowed, tokens_per_item
 from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan.lowering.inputs import inputs_of, lora_inputs
@@ -126,8 +127,6 @@ class Steps:
         # The host builds the rope tables of every run from these.
         self.plan.tensors_used |= self.plan.tensors & {FACTORS, SHORT, LONG}
         if config.switch is not None:  # plans with adapters pack these (``lora.py``)
-            from treadle.models.switch import LORA_A, LORA_B
-
             within = (name for name in self.plan.tensors if name.endswith((LORA_A, LORA_B)))
             self.plan.tensors_used.update(within)
 

@@ -96,6 +96,9 @@ def _compass_kinds(keys: MetadataReader, n_layer: int) -> list[str]:
         return [_KINDS[0]] * n_layer
     if not isinstance(kinds, list) or len(kinds) != n_layer:
         keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
+    for kind in kinds:
+        if kind not in _KINDS:
+            keys.refuse("layer_types", f"{kind!r:.60}: treadle supports {' and '.join(_KINDS)}")
     return kinds
 
 
@@ -106,7 +109,7 @@ def _turned(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, An
         keys.fail("rope_parameters", f"is {given!r:.60}", "parameters by kinds of layers")
     by_kind = given if set(given) & {*_KINDS} else dict.fromkeys(kinds, given)
     found: dict[str, Mapping[str, Any]] = {}
-    for kind in sorted(set(kinds) & {*_KINDS}):
+    for kind in sorted(set(kinds)):
         if kind not in by_kind:
             keys.fail("rope_parameters", "has no such key", f"{kind}: parameters, or null")
         if (own := by_kind[kind]) is not None:
@@ -140,7 +143,7 @@ def _compass_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if not all(flags):
         made[ROPE_PATTERN] = flags
     if (pooling := keys.get("pooling")) is not None:
-        if pooling not in _POOLINGS:
+        if pooling not in [*_POOLINGS]:  # it may be no key of a table
             keys.refuse("pooling", f"{pooling!r:.60}: treadle supports {', '.join(_POOLINGS)}")
         made["pooling_type"] = _POOLINGS[pooling]
     return made

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, always, leading_dense, scores
-from treadle.convert.hf.family import Family, Windowed
+from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, flat, same, taps
@@ -60,7 +60,7 @@ def _local(keys: MetadataReader, n_layer: int) -> list[bool]:
         if not isinstance(kinds, list) or len(kinds) != n_layer:
             keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
         for kind in kinds:
-            if kind not in _KINDS:
+            if kind not in [*_KINDS]:  # it may be no key of a table
                 keys.refuse("layer_types", f"{kind!r:.60}: treadle supports {', '.join(_KINDS)}")
         return [_KINDS[kind] == _KINDS[_LOCAL] for kind in kinds]
     listed = keys.get("local_layer_ids")
@@ -69,10 +69,6 @@ def _local(keys: MetadataReader, n_layer: int) -> list[bool]:
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):
         keys.fail("local_layer_ids", f"is {listed!r:.60}", "a list of layers")
     return [i in listed for i in range(n_layer)]
-
-
-def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    return _local(keys, n_layer)
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -207,7 +203,7 @@ INKLING_FAMILIES: dict[str, Family] = {
             "tie_word_embeddings": False,
         },
         _NAMES,
-        windowed=_windowed,
+        windowed=_local,
         respelt=_respelt,
         only={
             "shared_expert_sink": True,
