@@ -27,6 +27,7 @@ from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.step_budget import (
     LEAST,
+    LONGEST,
     QUANTUM,
     REMEMBERED,
     TARGET_S,
@@ -708,8 +709,8 @@ def test_pace_knows_plans_for_few_tokens() -> None:
         (12, 0.15, 32),  # 38 tokens in all are done in time, but that is no multiple of TILE
         (12, 0.2, 48),
         (1, 0.05, 8),
-        (12, 0.05, 16),  # decoding alone takes 60 ms: half of that again, 90
-        (30, 0.12, 40),  # 110 and half of that: 43 tokens
+        (12, 0.05, 32),  # decoding alone takes 60 ms, 20 prompt tokens 110: worth it beside 4
+        (30, 0.12, 64),  # decoding alone takes 110 ms: up to 240, while each second reads more
     ):
         pace = StepCostModel(target, plans)
         pace.note(0, decode, 0, took(decode))
@@ -731,8 +732,30 @@ def test_pace_takes_longer_for_many_more_tokens(few: float, want: int) -> None:
     pace.note(4, 4, 0, few)
     for _ in range(20):
         n = pace.tokens(4, 0, 0, 500)
-        pace.note(n, 4, 0, few if n <= 4 else 0.13)
+        pace.note(n, 4, 0, few if n <= 4 else max(0.13, 0.008 * (4 + n)))
     assert {pace.tokens(4, 0, 0, 500) for _ in range(9)} == {want}
+
+
+@pytest.mark.parametrize(("step_s", "want"), [(0.1, 31), (0.15, 23), (0.2, 3)])
+def test_pace_tries_a_plan_whose_step_costs_more_than_its_tokens(step_s: float, want: int) -> None:
+    """A plan of matrix registers takes ``step_s`` and 3 ms a token: it is over the target whatever
+    it is given, and worth it while it reads more for the time. Steps of one size cannot tell, so
+    that a larger one is tried, and rarely again.
+    """
+    plans = {1: 0.08, 2: 0.082, 4: 0.085}
+
+    def took(total: int) -> float:
+        return next((s for size, s in plans.items() if total <= size), step_s + 0.003 * total)
+
+    pace = StepCostModel(0.12, plans)
+    pace.note(0, 1, 0, took(1))
+    given = []
+    for _ in range(4 * REMEMBERED):
+        given.append(pace.tokens(1, 0, 0, 511))
+        pace.note(given[-1], 1, 0, took(1 + given[-1]))
+    assert given[-1] == want
+    late = [n for n in given if took(1 + n) > LONGEST * 0.12]
+    assert len(late) < 6 and all(took(1 + n) < 2 * LONGEST * 0.12 for n in late)
 
 
 def test_pace_forgets_what_was_slow_once() -> None:
