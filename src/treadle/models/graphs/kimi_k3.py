@@ -84,7 +84,7 @@ def build(g: Ops) -> Rows:
         h = _mixed(g, f"L{i}.{mixer.label}.residuals", x, kept, f"blk.{i}.attn_res_score")
         begins = i % every == 0
         if begins:
-            kept.append(g.call("banked", f"L{i}.kept", x, *kept[-1:], at=len(kept), n=n_kept))
+            kept.append(g.call("concatenated", f"L{i}.kept", x, *kept[-1:], at=len(kept), n=n_kept))
         h = mixer.build(g, i, normed_for(g, i, h, mixer))
         x = h if begins else g.add(x, h)
         h = _mixed(g, f"L{i}.{ffn.label}.residuals", x, kept, f"blk.{i}.ffn_res_score")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.elementwise.altup import CopyColumns
 from treadle.kernels.elementwise.bank import MixBank
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
@@ -14,26 +13,6 @@ from treadle.plan.lowering.deferred import Floats
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import PlanOps
-
-
-def banked(ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, at: int, n: int) -> Rows:
-    """Copy ``x`` into place ``at`` of the bank, and return the bank; without one, return a new bank
-    with ``n`` places.
-    """
-    rows, column = ops.place(x)
-    out = ops.steps.floats(label, n * x.width) if bank is None else ops.floats(bank)
-    ops.steps.emit(
-        label,
-        CopyColumns(x.width),
-        Grid(1, "n_tokens"),
-        x=rows,
-        out=out,
-        stride=rows.row_bytes // 4,
-        out_stride=out.row_bytes // 4,
-        column=column,
-        to=at * x.width,
-    )
-    return Floats(label, n * x.width, out)
 
 
 def mixed_bank(

@@ -172,12 +172,23 @@ def embedded_before(
     """Return the tokens' embeddings and ``x`` side by side, f32 ``[N, 2 * width]``, each normed by
     one of ``norms``.
     """
+    both = concatenated(ops, f"{label}.states", x, at=1, n=2)
+    _embed_half(ops, label, ops.floats(both), weight, 1.0, x.width, norms)
+    return both
+
+
+def concatenated(
+    ops: PlanOps, label: str, x: Rows, parts: Rows | None = None, *, at: int, n: int
+) -> Rows:
+    """Copy ``x`` into part ``at`` of rows of ``n`` parts that have its width, f32
+    ``[N, n * width]``, and return these: ``parts``, or new ones whose other parts are undefined.
+    """
     from treadle.kernels.elementwise.altup import CopyColumns
 
-    (rows, column) = ops.place(x)
-    out = ops.steps.floats(label, 2 * x.width)
+    rows, column = ops.place(x)
+    out = ops.steps.floats(label, n * x.width) if parts is None else ops.floats(parts)
     ops.steps.emit(
-        f"{label}.states",
+        label,
         CopyColumns(x.width),
         Grid(1, "n_tokens"),
         x=rows,
@@ -185,32 +196,9 @@ def embedded_before(
         stride=rows.row_bytes // 4,
         out_stride=out.row_bytes // 4,
         column=column,
-        to=x.width,
+        to=at * x.width,
     )
-    _embed_half(ops, label, out, weight, 1.0, x.width, norms)
-    return Floats(label, 2 * x.width, out)
-
-
-def side_by_side(ops: PlanOps, label: str, *parts: Rows) -> Rows:
-    """Return the parts, of equal width, side by side in one row."""
-    from treadle.kernels.elementwise.altup import CopyColumns
-
-    n = parts[0].width
-    out = ops.steps.floats(label, n * len(parts))
-    for i, part in enumerate(parts):
-        rows, column = ops.place(part)
-        ops.steps.emit(
-            f"{label}.{i}",
-            CopyColumns(n),
-            Grid(1, "n_tokens"),
-            x=rows,
-            out=out,
-            stride=rows.row_bytes // 4,
-            out_stride=out.row_bytes // 4,
-            column=column,
-            to=i * n,
-        )
-    return Floats(label, n * len(parts), out)
+    return Floats(label, n * x.width, out)
 
 
 def _embed_half(

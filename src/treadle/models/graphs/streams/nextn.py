@@ -25,14 +25,15 @@ def build(g: Ops) -> Rows:
     n = g.config.n_embd
     n_streams = hyper_of(g.config).n
     given = g.given(GIVEN, n_streams * n)
-    streams = []
+    streams: list[Rows] = []  # the rows of all streams, after each of these was added
     for s in range(n_streams):
         at = f"nextn.{s}"
         norms = ("nextn.enorm", "nextn.hnorm")
         x = g.columns(given, s * n, n)
         x = g.call("embedded_before", at, x, weight="token_embd", norms=norms)
-        streams.append(g.linear(f"{at}.eh_proj", x, "nextn.eh_proj"))
-    return build_layers(g, g.call("side_by_side", "nextn.streams", *streams))
+        x = g.linear(f"{at}.eh_proj", x, "nextn.eh_proj")
+        streams.append(g.call("concatenated", f"{at}.stream", x, *streams[-1:], at=s, n=n_streams))
+    return build_layers(g, streams[-1])
 
 
 NEXTN_STREAMS = replace(
