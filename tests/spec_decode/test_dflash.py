@@ -21,8 +21,8 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import TARGET_LAYERS, tokens_of
 from treadle.models.drafters.dflash import ANCHORED, BLOCK, MASK
+from treadle.models.drafters.target import TARGET_LAYERS, tokens_of
 from treadle.selftest import model_check
 from treadle.spec_decode.dflash import BlockDrafter
 

@@ -23,8 +23,8 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.archs import WITH_KEY
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import TARGET_LAYERS
 from treadle.models.drafters.dflash import BLOCK, MASK
+from treadle.models.drafters.target import TARGET_LAYERS
 from treadle.selftest import model_check
 
 ROW = WITH_KEY["dflash"][1]

@@ -19,7 +19,7 @@ from tests.tiny import keys as usual_keys
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kvcache.sequence import Sequence
 from treadle.models.archs import ARCHS, Arch
-from treadle.models.drafters.beside_model import D2T, I64
+from treadle.models.drafters.target import D2T, I64
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import ArchMetadata
 

@@ -226,8 +226,7 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
         return _heads(args["out"], spec.n_head, spec.head_dim)
     if "route" in ops:
         axes = (first, "expert")
-        n = spec.sinks if getattr(spec, "of_sinks", False) else spec.n
-        return RoutingRows(args["weights"], count, axes, (n,), args["chosen"], spec.n_given)
+        return RoutingRows(args["weights"], count, axes, (spec.n,), args["chosen"], spec.n_used)
     is_norm_sum = "norm" in ops and (spec.add or spec.rows)
     if hasattr(spec, "layout") and not is_norm_sum:
         if getattr(spec, "per", 1) > 1 or getattr(spec, "counted", False):

@@ -130,7 +130,7 @@ def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) ->
     test_selective_scan.test_states_are_read_and_written(made, ISA, memory, rng)
 
 
-@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.sinks], ids=registry.name)
+@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.n_shared], ids=registry.name)
 def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
     """But for routes with sinks, which keep the CPU's kernel (``swap_route``)."""
     test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)

@@ -77,7 +77,7 @@ from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
-from treadle.models.drafters.beside_model import I64
+from treadle.models.drafters.target import I64
 from treadle.models.graphs.nextn import HEAD, OUTPUT_MIX, SHARED
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC

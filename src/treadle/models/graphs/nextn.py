@@ -102,7 +102,7 @@ def _layers_before(gguf: GGUF, arch: str) -> int:
     return n_block - n
 
 
-def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
+def with_target_tensors(draft: GGUF, model: GGUF, config: Config) -> GGUF:
     """Return ``draft``, a file with MTP layers only, with the target's embeddings, last norm and
     head where it has none. The result shares the mappings of both files.
 

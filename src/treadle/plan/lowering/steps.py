@@ -94,7 +94,7 @@ class Steps:
         exact = any(fmt.name == "f32" for fmt in kinds)
         plain = (
             not deterministic
-            and not any(at.latent or at.indexer or at.profile for at in attending)
+            and not any(at.latent or at.indexer or at.relative for at in attending)
             and not (config.alibi or config.n_buckets)
             and not packed
         )
@@ -112,7 +112,7 @@ class Steps:
         elif isa.simt is not None and not deterministic:
             narrow = not exact and not packed and kinds[0] is kinds[1]
             added = config.alibi or config.n_buckets  # to scores
-            apart = bool(added) or any(at.latent or at.indexer or at.profile for at in attending)
+            apart = bool(added) or any(at.latent or at.indexer or at.relative for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
         # Deterministic mode has no path for few tokens: bits must not depend on the chunk size.

@@ -89,7 +89,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         inkling.DIVISOR: f32(keys.number("logits_mup_width_multiplier", lo=1e-9)),
         inkling.FLOOR: 0 if floor is None else keys.integer("log_scaling_n_floor", hi=POSITION_MAX),
         inkling.ALPHA: f32(keys.number("log_scaling_alpha", lo=0.0)),
-        inkling.N_NAMED: n_vocab
+        inkling.UNPADDED_VOCAB: n_vocab
         if named is None
         else keys.integer("unpadded_vocab_size", hi=n_vocab),
     }
