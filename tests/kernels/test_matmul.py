@@ -766,5 +766,9 @@ def test_every_row_meets_every_kind_of_product() -> None:
 def test_names_are_the_specs_own() -> None:
     names = [s.name for s in registry.ALL]
     assert len(set(names)) == len(names)
+    of: dict[str, set[type]] = {}  # op: the classes that define it
+    for kind in {type(spec) for spec in registry.ALL}:
+        of.setdefault(kind.op, set()).add(next(c for c in kind.__mro__ if "op" in vars(c)))
+    assert {op: kinds for op, kinds in of.items() if len(kinds) > 1} == {}
     assert GEMMS[1].name == "gemm_Q8_0_q8_k32_mr1_nr6_bias"
     assert replace(GEMMS[0], bias=True).name != GEMMS[0].name

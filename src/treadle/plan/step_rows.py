@@ -40,7 +40,7 @@ COPY = re.compile(r"\.rows$|\.\w+_group\d+_sub\d+$")  # suffix: another layout o
 OF_K = frozenset(
     {
         *("embed", "norm", "add", "add_rows", "combine", "column_norm", "temper", "times", "weigh"),
-        *("clamp", "softcap", "pooling", "xielu", "media_rows", "streams_take", "streams_join"),
+        *("clamp", "softcap", "pooling", "xielu", "media_rows", "altup_take", "altup_join"),
         *("laurel", "selective", "unit_heads", "clamp_between", "add_directions"),
     }
 )

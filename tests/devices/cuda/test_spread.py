@@ -42,6 +42,8 @@ from tests.kernels.registry import (
     SORTS,
     SUMS,
 )
+from treadle.devices.cuda.kernel_table import find_swap
+from treadle.devices.cuda.kernels import spread
 from treadle.devices.cuda.kernels.block import instead
 from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
 from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
@@ -109,6 +111,11 @@ def test_loops_that_are_shared_out(spec: Spec, blocks: Memory, rng: np.random.Ge
 
 def test_all_of_them_are_tested() -> None:
     assert set(SPREAD) == set(TESTS) == {spec.op for spec in SHARED_OUT}
+
+
+def test_plans_use_all_of_them() -> None:
+    for kernels, found in ((SPREAD, spread.swap), (SCANS, spread.swap_scan)):
+        assert {op for op in kernels if find_swap(op) is not found} == set()
 
 
 SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta), 2)]

@@ -115,14 +115,17 @@ def states(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output "logits", and as "ahead" the states that an MTP layer reads, of all tokens: the
-    streams, or their mix.
+    """Output "logits", and as "ahead" the mixed streams of all tokens, for an MTP layer that reads
+    these.
     """
-    h = mixed(g, x)
-    if g.config.arch.nextn != "streams":
-        decoder.ahead(g, h)
-        return
-    decoder.logits(g, h)
+    decoder.ahead(g, mixed(g, x))
+
+
+def ahead_streams(g: Ops, x: Rows) -> None:
+    """Output "logits", and as "ahead" the streams of all tokens, for an MTP layer that reads
+    these.
+    """
+    logits(g, x)
     g.result("ahead", x)
 
 

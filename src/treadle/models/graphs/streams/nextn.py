@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.graphs.nextn import GIVEN, NEXTN_ROWS
-from treadle.models.graphs.streams.manifold import MANIFOLD, build_layers
+from treadle.models.graphs.streams.manifold import MANIFOLD, ahead_streams, build_layers
 from treadle.models.graphs.streams.parts import hyper_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def build(g: Ops) -> Rows:
 NEXTN_STREAMS = replace(
     MANIFOLD,
     build=build,
+    outputs={**MANIFOLD.outputs, "ahead": ahead_streams},
     rows=(*MANIFOLD.rows, *NEXTN_ROWS),
     sizes=lambda config: {**MANIFOLD.sizes(config), "twice_n_embd": 2 * config.n_embd},
 )
