@@ -260,9 +260,9 @@ def _heads(buffer: Buffer, n_head: int, dims: int) -> StepRows:
 
 def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | None:
     """Return the rows of matrix products, side by side in the order of their matrices; None for
-    experts.
+    experts, and for several rows of a token.
     """
-    if spec.experts:
+    if spec.experts or spec.per > 1:
         return None
     args = step.args
     first = AXES[count]

@@ -130,7 +130,7 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    *("embedded_beside", "embedded_before", "concatenated"),
+    *("embedded_beside", "embedded_before", "concatenated", "projected_streams"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (

@@ -22,18 +22,17 @@ if TYPE_CHECKING:
 
 def build(g: Ops) -> Rows:
     """Build the layer on the input GIVEN; return the streams after it."""
-    n = g.config.n_embd
     n_streams = hyper_of(g.config).n
-    given = g.given(GIVEN, n_streams * n)
-    streams: list[Rows] = []  # the rows of all streams, after each of these was added
-    for s in range(n_streams):
-        at = f"nextn.{s}"
-        norms = ("nextn.enorm", "nextn.hnorm")
-        x = g.columns(given, s * n, n)
-        x = g.call("embedded_before", at, x, weight="token_embd", norms=norms)
-        x = g.linear(f"{at}.eh_proj", x, "nextn.eh_proj")
-        streams.append(g.call("concatenated", f"{at}.stream", x, *streams[-1:], at=s, n=n_streams))
-    return build_layers(g, streams[-1])
+    x = g.call(
+        "projected_streams",
+        "nextn",
+        g.given(GIVEN, n_streams * g.config.n_embd),
+        n=n_streams,
+        embd="token_embd",
+        norms=("nextn.enorm", "nextn.hnorm"),
+        weight="nextn.eh_proj",
+    )
+    return build_layers(g, x)
 
 
 NEXTN_STREAMS = replace(
