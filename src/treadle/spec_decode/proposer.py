@@ -103,7 +103,9 @@ class Drafting:
         return drafts
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Return the drafts that cost nothing, and the expected number of right ids among them."""
+        """Return the drafts that cost nothing to make, and the expected number of their ids that will
+        be accepted.
+        """
         controller = self.controller
         found = []
         for request in decoding:
