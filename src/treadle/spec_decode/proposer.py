@@ -103,8 +103,8 @@ class Drafting:
         return drafts
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Return the drafts that cost nothing to make, and the expected number of their ids that will
-        be accepted.
+        """Return the drafts that cost nothing to make, and how many of their ids are expected to be
+        accepted.
         """
         controller = self.controller
         found = []
