@@ -50,7 +50,7 @@ def test_numbers_by_distance() -> None:
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", RELATIVE_LOGITS, ids=registry.name)
-def test_profiles_are_mixed(
+def test_relative_logits(
     spec: RelativeLogits, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """A sum of ``rank`` products, each rounded once; zeros beyond the reach."""

@@ -54,7 +54,9 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _local(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: window. By default all but every sixth layer have one."""
+    """Return a flag per layer: whether it has a window. By default all but every sixth layer have
+    one.
+    """
     kinds = keys.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != n_layer:
@@ -126,7 +128,7 @@ _RULES = (
         for name in names
     ),
     *(
-        DerivationRule((f"{at}.rel_logits_proj.proj",), {"profiles.weight": same})
+        DerivationRule((f"{at}.rel_logits_proj.proj",), {"rel_proj.weight": same})
         for at in ("attn", "self_attn")
     ),
     *(
@@ -164,7 +166,7 @@ _NAMES: Names = {
     "v_taps": "shortconv_v",
     "attn_taps": "shortconv_attn",
     "mlp_taps": "shortconv_mlp",
-    "profiles": "attn_rel_proj",
+    "rel_proj": "attn_rel_proj",
     "factor": "ffn_gscale",
 }
 INKLING_FAMILIES: dict[str, Family] = {
