@@ -20,7 +20,7 @@
     latent.py       latent attention (MLA)
     indexer.py      the keys that an indexer chooses (sparse attention)
     compressed.py   attention to rows that stand for units of tokens
-    relative_logits.py     biases of scores by distance, mixed by each query
+    relative_logits.py  biases of scores by distance, made by each query
     recurrent.py    convolutions, Mamba, gated delta rule, Kimi Delta Attention
     wkv.py          RWKV-7
 
