@@ -136,19 +136,19 @@ def test_the_layer_against_float64(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"n_embd": 128}, {"n_embd": 64}], ids=str)
-def test_the_projection_of_streams(sizes: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_embd", [128, 64])
+def test_the_projection_of_streams(n_embd: int, tmp_path: Path) -> None:
     """By plans of all sizes, which read its matrix once; with streams that are in place, and with
     narrow ones that are copied.
     """
-    path = write_nextn(tmp_path / "v4.gguf", "deepseek4", **sizes)
+    path = write_nextn(tmp_path / "v4.gguf", "deepseek4", n_embd=n_embd)
     for deterministic in (False, True):
         check_layer(path, (1, 2, 4, 8), deterministic=deterministic)
     with load(path) as model:
         engine = drafter_of(model).engine
         for n in (1, 2, 4, engine.max_tokens):
             products = lowered(engine, n, 1, "ahead").match("nextn*eh_proj")
-            assert [step.n_bytes for step in products] == [4 * 2 * sizes["n_embd"] ** 2]
+            assert [step.n_bytes for step in products] == [4 * 2 * n_embd**2]
 
 
 def check_layer(path: Path, cuts: tuple[int, ...] = (), **settings: Any) -> None:
@@ -176,9 +176,9 @@ def check_layer(path: Path, cuts: tuple[int, ...] = (), **settings: Any) -> None
             chunks = []
             with closing(made.cache.sequence()) as seq:
                 for at in range(0, n, cut):
-                    part = ids[1 + at : 1 + min(n, at + cut)]
-                    own.own_observer.given = states[at : at + len(part)]
-                    rows = made.sample([BatchItem(seq, part, len(part))], own.own_observer)
+                    some = ids[1 + at : 1 + min(n, at + cut)]
+                    own.own_observer.given = states[at : at + len(some)]
+                    rows = made.sample([BatchItem(seq, some, len(some))], own.own_observer)
                     chunks += [row.logits() for row in rows]
             found[cut] = np.array(chunks)
         made.plan(1, 1, "ahead").check()
