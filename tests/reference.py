@@ -562,7 +562,7 @@ def gated(maps: Layer, h: Array) -> Array:
         return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
-    if maps.at.ffn in ("gated", "gated_behind"):
+    if maps.at.ffn in ("gated", "gated_behind", "gated_block_convolved"):
         gate = maps.linear(h, "ffn_gate")
         up = maps.linear(h, "ffn_up")
     else:

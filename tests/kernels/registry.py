@@ -69,6 +69,7 @@ from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.ladder import LadderSearchKernel
 from treadle.kernels.quantize.offset import OffsetSearchKernel
 from treadle.kernels.quantize.signed import SignedSearchKernel
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.recurrent.convolution import Convolution
@@ -831,6 +832,12 @@ STATES = [
     SplitHalves(16, 4),
     SplitHalves(5, 3),
 ]
+BLOCK_CONVOLUTIONS = [
+    BlockConvolution(64, 3, 8),
+    BlockConvolution(160, 2, 16),
+    BlockConvolution(90, 4, 6),
+    BlockConvolution(35, 1, 5),
+]
 SELECTIVES = [
     Selective(48, 16),
     Selective(37, 5),
@@ -912,6 +919,7 @@ ALL: list[Spec] = [
     *TOPS,
     *SEARCHES,
     *STATES,
+    *BLOCK_CONVOLUTIONS,
     *SELECTIVES,
     *WKVS,
     *LATENTS,

@@ -10,6 +10,7 @@
     post_norm.py    gated, with a norm after it and none before (OLMo Hybrid)
     layer_embeddings.py  Gemma's per-layer embeddings
     streams.py      Gemma 3n's AltUp and LAuReL
+    block_convolved.py  gated, between convolutions within a drafted block (DFlash 2)
     convolved.py    gated or experts, then a short convolution (Inkling)
 
     experts.py      mixture of experts, and shared experts
@@ -40,6 +41,7 @@ TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
 NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate after their input norm
 CONVOLVED = "gated_convolved"  # then a short convolution
 CONVOLVED_EXPERTS = "experts_convolved"  # with scored shared experts, then a convolution
+BLOCK_CONVOLVED = "gated_block_convolved"  # between convolutions within a drafted block
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](
@@ -63,6 +65,7 @@ FFNS = LateConstants[Sublayer](
         "channel_mix": "channel_mix.CHANNEL_MIX",
         BEHIND: "post_norm.GATED_BEHIND",
         NORM_GATED_EXPERTS: "norm_gated.EXPERTS_NORM_GATED",
+        BLOCK_CONVOLVED: "block_convolved.GATED_BLOCK_CONVOLVED",
         CONVOLVED: "convolved.GATED_CONVOLVED",
         CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",
     },

@@ -87,6 +87,37 @@ def convolved(
     return Floats(label, spec.k, rows, column)
 
 
+def block_convolution(
+    ops: PlanOps, label: str, x: Rows, delta: Rows, *, layer: int, weight: str, side: int
+) -> Rows:
+    """Return the short causal convolution of each column of ``x`` with earlier rows of the same
+    sequence in the run, in place. ``weight``: weights of two sides; ``delta``: what each token adds
+    to those of both; ``side``: which of them is used.
+    """
+    from treadle.kernels.recurrent.block_convolution import BlockConvolution
+
+    steps = ops.steps
+    at = steps.config.layers[layer].block_taps
+    assert at is not None, layer
+    spec = BlockConvolution(x.width, at.n, at.group)
+    rows, column = ops.place(x)
+    deltas, delta_column = ops.place(delta)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        delta=deltas,
+        base=steps.vector(weight),
+        stride=rows.row_bytes // 4,
+        column=column,
+        delta_stride=deltas.row_bytes // 4,
+        delta_column=delta_column + side * at.n * (x.width // at.group),
+        first=side * at.n * x.width,
+    )
+    return Floats(label, x.width, rows, column)
+
+
 def rates(
     ops: PlanOps,
     label: str,
