@@ -108,7 +108,7 @@ def convolved(maps: Layer, stem: str, x: np.ndarray, delta: np.ndarray, side: in
     weights = base + np.repeat(delta, taps.group, 2)
     before = np.concatenate([np.zeros((taps.n - 1, x.shape[1])), x])
     shifted = [before[taps.n - 1 - j :][: len(x)] for j in range(taps.n)]
-    return np.einsum("tjd,jtd->td", weights, np.array(shifted))
+    return np.asarray(np.einsum("tjd,jtd->td", weights, np.array(shifted)))
 
 
 def twin(config: Config, tensor: Any, features: np.ndarray, block: list[int]) -> np.ndarray:

@@ -390,6 +390,9 @@ class Config:
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_bank: int = 0  # the states before every n-th layer are kept for all later ones; 0: none
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
+    # Factor of norms with gates, whose matrix "up" makes the rank; None: "down" makes it, without
+    # a factor.
+    norm_gain: float | None = None
     n_loops: int = 1  # runs of the file's layers; each run has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too

@@ -46,7 +46,7 @@ from treadle.models.structure import TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
-    from treadle.models.config import Config
+    from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
     from treadle.models.structure import Sizes
@@ -129,15 +129,16 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     causal = keys.flag("attention.causal", False)
     taps = _block_taps(keys, config.n_embd)
     alone = taps is None and "blk.0.attn_v.weight" not in keys.gguf.tensors
-    kinds = {"mixer": KEYS_ALONE} if alone else {}
-    if taps is not None:
-        kinds = {"mixer": BLOCK_CONVOLVED, "ffn": GATED_CONVOLVED}
-    layers = tuple(
-        replace(layer, causal=causal, v_norm=alone, block_taps=taps, **kinds)
-        for layer in config.layers
-    )
-    made = with_traits(keys, replace(config, layers=layers), found)
-    return _with_selector(keys, made, config)
+
+    def made(layer: Layer) -> Layer:
+        layer = replace(layer, causal=causal, v_norm=alone)
+        if taps is not None:
+            return replace(layer, mixer=BLOCK_CONVOLVED, ffn=GATED_CONVOLVED, block_taps=taps)
+        return replace(layer, mixer=KEYS_ALONE) if alone else layer
+
+    layers = tuple(map(made, config.layers))
+    drafter = with_traits(keys, replace(config, layers=layers), found)
+    return _with_selector(keys, drafter, config)
 
 
 def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:

@@ -18,6 +18,7 @@
     latent.py        multi-head latent attention (DeepSeek V2)
     gated_latent.py  with gates (Kimi K3), and sinks (Hunyuan 4)
     indexed.py       over keys that a lightning indexer chooses (DeepSeek V3.2)
+    norm_gated.py    with gates behind all norms (GigaChat 3.5), and a delta net like that
     rank_gated.py    with gates made of the query rank (A.X K2)
     pooled.py        over units of keys that an indexer chooses (GLM-5.3-Flash)
     compressed.py    over rows of tokens, and rows of units of tokens (DeepSeek V4)
@@ -109,5 +110,7 @@ MIXERS = LateConstants[Sublayer](
         "wkv_first": "wkv.WKV_FIRST",
         BEHIND: "post_norm.ATTENTION_BEHIND",
         "delta_signed": "delta_signed.DELTA_SIGNED",
+        "delta_sigmoid": "norm_gated.DELTA_SIGMOID",
+        "latent_norm_gated": "norm_gated.LATENT_NORM_GATED",
     },
 )

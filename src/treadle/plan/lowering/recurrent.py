@@ -304,11 +304,11 @@ def silu_gate(
     return gated(ops, label, spec, x, gate, norm)
 
 
-def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """Return ``x`` times the sigmoid of ``gate``, in place; ``gate`` has one value per value of
-    ``x``, or one per head.
+def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, gain: float = 1.0) -> Rows:
+    """Return ``x`` times the sigmoid of ``gate``, times ``gain``, in place; ``gate`` has one value
+    per value of ``x``, or one per head.
     """
-    return _by_head(ops, label, "sigmoid", x, gate)
+    return _by_head(ops, label, "sigmoid", x, gate, gain)
 
 
 def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
@@ -318,9 +318,11 @@ def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     return _by_head(ops, label, "softplus", x, gate)
 
 
-def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+def _by_head(
+    ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0
+) -> Rows:
     own = gate.width == x.width
-    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
+    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own, gain=gain)
     return gated(ops, label, spec, x, gate, "")
 
 
@@ -483,10 +485,21 @@ def channel_delta(
     return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
-    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, in place."""
+def normed_gate(
+    ops: PlanOps,
+    label: str,
+    x: Rows,
+    gate: Rows,
+    *,
+    layer: int,
+    norm: str,
+    gain: float = 1.0,
+) -> Rows:
+    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, times ``gain``, in
+    place.
+    """
     state = state_of(ops, layer)
-    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
+    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps, gain=gain)
     return gated(ops, label, spec, x, gate, norm)
 
 
