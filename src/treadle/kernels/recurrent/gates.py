@@ -105,10 +105,10 @@ class UnitHeads(Spec):
 
 @dataclass(frozen=True)
 class OutputGate(Spec):
-    """Gate a layer's output, in place: ``x * fn(gate) * gain``. With ``eps`` each of ``groups`` equal
-    parts also gets an RMS norm, times ``w``. The norm is of x, and all parts share ``w``; or with
-    ``first`` it is of the gated product, and ``w`` has a value for each column. ``one``: each part
-    has one gate value, and no norm. Items: tokens x groups.
+    """Gate a layer's output, in place: ``x * fn(gate) * gain``. With ``eps`` each of ``groups``
+    equal parts also gets an RMS norm, times ``w``. The norm is of x, and all parts share ``w``; or
+    with ``first`` it is of the gated product, and ``w`` has a value for each column. ``one``: each
+    part has one gate value, and no norm. Items: tokens x groups.
     """
 
     op: ClassVar[str] = "gate"

@@ -318,9 +318,7 @@ def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     return _by_head(ops, label, "softplus", x, gate)
 
 
-def _by_head(
-    ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0
-) -> Rows:
+def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0) -> Rows:
     own = gate.width == x.width
     spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own, gain=gain)
     return gated(ops, label, spec, x, gate, "")
@@ -346,7 +344,9 @@ def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm:
 
 
 def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-    """Emit ``Ops.halves`` as a step."""
+    """Emit a step that reorders each row of ``x`` in place: the first halves of its ``heads`` equal
+    parts, then the second halves. Return both as columns of the same buffer.
+    """
     rows, column = ops.place(x)
     n = x.width // 2
     ops.steps.emit(
