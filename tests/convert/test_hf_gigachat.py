@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import treadle
 from tests.convert.gigachat_published import Published
 from tests.convert.test_hf import convert
 from tests.models.hf_tiny import N_VOCAB
@@ -22,6 +23,7 @@ from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
+from treadle.selftest import model_check
 
 CONFIG: dict[str, Any] = {
     "architectures": ["GigaChat35ForCausalLM"],
@@ -219,3 +221,14 @@ def test_files_without_gates(lost: str, why: str, tmp_path: Path) -> None:
         del file.tensors[lost]
         with pytest.raises(FileError, match=why):
             load_config(file)
+
+
+@pytest.mark.slow
+def test_the_self_test_checks_its_kernels(tmp_path: Path) -> None:
+    made = convert(write_folder(tmp_path / "hf"), tmp_path / "made.gguf")
+    with treadle.load(made, threads=1, n_sequences=4, context=128) as model:
+        report = model_check.CheckReport({}, {}, quick=True)
+        model_check.check_kernels(model, report)
+    assert report.failures == []
+    labels = {kernel.label for kernel in report.kernels}
+    assert {"L0.delta.gate", "L1.attn.kv_a_norm.gate", "output_rows"} <= labels

@@ -321,8 +321,9 @@ def test_a_drafter_is_no_model(files: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_the_self_test_checks_its_kernels(files: dict[str, Path]) -> None:
-    with load(files["model"], files["dspark"], n_sequences=4, context=1100) as model:
+@pytest.mark.parametrize("name", ["dspark", "dflash2"])
+def test_the_self_test_checks_its_kernels(name: str, files: dict[str, Path]) -> None:
+    with load(files["model"], files[name], n_sequences=4, context=1100) as model:
         report = model_check.CheckReport({}, {}, quick=True)
         model_check.check_kernels(model, report)
     assert report.passed
