@@ -105,7 +105,7 @@ class Published:
 
         def pair(turns: float) -> float:
             length = rope["original_max_position_embeddings"] / (turns * 2 * math.pi)
-            return dims * math.log(length) / (2 * math.log(base))
+            return float(dims * math.log(length) / (2 * math.log(base)))
 
         low, high = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), dims - 1)
         far = np.clip((np.arange(dims // 2) - low) / max(high - low, 1e-3), 0, 1)
