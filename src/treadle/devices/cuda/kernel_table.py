@@ -23,8 +23,9 @@ Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 SWAPS = {
     **dict.fromkeys(
         (
-            *("add", "add_directions", "add_rows", "channel_rates", "clamp", "column_norm"),
-            *("combine", "convolution", "embed", "expert_lora_down", "expert_lora_up", "gate"),
+            *("add", "add_directions", "add_rows", "block_convolution", "channel_rates"),
+            *("clamp", "column_norm", "combine"),
+            *("convolution", "embed", "expert_lora_down", "expert_lora_up", "gate"),
             *("gather", "lora_down", "lora_up", "pooling", "rates", "softcap", "unit_heads"),
         ),
         "treadle.devices.cuda.kernels.spread:swap",
