@@ -37,8 +37,8 @@ def forward(
     logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
     if "output.bias" in config.optional:
         logits = logits + tensor_of(gguf)("output.bias")
-    if config.n_named:
-        logits[:, config.n_named :] = -1e30
+    if config.n_unpadded:
+        logits[:, config.n_unpadded :] = -1e30
     return softcap(logits * config.logit_scale, config.logit_softcap)
 
 
@@ -74,8 +74,8 @@ def states(
         from tests.reference_hyper import mixed_streams
 
         return mixed_streams(config, x, ids, tensor)
-    if config.n_bank:
-        from tests.reference_bank import through_blocks
+    if config.attn_res_block_size:
+        from tests.reference_attention_residuals import through_blocks
 
         return through_blocks(config, x, tensor)
     if config.n_streams > 1:

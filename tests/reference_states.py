@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.reference import Array, Layer, activate, attended, rms_norm
-from tests.reference_inkling import profiled
+from tests.reference_inkling import relative
 from tests.reference_latent import latent
 
 
@@ -181,7 +181,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta": delta,
     "delta_signed": delta,
     "delta_grouped": delta,
-    "attention_profiled": profiled,
+    "attention_relative": relative,
     "kda": kda,
     "kda_signed": kda,
     "kda_bounded": kda,

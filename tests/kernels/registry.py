@@ -15,7 +15,7 @@ from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.profiles import MixProfiles
+from treadle.kernels.attention.relative_logits import RelativeLogits
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.row_attention import RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads
@@ -29,7 +29,7 @@ from treadle.kernels.elementwise.altup import (
     Predict,
     SpreadStreams,
 )
-from treadle.kernels.elementwise.bank import MixBank
+from treadle.kernels.elementwise.attention_residuals import AttentionResidual
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control_vectors import AddDirections
@@ -327,8 +327,8 @@ ATTENTIONS = [
     Attention("q8_0", 12, 4, 32, 1, reach=21),
     Attention("bf16", 6, 6, 20, 3, 90, 1, 20.0, causal=False, reach=40),
     # Numbers of each query by distance: past their reach and not, a window of as many keys.
-    Attention("f16", 8, 2, 64, 4, profiled=48),
-    Attention("q8_0", 4, 4, 32, 1, 33, 1, profiled=33),
+    Attention("f16", 8, 2, 64, 4, rel_extent=48),
+    Attention("q8_0", 4, 4, 32, 1, 33, 1, rel_extent=33),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
@@ -628,8 +628,8 @@ ROUTES = [
     Route(37, 3, "softmax", jitter=0.25),
     Route(24, 5, "softmax", True, 0.05, per=2),
     Route(37, 5, "sqrt_softplus", True, 1.5, bias=True),
-    Route(37, 5, "sigmoid", True, 8.0, bias=True, sinks=2),
-    Route(37, 5, "sigmoid", True, 8.0, bias=True, sinks=3, of_sinks=True),
+    Route(37, 5, "sigmoid", True, 8.0, bias=True, n_shared=2),
+    Route(37, 5, "sigmoid", True, 8.0, True, n_shared=3, own_shared=True),
 ]
 TOKEN_ROUTES = [
     RouteByToken(37, 5, "sqrt_softplus", True, 1.5),
@@ -720,7 +720,7 @@ HYPER_STREAMS = [
     *(ScoreStreams(k, 3) for k in (64, 37)),
     *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
     *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
-    *(MixBank(k, n, EPS) for k, n in ((64, 2), (37, 1))),
+    *(AttentionResidual(k, n, EPS) for k, n in ((64, 2), (37, 1))),
 ]
 STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
 MANIFOLDS = [
@@ -757,7 +757,7 @@ ROW_SCORES = [
 ROW_CHOICES = [RowChoice(5, 4), RowChoice(3, 16)]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
-PROFILES = [MixProfiles(3, 5, 37), MixProfiles(2, 16, 64)]
+RELATIVE_LOGITS = [RelativeLogits(3, 5, 37), RelativeLogits(2, 16, 64)]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 TIMES = [ScaleColumns(96, 0.707), ScaleColumns(37, 2.0)]
 WEIGHS = [ScaleByExpert(96, 16), ScaleByExpert(37, 5), ScaleByExpert(64, 1)]
@@ -942,7 +942,7 @@ ALL: list[Spec] = [
     *CHOICES,
     *ATTENTIONS_CHOSEN,
     *PACK_HEADS,
-    *PROFILES,
+    *RELATIVE_LOGITS,
     *TEMPERS,
     *TIMES,
     *WEIGHS,

@@ -21,7 +21,6 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import TARGET_LAYERS, tokens_of
 from treadle.models.drafters.dflash import (
     ANCHORED,
     BLOCK,
@@ -31,6 +30,7 @@ from treadle.models.drafters.dflash import (
     SELECTOR_RANK,
     SELECTOR_TOP,
 )
+from treadle.models.drafters.target import TARGET_LAYERS, tokens_of
 from treadle.selftest import model_check
 from treadle.spec_decode.dflash import BlockDrafter
 

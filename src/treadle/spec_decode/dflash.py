@@ -19,12 +19,12 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.logits import LogitsQuery
 from treadle.errors import ContextFullError
-from treadle.models.drafters.beside_model import FEATURES, tokens_of
 from treadle.models.drafters.dflash import BASE, CHOOSING, KEYS, MARKOV
+from treadle.models.drafters.target import FEATURES, tokens_of
 from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, DraftSequence, K, engine_beside
 from treadle.spec_decode.mtp import StatesDrafter
 from treadle.spec_decode.selector import CandidateSelector
-from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
+from treadle.spec_decode.tapped import GivenRows, TappedStates, bind_target
 
 if TYPE_CHECKING:
     from treadle.engine.logits import LogitsRow
@@ -210,7 +210,7 @@ def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` was made
     for another model, FileError if it names tokens that the model does not have.
     """
-    gguf, config = beside_model(draft, config, engine)
+    gguf, config = bind_target(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
     n_ctx = min(engine.n_ctx, config.n_ctx_train)
     return BlockDrafter(engine_beside(engine, gguf, config, n_ctx), engine)

@@ -18,7 +18,7 @@ import numpy as np
 from treadle.engine.batch import BatchItem
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.models.graphs.nextn import GIVEN, beside_model, nextn_model
+from treadle.models.graphs.nextn import GIVEN, nextn_model, with_target_tensors
 from treadle.spec_decode.draft_model import (
     Drafter,
     DraftSequence,
@@ -331,7 +331,7 @@ def open_nextn_file(draft: GGUF, engine: Engine) -> NextnFileDrafter:
     Raises UnsupportedError if it cannot draft for this model, FileError if a tensor is missing or
     has another shape.
     """
-    whole = beside_model(draft, engine.gguf, engine.config)
+    whole = with_target_tensors(draft, engine.gguf, engine.config)
     if has_vocabulary(draft):
         check_vocabularies(engine.gguf, draft)
     if not engine.has_states:

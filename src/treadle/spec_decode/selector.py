@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.models.drafters.beside_model import PREDECESSOR, SUCCESSOR
+from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
 from treadle.models.drafters.dflash import CHOOSING
 
 if TYPE_CHECKING:

@@ -44,6 +44,8 @@ from tests.kernels.registry import (
     SORTS,
     SUMS,
 )
+from treadle.devices.cuda.kernel_table import find_swap
+from treadle.devices.cuda.kernels import spread
 from treadle.devices.cuda.kernels.block import instead
 from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
 from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
@@ -115,6 +117,11 @@ def test_all_of_them_are_tested() -> None:
     assert set(SPREAD) == set(TESTS) == {spec.op for spec in SHARED_OUT}
 
 
+def test_plans_use_all_of_them() -> None:
+    for kernels, found in ((SPREAD, spread.swap), (SCANS, spread.swap_scan)):
+        assert {op for op in kernels if find_swap(op) is not found} == set()
+
+
 SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta), 2)]
 
 
@@ -134,7 +141,7 @@ def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) ->
     test_selective_scan.test_states_are_read_and_written(made, ISA, memory, rng)
 
 
-@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.sinks], ids=registry.name)
+@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.n_shared], ids=registry.name)
 def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
     """But for routes with sinks, which keep the CPU's kernel (``swap_route``)."""
     test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)

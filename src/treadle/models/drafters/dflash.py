@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import FileError
 from treadle.kernels.elementwise.top_records import N_TOP
 from treadle.models.config import BlockTaps, DraftTraits
-from treadle.models.drafters.beside_model import (
+from treadle.models.drafters.target import (
     DRAFT_ROWS,
     FEATURES,
     PREDECESSOR,

@@ -10,7 +10,7 @@
     distances.py     with a relative bias for each layer (T5)
     post_norm.py     with a norm after it and none before (OLMo Hybrid)
     block_convolved.py  between convolutions within a drafted block (DFlash 2)
-    profiled.py      with biases by distance that each query makes (Inkling)
+    relative.py      with biases by distance that each query makes (Inkling)
     blocks.py        over blocks of keys that an indexer chooses
     cross.py         over an encoder's rows
     linear.py        one matrix in place of attention (Nemotron 51B)
@@ -45,7 +45,7 @@ from treadle.models.mixers.names import (
     INDEXED,
     OWN_DISTANCES,
     POOLED,
-    PROFILED,
+    RELATIVE,
     ROWS,
     ROWS_AND_CHOSEN_UNITS,
     ROWS_AND_UNITS,
@@ -83,7 +83,7 @@ MIXERS = LateConstants[Sublayer](
         INDEXED: "indexed.LATENT_INDEXED",
         INDEX_SHARED: "indexed.LATENT_INDEX_SHARED",
         POOLED: "pooled.LATENT_POOLED",
-        PROFILED: "profiled.PROFILED",
+        RELATIVE: "relative.RELATIVE",
         ROWS: "compressed.ROWS",
         ROWS_AND_UNITS: "compressed.ROWS_AND_UNITS",
         ROWS_AND_CHOSEN_UNITS: "compressed.ROWS_AND_CHOSEN_UNITS",

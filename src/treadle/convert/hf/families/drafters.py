@@ -15,7 +15,6 @@ from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.hf_drafters import DFLASH, DSPARK_STREAMS, EAGLE3, GEMMA_DSPARK
 from treadle.files.keys import SIZE_MAX, MetadataReader
-from treadle.models.drafters.beside_model import TARGET_LAYERS
 from treadle.models.drafters.dflash import (
     ANCHORED,
     BLOCK,
@@ -28,6 +27,7 @@ from treadle.models.drafters.dflash import (
     USUAL_BLOCK,
 )
 from treadle.models.drafters.eagle3 import N_STATES, N_TARGET, NORM_BEFORE, NORM_RESIDUAL
+from treadle.models.drafters.target import TARGET_LAYERS
 from treadle.models.keys import N_LAYER_MAX
 
 _AUX = "eagle_aux_hidden_state_layer_ids"

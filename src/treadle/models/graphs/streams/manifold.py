@@ -117,14 +117,17 @@ def states(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Declare the outputs "logits" and "ahead": the states of all tokens that an MTP layer reads,
-    which are all streams or, unless the architecture's ``nextn`` is "streams", their mix.
+    """Declare the outputs "logits" and "ahead": the mixed streams of all tokens, for an MTP layer
+    that reads these.
     """
-    h = mixed(g, x)
-    if g.config.arch.nextn != "streams":
-        decoder.ahead(g, h)
-        return
-    decoder.logits(g, h)
+    decoder.ahead(g, mixed(g, x))
+
+
+def ahead_streams(g: Ops, x: Rows) -> None:
+    """Declare the outputs "logits" and "ahead": all streams of all tokens, for an MTP layer that
+    reads these.
+    """
+    logits(g, x)
     g.result("ahead", x)
 
 
