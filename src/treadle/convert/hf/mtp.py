@@ -23,9 +23,8 @@ from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.compressed import RATIOS
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.nextn import nextn_model
+from treadle.models.graphs.nextn import STREAM_PARTS, nextn_model
 from treadle.models.graphs.recurrence import FLAGS
-from treadle.models.graphs.streams.parts import STREAM_PARTS
 from treadle.models.keys import NEXTN, ArchMetadata
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
 from treadle.models.graphs.decoder import DECODER, halves_of
-from treadle.models.graphs.streams.parts import STREAM_PARTS
 from treadle.models.keys import NEXTN as N_NEXTN
 from treadle.models.layer import build_layer
 from treadle.models.structure import TensorRow, check_tensors, find_factors
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.ops import Ops, Rows
 
+STREAM_PARTS = ("fn", "base", "scale")  # tensors of which a token's weights of streams are made
 HEAD = "nextn.hc_head_"  # of the mix of streams behind the layer
 OUTPUT_MIX = "output_hc_"  # the model's, and the layer's in a file of MTP layers alone
 SHARED = "token_embd.weight", "output_norm.weight", "output.weight"  # of such a file

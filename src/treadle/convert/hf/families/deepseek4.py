@@ -32,7 +32,7 @@ from treadle.models.graphs.compressed import (
 )
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.streams.parts import STREAM_PARTS
+from treadle.models.graphs.nextn import STREAM_PARTS
 
 _SLIDING = "sliding_attention"
 _SPARSE = "compressed_sparse_attention"

@@ -21,8 +21,9 @@ from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.keys import MetadataReader
 from treadle.models.graphs.limits import LIMIT
+from treadle.models.graphs.nextn import STREAM_PARTS
 from treadle.models.graphs.streams.independent import MAGNITUDE
-from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS, STREAM_PARTS
+from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 from treadle.models.load import ROPE_KEY
 
 _GLM = DEEPSEEK_FAMILIES["glm_moe_dsa"]
