@@ -56,6 +56,15 @@ def test_other_models(tiny: WriteTiny, arch: str, weights: str, kernel: str) -> 
     assert kernel in names
 
 
+@pytest.mark.parametrize("arch", ["bert", "nomic-bert-moe"])
+def test_sums_with_rows_of_a_norm(arch: str, tiny: WriteTiny) -> None:
+    """Behind a norm whose rows no padding widens, a product or a sum of experts adds the norm's own
+    rows: f32 in a buffer of bytes.
+    """
+    report = kernels_of(tiny(arch, "F32", n_embd=128))
+    assert report.failures == []
+
+
 @pytest.mark.parametrize(
     ("arch", "n_top"),
     [
