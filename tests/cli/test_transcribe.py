@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import wave
@@ -79,7 +80,13 @@ def test_settings(run: Run, sound: Path, settings: list[Any]) -> None:
     assert (given.seed, given.prompt) == (4, "Names")
 
 
-def test_files_of_text(run: Run, sound: Path, settings: list[Any], tmp_path: Path) -> None:
+def test_files_of_text(
+    run: Run,
+    sound: Path,
+    settings: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = tmp_path / "other.wav"
     other.write_bytes(wav())
     ran = run("transcribe", "-m", "m", str(sound), str(other))
@@ -95,6 +102,16 @@ def test_files_of_text(run: Run, sound: Path, settings: list[Any], tmp_path: Pat
     assert (target / "talk.txt").read_text("utf-8") == "hi\nyou\n"
     assert run("transcribe", "-m", "m", "--beside", "--srt", str(sound)).code == 0
     assert sound.with_suffix(".srt").exists()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        ran = run("transcribe", "-m", "m", "--json", "--output", str(target), str(sound))
+    assert ran.code == 1
+    assert "talk.json: cannot be written: the disk is full" in ran.err
+    assert "hi you" in (target / "talk.json").read_text("utf-8")  # as it was
     blocked = tmp_path / "file"
     blocked.write_text("")
     ran = run("transcribe", "-m", "m", "-o", str(blocked / "x"), str(sound))

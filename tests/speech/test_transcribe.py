@@ -219,7 +219,7 @@ def test_languages_and_tasks() -> None:
         speech.transcribe(voice(2.0), language=0)  # type: ignore[arg-type]
     with pytest.raises(TreadleError, match="did you mean german"):
         language_code("germn", LANGUAGES)
-    with pytest.raises(TreadleError, match="or a name$"):
+    with pytest.raises(TreadleError, match=r"or a name$"):
         language_code("deu", LANGUAGES)  # ISO 639-2
     assert language_code("pt-BR", LANGUAGES) == "pt"
     assert language_code("Mandarin", LANGUAGES) == "zh"

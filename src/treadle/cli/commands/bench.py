@@ -224,9 +224,10 @@ def command(
     warn_busy(results)
     if plot:  # after the results: a full disk loses only the chart
         from treadle.cli.bench_plot import draw
-        from treadle.cli.ui.svg import origin, save
+        from treadle.cli.ui.svg import origin
+        from treadle.files.target import write_text
 
-        save(plot, draw([r for r in results if r.picture is None], origin([])))
+        write_text(plot, draw([r for r in results if r.picture is None], origin([])))
 
 
 def time_speech(
