@@ -28,6 +28,7 @@ from treadle.cli.speech import load_recognizer, speech_model_path
 from treadle.cli.tool_servers import ToolServerOptions, tell_servers, tool_server_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
+from treadle.files.splits import shown_name
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -258,7 +259,7 @@ def _serve_speech(
             progress.close()
             n = len(recognizer.languages)
             remark(
-                f"{path.name} is ready: {recognizer.n_threads} threads, transcribes "
+                f"{shown_name(path)} is ready: {recognizer.n_threads} threads, transcribes "
                 f"{f'{n} languages' if n > 1 else 'English'}: POST /v1/audio/transcriptions"
             )
             click.echo(url)
