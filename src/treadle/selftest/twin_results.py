@@ -324,7 +324,7 @@ def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
 
 
 def _exactly(name: str, actual: np.ndarray, expected: np.ndarray) -> Compared:
-    """Compare whole numbers."""
+    """Return the comparison of whole numbers, which must be equal: the tolerance is 0.5."""
     tolerance = np.full(expected.shape, 0.5)
     return Compared(name, actual.astype(np.float64), expected.astype(np.float64), tolerance)
 

@@ -45,7 +45,7 @@ class DrafterStates(GivenRows):
         self.given = given
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the drafter's states."""
+        """Copy the drafter's states of the run's tokens from the plan's memory to ``rows``."""
         n = ready.run["n_tokens"]
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_embd).copy()
 

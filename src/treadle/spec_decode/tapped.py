@@ -58,7 +58,7 @@ class GivenRows(EngineObserver):
         self.given = np.zeros((0, 0), np.float32)
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write ``given`` into the plan's input."""
+        """Write the rows ``given`` into the plan's input ``label``."""
         buffer = ready.plan.takes[self.label]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, : self.given.shape[1]] = self.given

@@ -86,8 +86,8 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output "logits": those of the requested rows. Raises UnsupportedError for a head that scores
-    pairs.
+    """Declare the output "logits", of the requested rows. Raises UnsupportedError for a head that
+    scores pairs.
     """
     if g.config.scores:
         raise UnsupportedError(
@@ -99,7 +99,7 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output "logits", and as "ahead" the states of all tokens, for an MTP layer
+    """Declare the outputs "logits" and "ahead": the states of all tokens, which an MTP layer reads
     (``spec_decode/mtp.py``).
     """
     logits(g, x)
@@ -109,8 +109,8 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def tapped(g: Ops, x: Rows) -> None:
-    """Output "logits". The states before each layer of ``Config.taps`` are outputs as well, named
-    by ``tap_name``; the op ``layer`` declares them.
+    """Declare the output "logits" of a plan for "tapped". Such a plan also outputs the states
+    before each layer of ``Config.taps``, named by ``tap_name``; the op ``layer`` has declared them.
     """
     logits(g, x)
 
@@ -121,8 +121,8 @@ def tap_name(i: int) -> str:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Output a pooled vector for each input ("pooled"), and the same scaled to length 1
-    ("embedding").
+    """Declare the outputs "pooled", a vector for each input, and "embedding", the same scaled to
+    length 1.
     """
     h = normed(g, x)
     how = g.config.pool
@@ -131,12 +131,12 @@ def embedding(g: Ops, x: Rows) -> None:
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output "states": those of all tokens after the last norm."""
+    """Declare the output "states": the states of all tokens after the last norm."""
     g.result("states", normed(g, x))
 
 
 def stream(g: Ops, x: Rows) -> None:
-    """Output "stream": the states of all tokens, for the layers of the next stage."""
+    """Declare the output "stream": the states of all tokens, for the layers of the next stage."""
     g.result("stream", x)
 
 

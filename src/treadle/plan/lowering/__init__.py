@@ -26,8 +26,8 @@
 
     experts.py      mixture of experts
     elementwise.py  clamps, factors, xIELU, AltUp, LAuReL, sparse gates
-    streams.py      hyper-connections and n-gram embeddings
-    bank.py         attention residuals
-    bounds.py       products with clamped inputs and results
-    clusters.py     an output matrix of which only some clusters are multiplied
+    streams.py      hyper-connections (several streams of hidden states), n-gram embeddings
+    bank.py         attention residuals: a bank of the states before some layers
+    bounds.py       products whose inputs and results are clamped to bounds in the file
+    clusters.py     an output matrix of which only some clusters of rows are multiplied
 """

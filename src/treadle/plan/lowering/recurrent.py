@@ -313,7 +313,9 @@ def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm:
 
 
 def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-    """Emit ``Ops.halves`` as a step."""
+    """Emit a step that reorders each row of ``x`` in place: the first halves of its ``heads`` equal
+    parts, then the second halves. Return both as columns of the same buffer.
+    """
     rows, column = ops.place(x)
     n = x.width // 2
     ops.steps.emit(

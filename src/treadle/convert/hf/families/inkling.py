@@ -54,7 +54,9 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _local(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: window. By default all but every sixth layer have one."""
+    """Return a flag per layer: whether it has a window. By default all but every sixth layer have
+    one.
+    """
     kinds = keys.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != n_layer:

@@ -126,7 +126,7 @@ class LaneRow:
 
 
 class CudaAttentionTile:
-    """Builds the code of one item."""
+    """Builds the code by which a block of threads computes one attention item."""
 
     def __init__(self, spec: TileAttention, block: ThreadBlock, item: AttentionItem) -> None:
         self.spec = spec

@@ -131,8 +131,8 @@ def build(g: Ops) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output "logits": those of the requested rows, without another norm, since ``mix`` has normed
-    them.
+    """Declare the output "logits", of the requested rows; ``mix`` has normed them, so there is no
+    further norm.
     """
     h = g.call("output_rows", "output_rows", x)
     g.result("logits", g.linear("output", h, "token_embd" if g.config.tied else "output"))
