@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.speech.scripted import Attempt, recognizer, said, voice
-from treadle.cli.commands import transcribe
+from treadle.cli.commands import serve, transcribe
 from treadle.cli.speech import is_speech_model
 
 HI = Attempt(said(0.0, " hi", 1.0, 1.0, " you", 1.5))
@@ -181,3 +181,19 @@ def test_other_commands_say_what_it_is(run: Run, data: Path) -> None:
     ran = run("show", folder)
     assert "sound; gives text" in ran.out
     assert "transcription" in ran.out
+
+
+def test_a_server_of_speech_says_which_options_it_leaves_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "speech_model_path", lambda model, progress: Path(model))
+    monkeypatch.setattr(serve, "_serve_speech", lambda *_: None)
+    ran = run("serve", "m", "--port", "0", "-t", "1", "--alias", "ear", "--api-key", "k")
+    assert (ran.code, ran.err) == (0, "")
+    monkeypatch.setenv("TREADLE_SERVE_CONTEXT", "99")
+    ran = run("serve", "m", "--kv", "q8_0", "--lora", "a.gguf", "--temp", "1")
+    assert ran.code == 0
+    for option in ("--context", "--kv", "--lora", "--temperature"):
+        assert option in ran.err
+    assert "m is a speech model: " in ran.err
+    assert ran.err.endswith(" left out\n")
