@@ -240,6 +240,9 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         file.tensors |= {"per_layer_token_embd.weight": table, "blk.0.laurel_l.weight": low}
     row = ARCHS[arch]
     graph = GRAPHS[ARCHS[arch].graph]
+    if row.graph == "gigachat35":
+        rank = SimpleNamespace(shape=(8, size["n_embd"]))
+        file.tensors["output_norm_gate_up.weight"] = rank
     if EXPERTS_ROUTED in dict(row.keys) and size["n_expert"]:  # every other layer has a router
         routers = {f"blk.{i}.{ROUTER}": embd for i in range(1, size["n_layer"], 2)}
         file.tensors |= routers

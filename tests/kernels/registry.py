@@ -69,6 +69,7 @@ from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.ladder import LadderSearchKernel
 from treadle.kernels.quantize.offset import OffsetSearchKernel
 from treadle.kernels.quantize.signed import SignedSearchKernel
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.recurrent.convolution import Convolution
@@ -679,6 +680,7 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
+    LatentStore("norm", "f16", 3, 48, 32, 40, 16, 0.2, EPS, normed=False),
     LatentStore("none", "q4_0", 2, 64, 64, 32, 0, 0.2, EPS),
     LatentStore("neox", "f32", 2, 40, 32, 24, 8, 0.2, EPS),
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
@@ -823,6 +825,7 @@ STATES = [
     OutputGate("silu", 96, 3, EPS),
     OutputGate("silu", 70, 2, EPS, first=True),
     OutputGate("sigmoid", 96, 3, EPS),
+    OutputGate("sigmoid", 96, 3, EPS, gain=2.0),
     Xielu(172),
     Xielu(96, 3),
     OutputGate("softplus", 172),
@@ -830,6 +833,12 @@ STATES = [
     OutputGate("sigmoid", 111, 3, one=True),
     SplitHalves(16, 4),
     SplitHalves(5, 3),
+]
+BLOCK_CONVOLUTIONS = [
+    BlockConvolution(64, 3, 8),
+    BlockConvolution(160, 2, 16),
+    BlockConvolution(90, 4, 6),
+    BlockConvolution(35, 1, 5),
 ]
 SELECTIVES = [
     Selective(48, 16),
@@ -912,6 +921,7 @@ ALL: list[Spec] = [
     *TOPS,
     *SEARCHES,
     *STATES,
+    *BLOCK_CONVOLUTIONS,
     *SELECTIVES,
     *WKVS,
     *LATENTS,

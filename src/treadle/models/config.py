@@ -192,6 +192,24 @@ class Ngrams:
 
 
 @dataclass(frozen=True)
+class BlockTaps:
+    """Sizes of a layer's convolutions within a block of tokens that is drafted at once (DFlash 2).
+    Each token adds to their weights, one value for ``group`` neighbouring channels.
+    """
+
+    n: int  # taps: the token itself, and those before it
+    group: int  # divides n_channels
+    n_channels: int  # width of the hidden states
+
+    @property
+    def n_deltas(self) -> int:
+        """Number of values that a token adds to the weights of the convolutions on both sides of a
+        sublayer.
+        """
+        return 2 * self.n * self.n_channels // self.group
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: the names of its mixer and FFN in MIXERS and FFNS ("": none), and their sizes in
     elements (0 for a missing mixer or FFN).
@@ -230,6 +248,7 @@ class Layer:
     profile: DistanceProfile | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
+    block_taps: BlockTaps | None = None  # None: no convolutions within drafted blocks
 
 
 @dataclass(frozen=True)
@@ -246,6 +265,9 @@ class DraftTraits:
     anchored: a block's first row, that of the text's last token, predicts the next one; else the
         row of each drafted place predicts its own token.
     n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
+    n_selector: rank of the scores that choose among each place's best tokens by the token before
+        (DFlash 2); 0: none.
+    n_candidates: these tokens of each place.
     """
 
     layers: tuple[int, ...] = ()
@@ -255,6 +277,8 @@ class DraftTraits:
     mask: int = 0
     anchored: bool = False
     n_markov: int = 0
+    n_selector: int = 0
+    n_candidates: int = 0
 
 
 @dataclass(frozen=True)
@@ -366,6 +390,9 @@ class Config:
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_bank: int = 0  # the states before every n-th layer are kept for all later ones; 0: none
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
+    # Factor of norms with gates, whose matrix "up" makes the rank; None: "down" makes it, without
+    # a factor.
+    norm_gain: float | None = None
     n_loops: int = 1  # runs of the file's layers; each run has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too

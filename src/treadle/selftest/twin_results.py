@@ -44,6 +44,7 @@ from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
 from treadle.kernels.moe.route import Route, RouteByToken, Sort
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunk_keys import ChunkKeys
 from treadle.kernels.recurrent.chunked import Chunked
 from treadle.kernels.recurrent.gates import OutputGate
@@ -305,7 +306,9 @@ def _plainly(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     for name in dict.fromkeys(spec.args.writes):
         if not isinstance(evidence.step.args.get(name), Buffer):
             continue
-        if isinstance(spec, OutputGate) and name == "x":  # rows of a norm, whose buffer is bytes
+        if (
+            isinstance(spec, (BlockConvolution, OutputGate)) and name == "x"
+        ):  # rows of a norm, whose buffer is bytes
             setattr(args, name, f32_values(getattr(args, name)))
             yield _floats(evidence, args, name, lambda expected: _estimate(spec, expected))
         elif evidence.step.args[name].dtype == "f4":

@@ -12,6 +12,7 @@ import pytest
 from tests.devices.cuda.machine import ISA, some
 from tests.kernels import (
     registry,
+    test_block_convolution,
     test_channels,
     test_clamp,
     test_column_norm,
@@ -30,6 +31,7 @@ from tests.kernels import (
 )
 from tests.kernels.harness import Memory
 from tests.kernels.registry import (
+    BLOCK_CONVOLUTIONS,
     CLAMPS,
     COLUMN_NORMS,
     COMBINES,
@@ -61,6 +63,7 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
     "add_directions": test_control.test_add_directions,
     "add_rows": test_sums.test_add_rows,
+    "block_convolution": test_block_convolution.test_block_convolution,
     "channel_rates": test_channels.test_channel_rates,
     "clamp": test_clamp.test_clamp,
     "column_norm": test_column_norm.test_column_norm,
@@ -82,6 +85,7 @@ SHARED_OUT: list[Any] = [
     *some([s for s in SUMS if isinstance(s, Add)], 1),
     *some(DIRECTIONS, 2),
     *some([s for s in SUMS if isinstance(s, AddRows)], 3),
+    *some(BLOCK_CONVOLUTIONS, 2),
     *some(test_states.of(ChannelRates), 2),
     *some(CLAMPS, 1),
     *some(COLUMN_NORMS, 2),

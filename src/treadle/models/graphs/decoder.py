@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import UnsupportedError
 from treadle.models.ffns import FFNS
 from treadle.models.graphs.reading import POSITIONS, read
-from treadle.models.layer import build_layer
+from treadle.models.layer import GATE_UP, build_layer, gated_norm
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import Graph, Sublayer, TensorRow, with_bias
 
@@ -82,7 +82,8 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
     weight = "output_norm" if g.has("output_norm.weight") else ""
     if not (weight or g.config.bare):  # with norms after the sums, x is normed already
         return x
-    return g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
+    h = g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
+    return gated_norm(g, "output_norm", h, weight)
 
 
 def logits(g: Ops, x: Rows) -> None:
@@ -93,7 +94,10 @@ def logits(g: Ops, x: Rows) -> None:
         raise UnsupportedError(
             "no logits: the file's head is a scoring head and does not generate text"
         )
-    h = normed(g, g.outputs(x), g.config.logit_scale)
+    if g.has(f"output_norm{GATE_UP}.weight"):  # steps of gates take rows of all tokens
+        h = g.call("output_rows", "output_rows", normed(g, x, g.config.logit_scale))
+    else:
+        h = normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))
 

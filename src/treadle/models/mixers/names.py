@@ -1,6 +1,7 @@
 """Names of the kinds of attention; each is a key of ``MIXERS``."""
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
+BLOCK_CONVOLVED = "attention_block_convolved"  # between convolutions within a drafted block
 SHARED = "attention_shared"  # keys and values are another layer's
 KEYS_ALONE = "attention_keys"  # values are the keys: there is no matrix for them
 GATE = "attention_gate"  # each head's queries are followed by a gate of its output

@@ -114,7 +114,8 @@ def build_plan(
 # (``ELSEWHERE``) are imported when a model needs them.
 WORDS: dict[str, Callable[..., Rows]] = {}
 _RECURRENT = (
-    *("convolution", "gated_convolution", "rates", "mamba2", "delta", "delta_apart"),
+    *("convolution", "gated_convolution", "block_convolution"),
+    *("rates", "mamba2", "delta", "delta_apart"),
     *("silu_gate", "sigmoid_gate", "softplus_gate", "halves"),
     *("part_convolution", "channel_rates", "channel_delta", "normed_gate"),
     *("selective", "columns_norm", "residual_convolution"),
