@@ -83,6 +83,9 @@ def find_model(
             raise FileError(why, path=ref)
         if (named := find_downloaded(ref)) is not None:
             return named
+        from treadle.hub.name import check_no_address
+
+        check_no_address(ref)
         raise FileError(why + near_names(path) + near_downloads(ref), path=ref)
     return path
 

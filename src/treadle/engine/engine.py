@@ -191,13 +191,20 @@ class Engine:
         """Whether sequences may have adapters: loaded ones, or some within the model."""
         return self._adapted is not None
 
-    def adapts(self, ids: Seq[int]) -> bool:
+    def _adapts(self, ids: Seq[int]) -> bool:
         """Return whether a text of ``ids`` that chooses no loaded adapter still needs a plan with
         adapters: on a deterministic engine with adapters, or because of its control tokens.
         """
         tokens = self.cache.control_tokens
         always = self.deterministic and self.has_adapters  # so that results are bit-identical
         return always or (tokens is not None and tokens.any_in(ids))
+
+    def needs_of(self, seq: Sequence, ids: Seq[int]) -> tuple[bool, bool]:
+        """Return whether a run of ``ids`` in ``seq`` needs a plan with adapters, and whether one
+        with control vectors.
+        """
+        has_adapters, has_vectors = self._uses(seq.lora)
+        return has_adapters or bool(seq.marks) or self._adapts(ids), has_vectors
 
     @property
     def _n_scales(self) -> int:
@@ -641,11 +648,9 @@ class Engine:
             self._check_rows(entries)
             n_tokens = n_tokens + n
             n_outputs = n_outputs + n_wanted
-            adapted = adapted or bool(seq.marks) or self.adapts(ids)
-            if seq.lora:
-                has_adapters, has_vectors = self._uses(seq.lora)
-                adapted = adapted or has_adapters
-                steered = steered or has_vectors
+            has_adapters, has_vectors = self.needs_of(seq, ids)
+            adapted = adapted or has_adapters
+            steered = steered or has_vectors
             seqs.add(id(seq))
         if len(seqs) < len(parts):
             raise TreadleError("batch: two items use the same sequence")

@@ -23,7 +23,10 @@ KINDS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a PyTorch checkpoint or another zip archive"),
     (b"\x80\x02", "a pickle, as old PyTorch checkpoints are"),
     (b"%PDF", "a PDF document"),
-    (b"\x06\0\0\0\x0c\0WhisperSpec", "CTranslate2's file of a model that transcribes speech"),
+    (
+        b"\x06\0\0\0\x0c\0WhisperSpec",
+        "CTranslate2's file of a speech model; `treadle convert` converts it to GGUF",
+    ),
     (b"\0" * 64, "it begins with zeros, like an unfinished download: download it again"),
 )
 

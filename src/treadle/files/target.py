@@ -119,6 +119,18 @@ def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]
             part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, a device or pipe directly. Raises FileError."""
+    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced atomically
+        try:
+            path.write_text(text, "utf-8")
+        except OSError as error:
+            raise FileError(f"cannot be written: {why(error)}", path=path) from error
+        return
+    with new_file(path.resolve()) as file:
+        file.write(text.encode("utf-8"))
+
+
 def files_of(*sources: Name | None) -> list[Path]:
     """Return all files of the given models and other inputs: every shard of a GGUF file, every file
     of a folder except GGUF files.

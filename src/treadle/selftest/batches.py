@@ -23,6 +23,7 @@ from treadle.models.switch import without_control_tokens
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.engine.prepared_plan import PlanKey, PreparedPlan
+    from treadle.kvcache.prefix_tree import Lora
 
 MANY = 150  # tokens of a batch in a plan for many; their number does not change kernels
 OUTPUTS = 20  # rows of logits in a plan for many
@@ -110,8 +111,9 @@ def batch_of(
             n_tokens = len(sizes)
             n_outputs = min(n_outputs, n_tokens)
         left = n_outputs
+        lora = _scales(engine.lender or engine, key)
         for i, n in enumerate(sizes):
-            seq = _sequence(engine.lender or engine, rng, i, n, goes_on=of_logits)
+            seq = _sequence(engine.lender or engine, rng, i, n, lora, goes_on=of_logits)
             seqs.append(seq)
             if engine.lender is not None:
                 seq = Sequence(engine.cache, seq.ids, seq.pages, shifts=seq.shifts)
@@ -167,16 +169,23 @@ def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQu
     return plain, LogitsQuery(mask=mask, total=True)
 
 
+def _scales(engine: Engine, key: PlanKey) -> Lora:
+    """Return scales of 1 for all adapters and control vectors that the plan ``key`` has."""
+    n = len(engine.adapters)
+    numbers = range(n + len(engine.control_vectors))
+    return tuple((i, 1.0) for i in numbers if (key.adapted if i < n else key.steered))
+
+
 def _sequence(
-    engine: Engine, rng: np.random.Generator, i: int, n: int, *, goes_on: bool
+    engine: Engine, rng: np.random.Generator, i: int, n: int, lora: Lora, *, goes_on: bool
 ) -> Sequence:
-    """Return a sequence that is to run ``n`` tokens. If it ``goes_on``, it has a history: that of
-    sequence 0 is longer than SPLIT keys where there is room, so that attention splits it.
+    """Return a sequence that is to run ``n`` tokens, with the scales ``lora``. If it ``goes_on``,
+    it has a history: that of sequence 0 is longer than SPLIT keys where there is room, so that
+    attention splits it.
     """
     cache = engine.cache
     seq = new_sequence(engine)
-    if engine.adapters:
-        seq.lora = tuple((a, 1.0) for a in range(len(engine.adapters)))
+    seq.lora = lora
     room = min(engine.n_ctx, cache.n_tokens // max(1, cache.n_sequences)) - n - 1
     length = min(HISTORY, room, engine.max_tokens)
     in_parts = engine.config.causal or engine.config.draft is not None

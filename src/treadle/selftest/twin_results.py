@@ -418,7 +418,7 @@ def _combine(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     magnitudes = evidence.args()
     for name in ("y", "weights", "shared", "residual"):
         if getattr(magnitudes, name) is not None:
-            setattr(magnitudes, name, np.abs(getattr(magnitudes, name)))
+            setattr(magnitudes, name, np.abs(f32_values(getattr(magnitudes, name))))
     with np.errstate(invalid="ignore"):
         spec.run_ref(magnitudes, evidence.run)
     sums = np.nan_to_num(np.asarray(magnitudes.out, np.float64))
@@ -507,7 +507,8 @@ def _norm(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         before: Any = 0.0
         if spec.add:
             gain = float(args.gain[0]) if spec.gain else 1.0
-            before = args.residual.reshape(-1, args.stride)[: len(x), : spec.k] * gain
+            residual = f32_values(args.residual).reshape(-1, args.stride)
+            before = residual[: len(x), : spec.k] * gain
         tolerance = off + np.abs(exact - before) * relative + 2 * U32 * np.abs(exact) + TINY
         found = evidence.written("out").reshape(-1, args.stride)[: len(x), : spec.k]
         yield Compared("out", found.astype(np.float64), exact, tolerance)
@@ -689,7 +690,7 @@ def _matmul(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     y = evidence.written("y").reshape(-1, args.stride)
     residual = None
     if spec.residual:
-        residual = np.asarray(args.residual, np.float64).reshape(-1, args.stride)
+        residual = f32_values(args.residual).reshape(-1, args.stride).astype(np.float64)
     met = list(enumerate(spec.met_ref(args, evidence.run)))
     some = [met[i] for i in cut.some(len(met), cut.experts)]
     made = products(spec, args, evidence.run, lambda m: cut.rows_of(m, spec.k), residual, met=some)

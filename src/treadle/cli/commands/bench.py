@@ -30,6 +30,7 @@ from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json
 from treadle.errors import TreadleError
+from treadle.files.splits import shown_name
 from treadle.files.target import files_of
 from treadle.models.graphs import main_output
 
@@ -224,9 +225,10 @@ def command(
     warn_busy(results)
     if plot:  # after the results: a full disk loses only the chart
         from treadle.cli.bench_plot import draw
-        from treadle.cli.ui.svg import origin, save
+        from treadle.cli.ui.svg import origin
+        from treadle.files.target import write_text
 
-        save(plot, draw([r for r in results if r.picture is None], origin([])))
+        write_text(plot, draw([r for r in results if r.picture is None], origin([])))
 
 
 def time_speech(
@@ -268,11 +270,11 @@ def record(path: Path, results: Sequence[Result], kv: str | None) -> None:
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each path: its file name, or the path itself if two different paths have
-    the same file name.
+    """Return a name for each path: that of its file or folder, or the path itself if two different
+    paths have the same name.
     """
-    unique = {path.name for path in paths}
-    return [path.name if len(unique) == len(set(paths)) else str(path) for path in paths]
+    unique = {shown_name(path) for path in paths}
+    return [shown_name(path) if len(unique) == len(set(paths)) else str(path) for path in paths]
 
 
 def time_model(

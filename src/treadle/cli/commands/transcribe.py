@@ -299,12 +299,13 @@ class Outlet:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file, and create its folder. Raises FileError."""
+    """Write a text file atomically, and create its folder. Raises FileError."""
     from treadle.base.humanize import why
+    from treadle.files.target import write_text
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        write_text(path, text)
     except OSError as error:
         raise FileError(why(error), path=str(path)) from None
 

@@ -135,11 +135,12 @@ def command(
             say(f"saved in {saved}: later runs use it")
     if plot is not None:  # after the results: a full disk loses only the chart
         from treadle.cli.tune_plot import draw
-        from treadle.cli.ui.svg import origin, save
+        from treadle.cli.ui.svg import origin
+        from treadle.files.target import write_text
 
         rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
         subtitle = f"K {k}, M {m}, {counted(n_threads, 'thread')}"
-        save(plot, draw(rows, subtitle, origin([isa.name])))
+        write_text(plot, draw(rows, subtitle, origin([isa.name])))
     if doubtful and not dry_run:
         refuse(doubtful)
 

@@ -197,7 +197,8 @@ class Norm(Spec):
         if self.rows:
             args.out.reshape(-1, args.stride)[: len(y), : self.k] = y
         elif self.add:
-            out, residual = (a.reshape(-1, args.stride)[:n] for a in (args.out, args.residual))
+            given = map(f32_values, (args.out, args.residual))
+            out, residual = (a.reshape(-1, args.stride)[:n] for a in given)
             gain = float(args.gain[0]) if self.gain else 1.0
             out[:, : self.k] = (residual[:, : self.k] + y) * gain
         else:

@@ -25,7 +25,7 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.format_blocks import BlockAddress, WeightRows
-from treadle.kernels.spec import Args, Frame, Spec, load_record
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, load_record
 
 # Adjacent rows for one expert. ``tiles`` is their count, i64, then these records; a gemv's
 # ``tiles`` are the experts of its rows, i32.
@@ -155,7 +155,7 @@ class Matmul(Spec):
                 column += head * args.y_pitch if self.heads else 0
                 here = to, slice(column, column + part.shape[1])
                 if self.residual:
-                    part = part + args.residual.reshape(-1, args.stride)[here]
+                    part = part + f32_values(args.residual).reshape(-1, args.stride)[here]
                 y[here] = part
 
 

@@ -11,7 +11,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout
-from treadle.kernels.spec import Args, Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec, f32_values
 from treadle.kernels.transpose import transpose
 
 WIDTH = 16  # a row is a multiple of this many dwords
@@ -180,5 +180,6 @@ class Combine(Spec):
                 shared = shared / (1 + np.exp(-score))
             total = (total + shared) * (0.5 if self.mean else 1.0)
         if self.residual:
-            total = total + args.residual.reshape(-1, args.stride)[:n, : self.k]
+            residual = f32_values(args.residual).reshape(-1, args.stride)
+            total = total + residual[:n, : self.k]
         args.out.reshape(-1, args.stride)[:n, : self.k] = total

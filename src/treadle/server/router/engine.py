@@ -145,6 +145,7 @@ def serve_speech_engine(
         "n_bytes": model.gguf.n_bytes,
         "cache_bytes": model.engine.cache.n_bytes,
         "n_ctx": model.config.n_text_ctx,
+        "transcribes": True,
     }
     service = SpeechService(recognizer, settings)
     _run_engine(service, build_speech_engine_app, facts, order, report)
@@ -158,7 +159,7 @@ def _run_engine(
     report: ReportPipe,
 ) -> None:
     """Serve ``service`` at the order's socket until SIGTERM; report its address and ``facts``
-    (sizes) once it is ready. ``build`` makes its ASGI application.
+    (sizes and the kind) once it is ready. ``build`` makes its ASGI application.
     """
     from treadle.server.http.listeners import UNIX, Listeners
     from treadle.server.router.engine_turns import EngineTurns

@@ -66,7 +66,7 @@ class LoadedEngine:
     process: EngineProcess
     listens_at: str | int  # path of its UNIX socket, or its port on this machine
     keys: tuple[str, ...]
-    facts: dict[str, Any]  # what it reported: sizes
+    facts: dict[str, Any]  # what it reported: sizes, and whether it only transcribes
     idle_s: float
     n_running: int = 0
     used_s: float = 0.0  # by the event loop's clock
@@ -191,6 +191,12 @@ class EnginePool:
             key=lambda engine: engine.used_s,
             reverse=True,
         )
+
+    def text_engines(self) -> list[LoadedEngine]:
+        """Return those of ``engines`` that may keep responses and streams: all but speech models',
+        which refuse such calls.
+        """
+        return [engine for engine in self.engines() if not engine.facts.get("transcribes")]
 
     @property
     def used(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.files.splits import CTRANSLATE2
+from treadle.files.splits import shown_name
 from treadle.media.limits import MediaLimits
 from treadle.server.http.api_errors import busy
 from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges
@@ -36,9 +36,7 @@ class SpeechService:
 
     def __post_init__(self) -> None:
         path = self.recognizer.path
-        # A folder of CTranslate2 has a file model.bin, which names nothing.
-        named = path.parent if path.name == CTRANSLATE2 else path
-        own = named.name.removesuffix(".gguf").removesuffix(".bin")
+        own = shown_name(path).removesuffix(".gguf").removesuffix(".bin")
         self.name = self.settings.alias or own
         hide(path)
         self.created = int(time.time())
