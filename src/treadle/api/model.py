@@ -47,7 +47,7 @@ from treadle.errors import ForkedError, TreadleError, UnsupportedError, of_setti
 from treadle.files.paths import file_name
 from treadle.kvcache.state_slots import AGAIN
 from treadle.machine.topology import usable_threads
-from treadle.models.load import load_config
+from treadle.models.stored_config import open_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
 from treadle.scheduler.output import IndentStop, RequestOutput, stop_strings
 from treadle.scheduler.request import MediaPrompt, Request
@@ -262,7 +262,7 @@ class Model:
         self.path = find_path(path, progress=progress, projector=wanted)
         guard_mappings()
         self.gguf = open_model(self.path, progress)
-        self.config = load_config(self.gguf)
+        self.config = open_config(self.gguf)
         refuse_drafter(self.config, self.path)
         if self.defaults.template is not None or self.defaults.reasoning_budget_message:
             self._check_template()
