@@ -1,19 +1,18 @@
-"""``dataclass``: the standard library's, created in a third of the time.
+"""``dataclass``: the standard library's, created in a small part of the time.
 
-Before Python 3.13 the standard decorator compiles up to seven functions for each class, one by one.
-A plain run creates over 80 classes before it has read its file; they took a sixth of its CPU time.
-Here only ``__init__`` is compiled, when the first object is made; the other methods are shared by
-all classes.
+Before Python 3.13 the standard decorator compiles up to seven functions for each class, one by one,
+and all versions search each annotation several times. A plain run creates over 80 classes before it
+has read its file; they took a sixth of its CPU time. Here ``__init__`` is compiled when the first
+object is made, the fields are collected when they are first asked for, and the other methods are
+shared by all classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, FrozenInstanceError
+from dataclasses import MISSING, Field, FrozenInstanceError
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -32,22 +31,31 @@ else:
 
 def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     own = dict(cls.__dict__)
-    # without one, the decorator computes a slow signature
+    bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if _is_dataclass(base)]
+    if any(params.frozen != frozen for params in bases):
+        raise TypeError(f"{cls.__name__} and its bases: expected all frozen, or none")
+    given = {name: each for name, each in own.items() if isinstance(each, Field)}
+    for name, each in given.items():  # objects without a value have the default, or none
+        if each.default is MISSING:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, each.default)
     cls.__doc__ = cls.__doc__ or cls.__name__
-    with _bases_as_if_not_frozen(cls, frozen), _annotations_hidden(cls):
-        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
-    if frozen:
-        cls.__dataclass_params__.frozen = True
-        if cls.__setattr__ is not _refuse_to_set:  # else it inherits them
-            cls.__setattr__ = _refuse_to_set
-            cls.__delattr__ = _refuse_to_delete
+    cls.__dataclass_params__ = _Params(frozen, eq, kw_only, given)
+    cls.__dataclass_fields__ = _FIELDS
+    if "__match_args__" not in own:
+        cls.__match_args__ = _MATCH_ARGS
+    if frozen and cls.__setattr__ is not _refuse_to_set:  # else it inherits them
+        cls.__setattr__ = _refuse_to_set
+        cls.__delattr__ = _refuse_to_delete
     cls.__init__ = _late_init(cls, frozen)
     cls.__signature__ = _SIGNATURE
     if "__repr__" not in own:
         cls.__repr__ = _repr
+    if _replace is not None:
+        cls.__replace__ = _replace
     if eq:
-        names = [field.name for field in dataclasses.fields(cls) if field.compare]
-        cls._compared = attrgetter(*names) if names else type
+        cls._compared = _COMPARED
         if "__eq__" not in own:
             cls.__eq__ = _eq
         if own.get("__hash__") is None:  # Python sets None if a class defines only __eq__
@@ -55,40 +63,93 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     return cls
 
 
-@contextmanager
-def _bases_as_if_not_frozen(cls: Any, frozen: bool) -> Iterator[None]:
-    """Mark the dataclass bases of ``cls`` as not frozen within the block, so that the standard
-    decorator can make ``cls`` as one that is not frozen: for a frozen class it would compile two
-    methods, which all frozen classes share here. Raises TypeError unless ``cls`` and its bases are
-    all frozen or none.
-    """
-    own = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if _is_dataclass(base)]
-    if any(params.frozen != frozen for params in own):
-        raise TypeError(f"{cls.__name__} and its bases: expected all frozen, or none")
-    for params in own:
-        params.frozen = False
-    try:
-        yield
-    finally:
-        for params in own:
-            params.frozen = frozen
+_replace = getattr(dataclasses, "_replace", None)  # of ``copy.replace``, from Python 3.13 on
 
 
-@contextmanager
-def _annotations_hidden(cls: Any) -> Iterator[None]:
-    """Replace the string annotations of ``cls`` by ``object`` within the block, except those with
-    ``ClassVar`` or ``InitVar``: the standard decorator searches each string three times for these.
-    The fields get their own types afterwards.
+class _Params:
+    """``__dataclass_params__``: the decorator's arguments, with the names that the standard library
+    uses, and the ``Field`` objects that the class was written with.
     """
-    given = vars(cls).get("__annotations__", {})
-    texts = {name: of for name, of in given.items() if isinstance(of, str) and "Var" not in of}
-    given |= dict.fromkeys(texts, object)
-    try:
-        yield
-    finally:
-        given |= texts
-    for name, text in texts.items():
-        cls.__dataclass_fields__[name].type = text
+
+    init = repr = match_args = True
+    order = unsafe_hash = slots = weakref_slot = False
+
+    def __init__(self, frozen: bool, eq: bool, kw_only: bool, given: dict[str, Any]) -> None:
+        self.frozen = frozen
+        self.eq = eq
+        self.kw_only = kw_only
+        self.given = given
+
+
+class _Late:
+    """Descriptor of a class attribute that is computed when it is first read, for the class that
+    the decorator was applied to. Two threads may compute it; the results are equal.
+    """
+
+    name: str
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        cls = next((base for base in owner.__mro__ if vars(base).get(self.name) is self), None)
+        if cls is None:  # another thread has just set it
+            return getattr(owner, self.name)
+        found = self.compute(cls)
+        setattr(cls, self.name, found)
+        return found
+
+    def compute(self, cls: Any) -> Any:
+        raise NotImplementedError
+
+
+class _LateFields(_Late):
+    name = "__dataclass_fields__"
+
+    def compute(self, cls: Any) -> dict[str, Any]:
+        """Return the fields by name, those of base classes first."""
+        params = vars(cls)["__dataclass_params__"]
+        found: dict[str, Any] = {}
+        for base in cls.__mro__[-1:0:-1]:
+            found |= getattr(base, self.name, {})
+        for name, kind in cls.__annotations__.items():
+            if _is_class_variable(kind):
+                continue
+            field = params.given.get(name)
+            if field is None:
+                default = getattr(cls, name, MISSING)
+                if default.__class__.__hash__ is None:
+                    raise ValueError(f"{cls.__name__}.{name}: mutable default: use default_factory")
+                field = dataclasses.field(default=default)
+            field.name = name
+            field.type = kind
+            field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
+            if field.kw_only is MISSING:
+                field.kw_only = params.kw_only
+            found[name] = field
+        return found
+
+
+class _LateMatchArgs(_Late):
+    name = "__match_args__"
+
+    def compute(self, cls: Any) -> tuple[str, ...]:
+        return tuple(field.name for field in dataclasses.fields(cls) if not field.kw_only)
+
+
+class _LateCompared(_Late):
+    name = "_compared"
+
+    def compute(self, cls: Any) -> Any:
+        """Return a function that returns the compared values of an object."""
+        names = [field.name for field in dataclasses.fields(cls) if field.compare]
+        return attrgetter(*names) if names else type
+
+
+_FIELDS, _MATCH_ARGS, _COMPARED = _LateFields(), _LateMatchArgs(), _LateCompared()
+
+
+def _is_class_variable(kind: Any) -> bool:
+    if isinstance(kind, str):
+        return kind.startswith(("ClassVar", "typing.ClassVar"))
+    return kind is ClassVar or getattr(kind, "__origin__", None) is ClassVar
 
 
 def _is_dataclass(cls: type) -> bool:

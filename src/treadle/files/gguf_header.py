@@ -22,8 +22,8 @@ from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.gguf_strings import Offsets, StringTooLong, string_heads
 from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.reader import FileReader
-from treadle.files.tensor import Tensor
-from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
+from treadle.files.tensor import LateTensor, Tensor
+from treadle.formats import REMOVED, GGMLType, type_of
 
 MAX_ENTRIES = 1 << 16  # keys or tensors, each a Python object: far above any real model
 MAX_KEY = (1 << 16) - 1  # bytes, by the specification
@@ -232,15 +232,14 @@ class Header(FileReader):
             what = "cut short in the last padding"
             raise self.error(what, size, expected=f"{padded} bytes")
         return {
-            info.name: Tensor(
-                info.name,
-                info.shape,
-                info.ggml_type,
-                FORMATS.get(info.ggml_type),
-                info.n_bytes,
-                self.path,
-                data_at + info.offset,
-                self.file,
+            info.name: LateTensor.of(
+                name=info.name,
+                shape=info.shape,
+                ggml_type=info.ggml_type,
+                n_bytes=info.n_bytes,
+                path=self.path,
+                offset=data_at + info.offset,
+                file=self.file,
             )
             for info in infos
         }

@@ -115,7 +115,7 @@ class Weights:
     @property
     def are_floats(self) -> bool:
         """Whether most bytes of the model's tensors are plain floats, not quantised."""
-        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
+        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.has_codes)
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
     def tensor(self, name: TensorName) -> Tensor:
