@@ -156,3 +156,4 @@ SME = replace(
     BF16.above("sme", "sme", matrix=sme.MATRIX, slow_with=frozenset({"sme"})),
     needs=BF16.needs | {"sme", f"svl{sme.LENGTH}"},
 )
+ROWS = (PLAIN, DOTPROD, I8MM, BF16, SME)

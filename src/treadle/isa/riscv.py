@@ -116,3 +116,4 @@ VQDOT = RVV[3].above(
     dot4_single=True,
     tiles=replace(RVV[3].tiles, bytes=(2, 3), bytes16=(2, 3), unit=4),
 )
+ROWS = (*RVV, BF16, VQDOT)

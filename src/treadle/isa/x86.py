@@ -318,3 +318,4 @@ AMX_BF16 = AVX512_VBMI.above(
 # `prefetchw`, products of bytes: such CPUs always have them, even under a hypervisor that does not
 # report them.
 AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw,+amx-int8")
+ROWS = (AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_VBMI, AVX512_BF16, AMX_BF16)

@@ -260,6 +260,7 @@ def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -
     if kind == "pool":
         return _pools(cache)[first].const.memory
     if kind == "computed":
-        return HostMemory.of(computed.bytes[first : first + rest[0]])
+        return HostMemory.of(computed.bytes[first : first + rest[0]], computed.address + first)
     at, n_bytes = rest
-    return HostMemory.of(np.frombuffer(gguf.mapped_files[first], np.uint8, n_bytes, at))
+    file = gguf.mapped_files[first]
+    return HostMemory.of(np.frombuffer(file, np.uint8, n_bytes, at), file.begin + at)

@@ -54,12 +54,12 @@ class HostMemory(DeviceMemory):
         self.address: int = self.bytes.ctypes.data
 
     @classmethod
-    def of(cls, array: np.ndarray) -> HostMemory:
-        """Wrap the memory of ``array``, without a copy."""
+    def of(cls, array: np.ndarray, address: int | None = None) -> HostMemory:
+        """Wrap the memory of ``array``, without a copy. ``address``: its own, if that is known."""
         result = cls.__new__(cls)
         result.bytes = array
         result.n_bytes = array.nbytes
-        result.address = int(array.ctypes.data)
+        result.address = int(array.ctypes.data) if address is None else address
         return result
 
     def _read(self, at: int, n_bytes: int) -> np.ndarray:
