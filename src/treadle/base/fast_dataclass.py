@@ -1,26 +1,30 @@
-"""``dataclass``: the standard library's, created in a small part of the time.
+"""``dataclass``: the standard library's, created in an eighth of the time.
 
-Before Python 3.13 the standard decorator compiles up to seven functions for each class, one by one,
-and all versions search each annotation several times. A plain run creates over 80 classes before it
-has read its file; they took a sixth of its CPU time. Here ``__init__`` is compiled when the first
-object is made, the fields are collected when they are first asked for, and the other methods are
-shared by all classes.
+Before Python 3.13 the standard decorator compiles up to seven functions for each class, one by one.
+A plain run creates over 80 classes before it has read its file; they took a sixth of its CPU time.
+Here the methods are shared by all classes, and only the ``__init__`` of a class with many objects
+is compiled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import MISSING, Field, FrozenInstanceError
+from dataclasses import MISSING, FrozenInstanceError
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+# Objects of a class that are made without a compiled ``__init__``: compiling costs as much as
+# twenty of them.
+N_PLAIN = 16
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
     def dataclass(cls=None, /, *, frozen=False, eq=True, kw_only=False):
-        """``dataclasses.dataclass`` with only the options used in this package: no ``InitVar``, and
-        no ``field(init=False)``.
+        """``dataclasses.dataclass`` with only the options used in this package: no ``InitVar``, no
+        ``KW_ONLY``, and no ``field(init=False)``.
         """
 
         def made(cls: type) -> type:
@@ -31,20 +35,15 @@ else:
 
 def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     own = dict(cls.__dict__)
-    bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if _is_dataclass(base)]
-    if any(params.frozen != frozen for params in bases):
-        raise TypeError(f"{cls.__name__} and its bases: expected all frozen, or none")
-    given = {name: each for name, each in own.items() if isinstance(each, Field)}
-    for name, each in given.items():  # objects without a value have the default, or none
-        if each.default is MISSING:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, each.default)
     cls.__doc__ = cls.__doc__ or cls.__name__
-    cls.__dataclass_params__ = _Params(frozen, eq, kw_only, given)
-    cls.__dataclass_fields__ = _FIELDS
-    if "__match_args__" not in own:
-        cls.__match_args__ = _MATCH_ARGS
+    _check_bases(cls, frozen)
+    fields = _fields(cls, kw_only)
+    # The standard library's functions read these two.
+    cls.__dataclass_fields__ = fields
+    cls.__dataclass_params__ = SimpleNamespace(
+        init=True, repr=True, eq=eq, order=False, unsafe_hash=False, frozen=frozen
+    )
+    cls.__match_args__ = tuple(name for name, field in fields.items() if not field.kw_only)
     if frozen and cls.__setattr__ is not _refuse_to_set:  # else it inherits them
         cls.__setattr__ = _refuse_to_set
         cls.__delattr__ = _refuse_to_delete
@@ -52,10 +51,9 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     cls.__signature__ = _SIGNATURE
     if "__repr__" not in own:
         cls.__repr__ = _repr
-    if _replace is not None:
-        cls.__replace__ = _replace
     if eq:
-        cls._compared = _COMPARED
+        names = [name for name, field in fields.items() if field.compare]
+        cls._compared = attrgetter(*names) if names else type
         if "__eq__" not in own:
             cls.__eq__ = _eq
         if own.get("__hash__") is None:  # Python sets None if a class defines only __eq__
@@ -63,93 +61,43 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     return cls
 
 
-_replace = getattr(dataclasses, "_replace", None)  # of ``copy.replace``, from Python 3.13 on
+def _check_bases(cls: Any, frozen: bool) -> None:
+    """Raise TypeError unless ``cls`` and its bases are all frozen or none."""
+    bases = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if _is_dataclass(base)]
+    if any(params.frozen != frozen for params in bases):
+        raise TypeError(f"{cls.__name__} and its bases: expected all frozen, or none")
 
 
-class _Params:
-    """``__dataclass_params__``: the decorator's arguments, with the names that the standard library
-    uses, and the ``Field`` objects that the class was written with.
+def _fields(cls: Any, kw_only: bool) -> dict[str, Any]:
+    """Return the fields by name: those of the bases, then those that ``cls`` annotates. A field's
+    default becomes the class attribute, as the standard decorator has it.
     """
-
-    init = repr = match_args = True
-    order = unsafe_hash = slots = weakref_slot = False
-
-    def __init__(self, frozen: bool, eq: bool, kw_only: bool, given: dict[str, Any]) -> None:
-        self.frozen = frozen
-        self.eq = eq
-        self.kw_only = kw_only
-        self.given = given
-
-
-class _Late:
-    """Descriptor of a class attribute that is computed when it is first read, for the class that
-    the decorator was applied to. Two threads may compute it; the results are equal.
-    """
-
-    name: str
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        cls = next((base for base in owner.__mro__ if vars(base).get(self.name) is self), None)
-        if cls is None:  # another thread has just set it
-            return getattr(owner, self.name)
-        found = self.compute(cls)
-        setattr(cls, self.name, found)
-        return found
-
-    def compute(self, cls: Any) -> Any:
-        raise NotImplementedError
+    fields: dict[str, Any] = {}
+    for base in cls.__mro__[:0:-1]:
+        fields |= vars(base).get("__dataclass_fields__", {})
+    for name, of in cls.__annotations__.items():
+        if "ClassVar" in (of if isinstance(of, str) else repr(of)):
+            continue
+        default = getattr(cls, name, MISSING)
+        field = default if isinstance(default, dataclasses.Field) else _field(default)
+        field.name = name
+        field.type = of
+        field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
+        if field.kw_only is MISSING:
+            field.kw_only = kw_only
+        if type(field.default).__hash__ is None:
+            what = type(field.default).__name__
+            raise ValueError(f"{cls.__name__}.{name}: a default of {what}: use default_factory")
+        if field.default is not MISSING:
+            setattr(cls, name, field.default)
+        elif default is field:
+            delattr(cls, name)
+        fields[name] = field
+    return fields
 
 
-class _LateFields(_Late):
-    name = "__dataclass_fields__"
-
-    def compute(self, cls: Any) -> dict[str, Any]:
-        """Return the fields by name, those of base classes first."""
-        params = vars(cls)["__dataclass_params__"]
-        found: dict[str, Any] = {}
-        for base in cls.__mro__[-1:0:-1]:
-            found |= getattr(base, self.name, {})
-        for name, kind in cls.__annotations__.items():
-            if _is_class_variable(kind):
-                continue
-            field = params.given.get(name)
-            if field is None:
-                default = getattr(cls, name, MISSING)
-                if default.__class__.__hash__ is None:
-                    raise ValueError(f"{cls.__name__}.{name}: mutable default: use default_factory")
-                field = dataclasses.field(default=default)
-            field.name = name
-            field.type = kind
-            field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
-            if field.kw_only is MISSING:
-                field.kw_only = params.kw_only
-            found[name] = field
-        return found
-
-
-class _LateMatchArgs(_Late):
-    name = "__match_args__"
-
-    def compute(self, cls: Any) -> tuple[str, ...]:
-        return tuple(field.name for field in dataclasses.fields(cls) if not field.kw_only)
-
-
-class _LateCompared(_Late):
-    name = "_compared"
-
-    def compute(self, cls: Any) -> Any:
-        """Return a function that returns the compared values of an object."""
-        names = [field.name for field in dataclasses.fields(cls) if field.compare]
-        return attrgetter(*names) if names else type
-
-
-_FIELDS, _MATCH_ARGS, _COMPARED = _LateFields(), _LateMatchArgs(), _LateCompared()
-
-
-def _is_class_variable(kind: Any) -> bool:
-    if isinstance(kind, str):
-        return kind.startswith(("ClassVar", "typing.ClassVar"))
-    return kind is ClassVar or getattr(kind, "__origin__", None) is ClassVar
+def _field(default: Any) -> Any:
+    return dataclasses.field(default=default)
 
 
 def _is_dataclass(cls: type) -> bool:
@@ -167,16 +115,49 @@ _FACTORY = _Factory()
 
 
 def _late_init(cls: Any, frozen: bool) -> Any:
-    """Return an ``__init__`` that at its first call compiles the real one of ``cls``, sets it as
-    ``cls.__init__``, and calls it.
+    """Return an ``__init__`` that reads the fields of ``cls``. After ``N_PLAIN`` objects it
+    compiles a faster one and sets that as ``cls.__init__``. Wrong arguments are left to the
+    compiled one, for Python's own errors.
     """
+    n_left = N_PLAIN
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:
-        _compile_init(cls, frozen)(self, *given, **named)
+        nonlocal n_left
+        n_left -= 1
+        values = _values(cls, given, named) if n_left >= 0 else None
+        if values is None:
+            _compile_init(cls, frozen)(self, *given, **named)
+            return
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if hasattr(cls, "__post_init__"):
+            self.__post_init__()
 
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     __init__.__module__ = cls.__module__
     return __init__
+
+
+def _values(cls: Any, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the value of each field for arguments of ``__init__``; None for wrong arguments."""
+    values: dict[str, Any] = {}
+    n_given = n_named = 0
+    for name, field in cls.__dataclass_fields__.items():
+        if n_given < len(given) and not field.kw_only:
+            values[name] = given[n_given]
+            n_given += 1
+            if name in named:
+                return None
+        elif name in named:
+            values[name] = named[name]
+            n_named += 1
+        elif field.default is not MISSING:
+            values[name] = field.default
+        elif field.default_factory is not MISSING:
+            values[name] = field.default_factory()
+        else:
+            return None
+    return values if (n_given, n_named) == (len(given), len(named)) else None
 
 
 def _compile_init(cls: Any, frozen: bool) -> Any:
