@@ -13,7 +13,6 @@ their pool; those that the lowering has computed (norms in f32) are stored with 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import struct
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.cached_property import cached_property
+from treadle.base.digest import blake2b
 from treadle.devices.cpu.step_table import COLUMNS, StepTable
 from treadle.devices.cpu.thread_team import HostMemory
 from treadle.errors import CacheError
@@ -143,7 +143,7 @@ def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
         text = "\n".join(_described(given))
     except TypeError:
         return None
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -203,7 +203,7 @@ def _described(value: Any) -> Iterator[str]:
         for item in value.items():
             yield from _described(item)
     elif isinstance(value, np.ndarray):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16)
+        digest = blake2b(np.ascontiguousarray(value).data, digest_size=16)
         yield f"{value.dtype.str}{value.shape}{digest.hexdigest()}"
     elif value is None or isinstance(value, (bool, int, float, str, bytes)):
         yield repr(value)
@@ -300,7 +300,7 @@ def write_plan(plan: Plan, table: StepTable, gguf: GGUF, cache: KVCache) -> None
 
 
 def _digest(parts: Iterable[Any]) -> bytes:
-    state = hashlib.blake2b(digest_size=16)
+    state = blake2b(digest_size=16)
     for part in parts:
         state.update(part)
     return state.digest()
