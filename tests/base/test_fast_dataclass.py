@@ -218,4 +218,4 @@ def test_class_variables_and_mutable_defaults() -> None:
 
         @dataclass
         class Wrong:
-            x: list[int] = []  # noqa: RUF008
+            x: list[int] = []  # noqa: RUF012

@@ -10,4 +10,4 @@ else:
     try:
         from _blake2 import blake2b
     except ImportError:  # a Python built without it
-        from hashlib import blake2b
+        from hashlib import blake2b as blake2b
