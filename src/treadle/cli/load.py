@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
-from treadle.base.gc_pause import garbage_kept
+from treadle.base.gc_pause import garbage_kept, imports_kept
 from treadle.base.humanize import listed, n_bytes
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
@@ -240,13 +240,15 @@ def load_model(
     if isinstance(settings.get("mmproj"), str):
         settings["mmproj"] = find_projector(settings["mmproj"], progress)
     given = {name: value for name, value in settings.items() if value not in (None, ())}
+    with imports_kept():
+        load = treadle.load  # imports the library
     with garbage_kept(), _warnings_said(progress):
         try:
-            model = treadle.load(path, progress=progress, **given)
+            model = load(path, progress=progress, **given)
         except TreadleError:
             if context or not room or path is None or not 0 < (most := _positions(path)) < room:
                 raise
-            model = treadle.load(path, progress=progress, **{**given, "context": most})
+            model = load(path, progress=progress, **{**given, "context": most})
     if path is not None:
         from treadle.catalog.records import note_use
 

@@ -70,6 +70,21 @@ class ModelCommand(click.Command):
                 raise
             raise click.UsageError(said, ctx) from error
 
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Make click's parser. It looks for ``-n`` among the long options first, and where that
+        fails compares it with all of them, for a suggestion that it drops: here it does not.
+        """
+        parser = super().make_parser(ctx)
+        match_long = parser._match_long_opt
+
+        def match(name: str, *values: Any) -> None:
+            if name not in parser._long_opt and name[:2] not in parser._opt_prefixes:
+                raise click.NoSuchOption(name, "", ctx=ctx)  # so click tries short options
+            match_long(name, *values)
+
+        parser._match_long_opt = match  # type: ignore[method-assign]
+        return parser
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under the headings "Options" and "Sampling"."""
         for heading, wanted in (("Options", False), ("Sampling", True)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
+
+from treadle.base.digest import blake2b
 
 
 def digest_of(value: Any) -> str:
@@ -15,7 +16,7 @@ def digest_of(value: Any) -> str:
     equal values. Raises TypeError for a value of an unknown type.
     """
     text = "\n".join(_described(value))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _described(value: Any) -> Iterator[str]:
@@ -38,7 +39,7 @@ def _described(value: Any) -> Iterator[str]:
         for item in value.items():
             yield from _described(item)
     elif isinstance(value, np.ndarray):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16)
+        digest = blake2b(np.ascontiguousarray(value).data, digest_size=16)
         yield f"{value.dtype.str}{value.shape}{digest.hexdigest()}"
     elif value is None or isinstance(value, (bool, int, float, str, bytes)):
         yield repr(value)

@@ -13,7 +13,6 @@ to somebody else or if others may write to it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treadle.base.digest import blake2b
 from treadle.errors import CacheError
 from treadle.files.gguf import GGUF
 from treadle.jit.cache import checked_folder, hash_of_sources, source_hash, write_whole
@@ -146,7 +146,7 @@ def plan_sources() -> str:
 
 def key_of(*given: object) -> str:
     """Return a hash of values whose ``repr`` is equal in every process."""
-    return hashlib.blake2b(repr(given).encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return blake2b(repr(given).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def read_entry(name: str) -> memoryview | None:
@@ -175,7 +175,7 @@ def entries_folder() -> Path:
 
 
 def _digest(parts: Iterable[Any]) -> bytes:
-    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    state = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         state.update(part)
     return state.digest()
