@@ -62,11 +62,33 @@ class Header(FileReader):
     min_info = 24  # bytes of the smallest tensor description
     last_type = ValueType.FLOAT64
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, stored: bool = False) -> None:
+        """Map the file and read its header. ``stored``: as an earlier process has stored it, if it
+        has; else store it.
+        """
         super().__init__(path, "a GGUF file")
         self.metadata: dict[str, Value] = {}
         self.types: dict[str, ValueType] = {}  # for an array, its element type
+        self.tensors: dict[str, Tensor] = {}
         self.header_only = False
+        if not stored:
+            self._read()
+            return
+        from treadle.files import stored_header as store  # only for models that will run
+
+        key = store.header_key(self.map)
+        found = None if key is None else store.read_header(key)
+        if found is not None:
+            self.version, self.alignment = found.version, found.alignment
+            self.metadata, self.types = store.metadata_of(found, self.file)
+            self.tensors = store.tensors_of(found, path, self.file)
+            return
+        self._read()
+        if key is not None and not self.header_only:
+            about = self.metadata, self.types, self.tensors
+            store.write_header(key, self.version, self.alignment, *about)
+
+    def _read(self) -> None:
         self._read_magic()
         n_tensors, n_kv = self._read_counts()
         for _ in range(n_kv):

@@ -195,7 +195,7 @@ def checked_folder(path: Path | None = None) -> Path:
 
 
 def _key(name: str, isa_key: str) -> str:
-    return _digest(f"{source_hash()}\0{isa_key}\0{name}")
+    return _digest(f"{source_hash()}\0{isa_key}\0{name}".encode())
 
 
 def tuned_folder() -> Path:

@@ -16,11 +16,11 @@ from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.stored_plan import StoredPlan
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
+from treadle.files import stored_entries
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.cache import checked_folder
 from treadle.jit.host import host_features
-from treadle.models import stored_config
 from treadle.models.digest import _described
 from treadle.models.load import load_config
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TREADLE_PLANS", "1")
     plans = tmp_path / "plans"
 
-    monkeypatch.setattr(stored_config, "entries_folder", lambda: checked_folder(plans))
+    monkeypatch.setattr(stored_entries, "entries_folder", lambda: checked_folder(plans))
     return plans
 
 
@@ -179,7 +179,7 @@ def test_a_folder_that_takes_nothing(tiny: WriteTiny, folder: Path) -> None:
 def test_the_oldest_are_removed(
     tiny: WriteTiny, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_config, "MOST_FILES", 2)
+    monkeypatch.setattr(stored_entries, "MOST_FILES", 2)
     folder.mkdir()
     for age in range(3):
         old = folder / f"{age}.plan"

@@ -22,14 +22,14 @@ import numpy as np
 from treadle.base.cached_property import cached_property
 from treadle.devices.cpu.step_table import COLUMNS, StepTable
 from treadle.devices.cpu.thread_team import HostMemory
-from treadle.models.stored_config import (
-    identity,
-    is_on,
+from treadle.files.stored_entries import (
+    all_sources,
+    are_stored,
     key_of,
-    plan_sources,
     read_entry,
     write_entry,
 )
+from treadle.models.stored_config import identities
 from treadle.plan.plan import Buffer, Input, Plan
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
     not unchanged GGUF files; with configurations of unknown types; and all of them under
     ``TREADLE_PLANS=0``.
     """
-    if request.lowering is not None or request.weights.n_scales or not is_on():
+    if request.lowering is not None or request.weights.n_scales or not are_stored():
         return None
-    if not (files := identity(request.weights.gguf)):
+    if not (files := identities(request.weights.gguf)):
         return None
     cache = request.cache
     try:
@@ -131,7 +131,7 @@ def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
         return None
     return key_of(
         variant,
-        plan_sources(),
+        all_sources(),
         files,
         config,
         (cache.kv, cache.n_ctx),
