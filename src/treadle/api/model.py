@@ -34,7 +34,6 @@ from treadle.api.options import (
     token_limit,
 )
 from treadle.api.session import Session
-from treadle.api.summary import one_line, table
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
@@ -326,12 +325,16 @@ class Model:
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
+        from treadle.api.summary import one_line
+
         return one_line(self.path, self.engine)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Model cannot be pickled or copied: load it in each process")
 
     def _repr_html_(self) -> str:
+        from treadle.api.summary import table
+
         return table(self.path, self.engine)
 
     @cached_property

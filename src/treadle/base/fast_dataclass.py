@@ -43,7 +43,8 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     cls.__dataclass_params__ = SimpleNamespace(
         init=True, repr=True, eq=eq, order=False, unsafe_hash=False, frozen=frozen
     )
-    cls.__match_args__ = tuple(name for name, field in fields.items() if not field.kw_only)
+    positional = tuple(name for name, field in fields.items() if not field.kw_only)
+    cls.__match_args__ = positional  # type: ignore[misc]
     if frozen and cls.__setattr__ is not _refuse_to_set:  # else it inherits them
         cls.__setattr__ = _refuse_to_set
         cls.__delattr__ = _refuse_to_delete
@@ -79,7 +80,8 @@ def _fields(cls: Any, kw_only: bool) -> dict[str, Any]:
         if "ClassVar" in (of if isinstance(of, str) else repr(of)):
             continue
         default = getattr(cls, name, MISSING)
-        field = default if isinstance(default, dataclasses.Field) else _field(default)
+        is_field = isinstance(default, dataclasses.Field)
+        field: Any = default if is_field else dataclasses.field(default=default)
         field.name = name
         field.type = of
         field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
@@ -90,14 +92,10 @@ def _fields(cls: Any, kw_only: bool) -> dict[str, Any]:
             raise ValueError(f"{cls.__name__}.{name}: a default of {what}: use default_factory")
         if field.default is not MISSING:
             setattr(cls, name, field.default)
-        elif default is field:
+        elif is_field:
             delattr(cls, name)
         fields[name] = field
     return fields
-
-
-def _field(default: Any) -> Any:
-    return dataclasses.field(default=default)
 
 
 def _is_dataclass(cls: type) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 1 << 30  # most bytes of a text file
 WORTH_ASKING = 1 << 28  # least bytes of a model for which free memory is checked
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
+HUB_NAME = r"[\w.-]+/[\w.-]+(?<!\.gguf)"  # OWNER/REPO
 
 
 def is_model(word: str) -> bool:
@@ -178,7 +178,7 @@ def near_names(path: Path) -> str:
 
     folder = path.parent
     if not folder.is_dir():
-        if HUB_NAME.fullmatch(str(path)) and not os.path.lexists(folder):
+        if re.fullmatch(HUB_NAME, str(path), re.ASCII) and not os.path.lexists(folder):
             return f" (nor the folder {folder}); for a model on the hub, use hf:{path}"
         return f" (nor the folder {folder})"
     # Wrong case is the most common error in a file name, so case is ignored; so is the suffix,

@@ -82,7 +82,7 @@ class ModelCommand(click.Command):
                 raise click.NoSuchOption(name, "", ctx=ctx)  # so click tries short options
             match_long(name, *values)
 
-        parser._match_long_opt = match  # type: ignore[method-assign]
+        parser._match_long_opt = match  # type: ignore[method-assign,assignment]
         return parser
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -259,6 +259,7 @@ OF_SAMPLING = (
         "samplers", "--samplers", f"The sampling stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
 )
+SAMPLING_NAMES = frozenset(each.name for each in OF_SAMPLING)
 
 
 def token_limit(text: Any) -> int | None:
@@ -282,7 +283,7 @@ def option(setting: AnswerOption) -> Callable[[Function], Function]:
     elif setting.default == DEFAULT_ORDER:
         shown = f"  [default: {';'.join(DEFAULT_ORDER)}]"
     given |= {"metavar": setting.metavar, "help": setting.help + shown, "default": None}
-    kind = SamplingOption if setting in OF_SAMPLING else click.Option
+    kind = SamplingOption if setting.name in SAMPLING_NAMES else click.Option
     return click.option(*setting.flags.split(), setting.name, cls=kind, **given)
 
 

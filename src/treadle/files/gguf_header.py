@@ -13,18 +13,18 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.gguf_strings import Offsets, StringTooLong, string_heads
-from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.reader import FileReader
 from treadle.files.tensor import LateTensor, Tensor
 from treadle.formats import REMOVED, GGMLType, type_of
 
+MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 16  # keys or tensors, each a Python object: far above any real model
 MAX_KEY = (1 << 16) - 1  # bytes, by the specification
 MAX_NAME = 64  # bytes of a tensor's name, by the specification
@@ -115,7 +115,11 @@ class Header(FileReader):
     # -- the parts, in file order -------------------------------------------------------
 
     def _read_magic(self) -> None:
-        what = what_is(self.map[:N_HEAD])
+        what = None
+        if self.map[:4] != MAGIC:
+            from treadle.files.mistaken import N_HEAD, what_is  # for an error's message
+
+            what = what_is(self.map[:N_HEAD])
         magic = self.take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
@@ -123,7 +127,7 @@ class Header(FileReader):
                     f"{self.path}: a GGMF file, but not llama.cpp's (perhaps rwkv.cpp's)"
                 )
             raise UnsupportedError(f"{self.path}: {LEGACY[magic]}")
-        if magic != b"GGUF":
+        if magic != MAGIC:
             if _is_llama2c(self.path, bytes(self.file[:256])):
                 made = "`treadle convert` converts it to GGUF"
                 raise UnsupportedError(f"{self.path}: a llama2.c checkpoint; {made}")

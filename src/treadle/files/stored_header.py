@@ -6,10 +6,11 @@ their offsets follow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.stored_entries import (
     all_sources,
@@ -65,9 +66,7 @@ def read_header(key: str) -> StoredHeader | None:
     return found
 
 
-def metadata_of(
-    stored: StoredHeader, file: Bytes
-) -> tuple[dict[str, Value], dict[str, ValueType]]:
+def metadata_of(stored: StoredHeader, file: Bytes) -> tuple[dict[str, Value], dict[str, ValueType]]:
     """Return a header's metadata, whose arrays are views of ``file``, and their types."""
     metadata: dict[str, Value] = {}
     types: dict[str, ValueType] = {}

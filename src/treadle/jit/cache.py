@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from treadle.base.digest import blake2b
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.errors import CacheError
 from treadle.system import HERE, SYSTEM, machine
 

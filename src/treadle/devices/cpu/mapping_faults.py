@@ -17,11 +17,12 @@ import ctypes
 import mmap
 import struct
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.base.fork_safety import free_lock
 from treadle.devices.cpu.thread_team import ENTRY, HostMemory
 from treadle.errors import CacheError, CompileError
