@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.gguf_header import Header
-from treadle.files.gguf_writer import GGUFWriter
 from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.splits import model_inside, shard_path
 from treadle.files.tensor import Tensor
 
+if TYPE_CHECKING:
+    from treadle.files.gguf_writer import GGUFWriter as GGUFWriter
+
 __all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "open_gguf"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GGUFWriter":  # only programs that write files import it
+        from treadle.files.gguf_writer import GGUFWriter
+
+        return GGUFWriter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class GGUF:
