@@ -21,7 +21,7 @@ __all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "o
 
 
 def __getattr__(name: str) -> Any:
-    if name == "GGUFWriter":  # not imported where models are only read
+    if name == "GGUFWriter":  # only programs that write files import it
         from treadle.files.gguf_writer import GGUFWriter
 
         return GGUFWriter

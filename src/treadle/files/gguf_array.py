@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.files.gguf_strings import Bytes, Offsets
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from treadle.files.gguf_strings import Bytes, Offsets
 
 
 class ValueType(enum.IntEnum):

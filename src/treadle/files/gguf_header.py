@@ -19,7 +19,6 @@ import numpy as np
 from treadle.base.fast_named_tuple import NamedTuple
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
-from treadle.files.gguf_strings import Offsets, StringTooLong, string_heads
 from treadle.files.reader import FileReader
 from treadle.files.tensor import LateTensor, Tensor
 from treadle.formats import REMOVED, GGMLType, type_of
@@ -38,7 +37,7 @@ LEGACY = {  # magics of other model files
 }
 GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only version; other programs use the same magic
 
-_NO_HEADS: Offsets = np.empty(0, np.int64)
+_NO_HEADS = np.empty(0, np.int64)
 
 
 class _Info(NamedTuple):
@@ -115,11 +114,9 @@ class Header(FileReader):
     # -- the parts, in file order -------------------------------------------------------
 
     def _read_magic(self) -> None:
-        what = None
-        if self.map[:4] != MAGIC:
-            from treadle.files.mistaken import N_HEAD, what_is  # for an error's message
+        from treadle.files.mistaken import N_HEAD, what_is
 
-            what = what_is(self.map[:N_HEAD])
+        what = what_is(self.map[:N_HEAD])
         magic = self.take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
@@ -184,6 +181,8 @@ class Header(FileReader):
         return kind, GGUFArray(kind, self.file, start, n, _NO_HEADS)
 
     def _strings(self, key: str, n: int) -> GGUFArray:
+        from treadle.files.gguf_strings import StringTooLong, string_heads
+
         try:
             heads = string_heads(self.file, self.at, n)
         except StringTooLong as e:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_dataclass import dataclass
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.stored_entries import (
     all_sources,
@@ -30,7 +30,8 @@ SUFFIX = ".header"
 MOST_STRINGS = 1 << 21  # in all arrays of a header that is stored
 
 
-class StoredHeader(NamedTuple):
+@dataclass(frozen=True)
+class StoredHeader:
     """A header without its file: see ``gguf_header.Header``.
 
     metadata: key, type, and the value, or an array's place (``_ArrayPlace``).
@@ -43,7 +44,8 @@ class StoredHeader(NamedTuple):
     tensors: list[tuple[str, tuple[int, ...], int, int, int]]
 
 
-class _ArrayPlace(NamedTuple):
+@dataclass(frozen=True)
+class _ArrayPlace:
     """Place of an array in its file. ``lengths``: type and bytes of an array of the bytes that each
     string takes; None for numbers.
     """

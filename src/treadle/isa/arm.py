@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from treadle.isa import portable, sme
 from treadle.isa.isa import Op, Tiles
-from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, i8, i16, i32, u8
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Val
 
 NEON = "llvm.aarch64.neon"
 WIDE = 16  # bytes in a register

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.isa import amx, portable
 from treadle.isa.isa import Shorts, Tiles
-from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, i8, i16, u8, u16
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Val
 
 # Intrinsics for 128, 256 and 512 bits.
 MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}

@@ -22,7 +22,6 @@ from typing import Any
 
 from treadle.base.digest import blake2b
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.fast_named_tuple import NamedTuple
 from treadle.errors import CacheError
 from treadle.system import HERE, SYSTEM, machine
 
@@ -35,7 +34,8 @@ KNOWN = "sources-"  # names of files that keep a hash of sources begin so
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
 
 
-class CachedKernel(NamedTuple):
+@dataclass(frozen=True)
+class CachedKernel:
     """A kernel in the cache that this version of treadle would use."""
 
     name: str

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +30,11 @@ from treadle.devices.cpu.step_loop import (
 )
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
-from treadle.jit.language import Isa
 from treadle.plan.plan import DeviceMemory
 from treadle.system import SYSTEM
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
 
 SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
