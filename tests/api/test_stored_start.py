@@ -42,7 +42,11 @@ def parts(path: Path) -> list[str]:
     calls: list[str] = []
 
     def counted(name: str, function: Any) -> Any:
-        return lambda *given, **named: (calls.append(name), function(*given, **named))[1]
+        def call(*given: Any, **named: Any) -> Any:
+            calls.append(name)
+            return function(*given, **named)
+
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Header, "_read", counted("header", Header._read))

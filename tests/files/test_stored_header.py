@@ -58,10 +58,15 @@ def values(gguf: GGUF) -> dict[str, Any]:
 
 
 def is_parsed(path: Path) -> bool:
-    calls = []
+    calls: list[Header] = []
     with pytest.MonkeyPatch.context() as patch:
         read = Header._read
-        patch.setattr(Header, "_read", lambda self: (calls.append(1), read(self)))
+
+        def counted(self: Header) -> None:
+            calls.append(self)
+            read(self)
+
+        patch.setattr(Header, "_read", counted)
         open_gguf(path, stored=True)
     return bool(calls)
 

@@ -19,7 +19,7 @@ from treadle.files import stored_entries
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.gguf_writer import GGUFWriter
 from treadle.jit.cache import checked_folder
-from treadle.models import stored_config
+from treadle.models import stored_config, unread_tensors
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
@@ -206,7 +206,7 @@ def test_unused_tensors_are_named_again(
     monkeypatch.setattr(logging.getLogger("treadle"), "propagate", True)
     for expected in (True, False):
         caplog.clear()
-        stored_config._warn.cache_clear()
+        unread_tensors._warn.cache_clear()
         assert is_read(path) is expected
         assert "unused tensors: strange.weight" in caplog.text
     caplog.clear()

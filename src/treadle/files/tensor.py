@@ -134,7 +134,7 @@ class LateTensor(Tensor):
         return made
 
     @cached_property
-    def format(self) -> Format | None:  # type: ignore[override]
+    def format(self) -> Format | None:
         return FORMATS.get(self.ggml_type)
 
     @property

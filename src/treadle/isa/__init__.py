@@ -72,7 +72,7 @@ def choose(features: Set[str], forced: str | None = None) -> Isa:
         asked = f"TREADLE_ISA={forced}"
     if not forced:
         return best(features)
-    rows = __getattr__("ROWS")
+    rows: dict[str, Isa] = __getattr__("ROWS")
     row = rows.get(forced)
     if row is None:
         raise UnsupportedError(f"{asked}: unknown instruction set; choose one of {', '.join(rows)}")

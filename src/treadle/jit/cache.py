@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.base.digest import blake2b
 from treadle.base.fast_dataclass import dataclass
@@ -34,8 +34,7 @@ KNOWN = "sources-"  # names of files that keep a hash of sources begin so
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
 
 
-@dataclass(frozen=True)
-class CachedKernel:
+class CachedKernel(NamedTuple):
     """A kernel in the cache that this version of treadle would use."""
 
     name: str

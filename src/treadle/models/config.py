@@ -10,7 +10,8 @@ needs none. What a graph tells of a configuration is computed on first use and s
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
@@ -399,16 +400,13 @@ class Config:
     @cached_property
     def pools(self) -> tuple[PoolSpec | StateSpec, ...]:
         """The cache pools of the layers."""
-        from treadle.models.graphs import GRAPHS
-
-        return GRAPHS[self.arch.graph].pools(self)
+        found: tuple[PoolSpec | StateSpec, ...] = _graph_of(self).pools(self)
+        return found
 
     @cached_property
     def main_output(self) -> str:
         """The default output of plans: "logits", or "embedding" for models without logits."""
-        from treadle.models.graphs import GRAPHS
-
-        writes = "logits" in GRAPHS[self.arch.graph].outputs and not self.scores
+        writes = "logits" in _graph_of(self).outputs and not self.scores
         return "logits" if writes else "embedding"
 
     @cached_property
@@ -416,9 +414,8 @@ class Config:
         """Names of the file's tensors that nothing reads and that valid files do not usually
         have.
         """
-        from treadle.models.load import unread_tensors
-
-        return unread_tensors(self)
+        found: tuple[str, ...] = import_module("treadle.models.load").unread_tensors(self)
+        return found
 
     @cached_property
     def digest(self) -> str:
@@ -479,3 +476,8 @@ class Config:
     def bare(self) -> bool:
         """Whether norms of hidden states have no weights."""
         return self.arch.norm in ("bare", "bare_rms")
+
+
+def _graph_of(config: Config) -> Any:
+    """Return a configuration's graph. By name, since graphs import this module."""
+    return import_module("treadle.models.graphs").GRAPHS[config.arch.graph]

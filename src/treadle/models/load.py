@@ -16,8 +16,8 @@ from treadle.models.graphs.nextn import is_nextn_alone
 from treadle.models.ignored_tensors import IS_SPEECH, LEFT_OUT, SPEECH
 from treadle.models.keys import ENC, N_DECODER_LAYER, NEXTN, ArchMetadata
 from treadle.models.pooling_head import DENSE
-from treadle.models.stored_config import warn_of_unread
 from treadle.models.structure import check_tensors, find_factors, layer_of
+from treadle.models.unread_tensors import warn_of_unread
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

@@ -8,8 +8,6 @@ it, and what starts ask of its graph.
 from __future__ import annotations
 
 import contextlib
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treadle.files.gguf import GGUF
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 SUFFIX = ".config"
-N_NAMED = 4  # tensors in a warning
 
 
 def open_config(gguf: GGUF) -> Config:
@@ -42,27 +39,11 @@ def open_config(gguf: GGUF) -> Config:
         config = load_config(gguf, warn=False)
         if key is not None:
             _write(key, gguf, config)
-    warn_of_unread(gguf, config)
-    return config
-
-
-def warn_of_unread(gguf: GGUF, config: Config) -> None:
-    """Log, once per process and file, the tensors that are not used, if there are some."""
     if config.unread:
-        _warn(gguf.path, config.unread)
+        from treadle.models.unread_tensors import warn_of_unread  # few files have some
 
-
-@lru_cache
-def _warn(path: Path, names: tuple[str, ...]) -> None:
-    from logging import getLogger
-
-    more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
-    getLogger("treadle").warning(
-        "%s: unused tensors: %s%s (see treadle inspect)",
-        path,
-        ", ".join(names[:N_NAMED]),
-        more,
-    )
+        warn_of_unread(gguf, config)
+    return config
 
 
 def _key(gguf: GGUF) -> str | None:
