@@ -136,7 +136,7 @@ def common_state() -> dict[str, object]:
         "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
         "handlers": [signal.getsignal(number) for number in SIGNALS],
         "timer": signal.getitimer(signal.ITIMER_REAL),
-        **{name: set(vars(module)[name]) for name, module in modules.items() if module},
+        **{name: set(getattr(module, name)) for name, module in modules.items() if module},
     }
 
 

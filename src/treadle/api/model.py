@@ -34,7 +34,6 @@ from treadle.api.options import (
     token_limit,
 )
 from treadle.api.session import Session
-from treadle.api.summary import one_line, table
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
@@ -47,7 +46,7 @@ from treadle.errors import ForkedError, TreadleError, UnsupportedError, of_setti
 from treadle.files.paths import file_name
 from treadle.kvcache.state_slots import AGAIN
 from treadle.machine.topology import usable_threads
-from treadle.models.load import load_config
+from treadle.models.stored_config import open_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
 from treadle.scheduler.output import IndentStop, RequestOutput, stop_strings
 from treadle.scheduler.request import MediaPrompt, Request
@@ -262,7 +261,7 @@ class Model:
         self.path = find_path(path, progress=progress, projector=wanted)
         guard_mappings()
         self.gguf = open_model(self.path, progress)
-        self.config = load_config(self.gguf)
+        self.config = open_config(self.gguf)
         refuse_drafter(self.config, self.path)
         if self.defaults.template is not None or self.defaults.reasoning_budget_message:
             self._check_template()
@@ -330,12 +329,16 @@ class Model:
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
+        from treadle.api.summary import one_line
+
         return one_line(self.path, self.engine)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Model cannot be pickled or copied: load it in each process")
 
     def _repr_html_(self) -> str:
+        from treadle.api.summary import table
+
         return table(self.path, self.engine)
 
     @cached_property

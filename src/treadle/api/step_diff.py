@@ -216,9 +216,8 @@ def record(
 ) -> StepRecord:
     """Run token ids, and return what every step wrote. ``aligned``: as of ``StepRecorder``."""
     recorder = StepRecorder(model, aligned)
-    from treadle.models.graphs import main_output
 
-    first = 0 if main_output(model.config) == LOGITS else None
+    first = 0 if model.config.main_output == LOGITS else None
     read_text(model, list(ids), recorder, first)
     return recorder.record()
 

@@ -21,7 +21,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.cli.bench_engines import streams
 from treadle.cli.speed import PassCost, Peaks, part_of
 from treadle.cli.ui.progress import ProgressBar
-from treadle.models.graphs import main_output
 from treadle.models.switch import without_control_tokens
 
 RUNS = 7  # of steps and of whole passes each, after one to warm up
@@ -54,7 +53,7 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
     session = model.session()
     (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)
     ids = without_control_tokens(model.config.switch, ids)
-    writes = main_output(model.config) == "logits"
+    writes = model.config.main_output == "logits"
     stamped: list[dict[str, float]] = []
     wholes: list[float] = []
     try:

@@ -33,7 +33,7 @@ def open_model(
     """
     if not is_hf(path):
         try:
-            return open_gguf(path)
+            return open_gguf(path, stored=True)
         except (FileError, UnsupportedError):
             if (speech := _open_speech(path)) is None:
                 raise

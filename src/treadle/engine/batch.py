@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from math import prod
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.kernels.attention.records import ITEM, MERGE, PAGE, SPLIT
 from treadle.kernels.elementwise.top_records import SAMPLED, LateMask, LogitsQuery
 from treadle.kernels.spec import (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fork_safety import UseLock
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs, of_runs
@@ -24,7 +25,6 @@ from treadle.kernels.elementwise.top_records import RESULT
 from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.models.config import N_BATCH
-from treadle.models.graphs import GRAPHS, main_output
 from treadle.plan.lowering.weights import Weights
 from treadle.plan.plan import Plan
 
@@ -84,11 +84,10 @@ class Engine:
         self.n_ctx = n_ctx
         self.deterministic = deterministic
         self.kernels = device.kernels
-        pools = GRAPHS[config.arch.graph].pools(config)
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
         n_vocab = config.n_vocab
-        self.cache = self.make_cache(pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
+        self.cache = self.make_cache(config.pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
         self.gguf = gguf
         self._weights = Weights(gguf, device)
         self.check_files = gguf.check
@@ -104,7 +103,6 @@ class Engine:
         self.control_vectors: tuple[ControlVector, ...] = ()
         self._ready: dict[tuple[int, int, str, bool, bool, bool], PreparedPlan] = {}
         self._lowered: dict[PlanKey, Plan] = {}  # not prepared yet
-        self._with_media = replace(config, with_media=True)
         self._arena = device.memory(0)
         self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
@@ -148,7 +146,7 @@ class Engine:
         """Return the plan for batches of up to ``n_tokens`` tokens with ``n_outputs`` rows of
         ``output``, by default the graph's main output, and with the default adapters.
         """
-        made = output or main_output(self.config)
+        made = output or self.config.main_output
         adapted, steered = self._uses(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted, steered=steered).plan
 
@@ -161,7 +159,7 @@ class Engine:
         self.adapters = tuple(adapters)
         self._adapted = self._with_adapters(adapters)
         self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
-        made = main_output(self.config)
+        made = self.config.main_output
         self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
         for adapter in adapters:
             adapter.check(self._adapted.met)
@@ -206,6 +204,11 @@ class Engine:
         has_adapters, has_vectors = self._uses(seq.lora)
         return has_adapters or bool(seq.marks) or self._adapts(ids), has_vectors
 
+    @cached_property
+    def _with_media(self) -> Config:
+        """The config of plans for batches with rows of pictures and sound."""
+        return replace(self.config, with_media=True)
+
     @property
     def _n_scales(self) -> int:
         """Number of scales of a row: one for each adapter within the model, loaded adapter and
@@ -218,7 +221,7 @@ class Engine:
         before any run with that output.
         """
         self.config = replace(self.config, taps=tuple(layers))
-        self._with_media = replace(self._with_media, taps=tuple(layers))
+        self.__dict__.pop("_with_media", None)
 
     def _uses(self, lora: Lora) -> tuple[bool, bool]:
         """Return whether a sequence with these scales has loaded adapters, and whether it has
@@ -301,7 +304,7 @@ class Engine:
         plan = self._lowered.pop(key, None)
         if plan is None:
             plan = self.lower(key)
-            if device.compile_ahead(plan) and main_output(config) == "logits":
+            if device.compile_ahead(plan) and config.main_output == "logits":
                 n_next = CHUNK if key.n_tokens == 1 else 1  # a text follows a prompt
                 following = PlanKey(n_next, 1, key.output, key.adapted, steered=key.steered)
                 self.compile_ahead(following, later=True)
@@ -358,7 +361,7 @@ class Engine:
     def run_timed(self, parts: Seq[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output. Return the label of each step, and its seconds."""
         times: list[float] = []
-        plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
+        plan = self._run(parts, lambda ready: ready.plan, times, self.config.main_output)
         return list(zip([step.label for step in plan], times, strict=True))
 
     def run_reference(
@@ -606,7 +609,7 @@ class Engine:
         The caller holds ``lock``, and commits each sequence to the cache afterwards.
         """
         wanted = any(part.n_outputs for part in parts)
-        ready = self._plan_of(parts, "logits" if wanted else main_output(self.config))
+        ready = self._plan_of(parts, "logits" if wanted else self.config.main_output)
         self._prepare(ready, parts)
         ready.run.write_late()
         return ready.plan, ready.run

@@ -28,7 +28,6 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan
 from treadle.errors import UnsupportedError
 from treadle.kvcache.cache import KVCache, Sequence
-from treadle.models.graphs import main_output
 from treadle.plan.lowering.observed import ObservedOps, UnfusedOps
 from treadle.plan.step_rows import HookPoint, StepRows, hook_points
 
@@ -247,7 +246,7 @@ class HookedEngine(Engine):
         if every:
             steered = bool(self.control_vectors)
             media = self.config.causal and self.device.takes_media
-        marked = OBSERVED + main_output(self.config)
+        marked = OBSERVED + self.config.main_output
         key = self._key(PlanKey(1, 1, marked, adapted, media, steered))
         if (ready := self._ready.get(key)) is not None:
             plan = ready.plan
@@ -265,7 +264,7 @@ class HookedEngine(Engine):
 
         Raises ContextFullError if the text does not fit.
         """
-        output = main_output(self.config) if first is None else "logits"
+        output = self.config.main_output if first is None else "logits"
         with interrupts_held() as held, self.lock:
             seq = self.cache.sequence(lora=lora)
             try:
@@ -290,7 +289,7 @@ class HookedEngine(Engine):
 
         def read(seqs: Seq[Sequence]) -> None:
             parts = [BatchItem(seq, ids, 0) for seq, ids in zip(seqs, texts, strict=True)]
-            self._run(parts, lambda ready: None, None, main_output(self.config))
+            self._run(parts, lambda ready: None, None, self.config.main_output)
 
         with self.lock:
             self._of_new(len(texts), lora, read)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import LORA_A, LORA_B
-from treadle.models.graphs import main_output
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -38,7 +37,7 @@ def active(gguf: GGUF, config: Config) -> Active:
     prediction, which follow the last layer, are not counted.
     """
     tables = {*_TABLES}
-    if OUTPUT in gguf.tensors or main_output(config) != "logits":  # else also the output matrix
+    if OUTPUT in gguf.tensors or config.main_output != "logits":  # else also the output matrix
         tables.add(EMBEDDINGS)
     n_parameters = n_bytes = 0.0
     for name, tensor in gguf.tensors.items():

@@ -2,15 +2,24 @@
 
 A graph reads them from a file's keys and checks them; later code does not check again. Numbers are
 in range, sizes divide, and every tensor that a layer names exists in its shape.
+
+This module imports no graph: a start that finds the configuration stored (``stored_config.py``)
+needs none. What a graph tells of a configuration is computed on first use and stored with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
-from treadle.models.archs import Arch
+from treadle.models.arch import Arch
 from treadle.models.rope import Rope
+
+if TYPE_CHECKING:
+    from treadle.models.cache_spec import PoolSpec, StateSpec
 
 USUAL_CONTEXT = 4096  # default context in tokens, if the model supports as many
 N_BATCH = 512  # tokens of a prompt per run
@@ -415,6 +424,35 @@ class Config:
         layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
+    @cached_property
+    def pools(self) -> tuple[PoolSpec | StateSpec, ...]:
+        """The cache pools of the layers."""
+        found: tuple[PoolSpec | StateSpec, ...] = _graph_of(self).pools(self)
+        return found
+
+    @cached_property
+    def main_output(self) -> str:
+        """The default output of plans: "logits", or "embedding" for models without logits."""
+        writes = "logits" in _graph_of(self).outputs and not self.scores
+        return "logits" if writes else "embedding"
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the file's tensors that nothing reads and that valid files do not usually
+        have.
+        """
+        found: tuple[str, ...] = import_module("treadle.models.load").unread_tensors(self)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all fields, equal in every process for equal configurations. Raises TypeError
+        if a field has a value of an unknown type.
+        """
+        from treadle.models.digest import digest_of
+
+        return digest_of(self)
+
     @property
     def pool(self) -> str:
         """The pooling of embeddings: ``pooling``, or "mean" if the file names none."""
@@ -465,3 +503,8 @@ class Config:
     def bare(self) -> bool:
         """Whether norms of hidden states have no weights."""
         return self.arch.norm in ("bare", "bare_rms")
+
+
+def _graph_of(config: Config) -> Any:
+    """Return a configuration's graph. By name, since graphs import this module."""
+    return import_module("treadle.models.graphs").GRAPHS[config.arch.graph]

@@ -13,7 +13,6 @@ from treadle.engine.logits import LateMask, LogitsQuery
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
 from treadle.sampling.best import BestCandidates, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
-from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
 from treadle.sampling.settings import CustomSampler, Sampling
 from treadle.sampling.temperature import dynamic_temperature, temperature
@@ -21,6 +20,7 @@ from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p
 
 if TYPE_CHECKING:
     from treadle.engine.logits import LogitsRow
+    from treadle.sampling.repetition import Breakers, Vocabulary
 
 
 class TokenConstraint(Protocol):
@@ -225,6 +225,8 @@ class Sampler:
             return {}
         if self._tokenizer is None:
             raise SamplingError("DRY needs the tokenizer, to find its sequence breakers")
+        from treadle.sampling.repetition import find_breakers
+
         return find_breakers(self._tokenizer, texts)
 
 
@@ -298,6 +300,8 @@ def _penalties(s: Sampling, sampler: Sampler) -> Stage | None:
     amounts = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
     if s.repeat_last_n == 0 or amounts == (1, 0, 0):
         return None
+    from treadle.sampling.repetition import penalties  # off by default
+
     return lambda c, ids, u: penalties(c, _tail(ids, s.repeat_last_n), *amounts)
 
 
@@ -305,6 +309,8 @@ def _dry(s: Sampling, sampler: Sampler) -> Stage | None:
     if s.dry_multiplier == 0 or s.dry_base < 1 or s.dry_penalty_last_n == 0:
         return None
     knobs = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, sampler._breakers())
+    from treadle.sampling.repetition import dry  # off by default
+
     return lambda c, ids, u: dry(c, _tail(ids, s.dry_penalty_last_n), *knobs)
 
 

@@ -17,7 +17,6 @@ from treadle.kernels.attention.records import PAGE, SPLIT
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.kernels.spec import MEDIA
 from treadle.kvcache.sequence import Sequence
-from treadle.models.graphs import main_output
 from treadle.models.switch import without_control_tokens
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def _sequence(
     in_parts = engine.config.causal or engine.config.draft is not None
     if not goes_on or not in_parts or length < 1:
         return seq
-    given = RandomStates(main_output(engine.config), rng)
+    given = RandomStates(engine.config.main_output, rng)
     engine.observe([BatchItem(seq, _ids(engine, rng, length), 0)], given)
     whole = length // PAGE * PAGE
     longer = min(SPLIT + 2 * PAGE + 3, room) - length

@@ -23,7 +23,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.prepared_plan import PlanKey
 from treadle.errors import TreadleError
-from treadle.models.graphs import main_output
 from treadle.selftest.batches import new_sequence
 from treadle.selftest.kernel_check import run_twins
 
@@ -75,7 +74,7 @@ def check_text(model: Model, *, quick: bool = False, progress: Progress | None =
     engine = model.engine
     n_weights = sum(int(np.prod(t.shape)) for t in model.gguf.tensors.values())
     most = QUICK_WEIGHTS if quick else MOST_WEIGHTS
-    if main_output(engine.config) != "logits":
+    if engine.config.main_output != "logits":
         return _check_vector(engine, n_weights, most, progress)
     known = known_text(model)
     ids = list(known.prompt) if known else _prompt(model)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+
+from treadle.base.fast_named_tuple import NamedTuple
 
 WIDTH = 3  # length of the n-grams that are looked up
 MOST = 7  # ids of a draft at most: with the last id, as many as the largest plan for few tokens

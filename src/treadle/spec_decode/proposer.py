@@ -57,8 +57,9 @@ class Drafting:
         return True
 
     def _open_own(self, engine: Engine) -> bool:
-        if engine.config.arch.nextn and engine.has_states:
-            from treadle.models.graphs.nextn import has_nextn
+        may_have = engine.config.arch.nextn and engine.has_states
+        if may_have and any(".nextn." in name for name in engine.gguf.tensors):
+            from treadle.models.graphs.nextn import has_nextn  # imports the graphs
 
             if has_nextn(engine.gguf, engine.config):
                 from treadle.spec_decode.mtp import open_nextn  # imported late: rarely used

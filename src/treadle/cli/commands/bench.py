@@ -32,7 +32,6 @@ from treadle.cli.ui.table import print_json
 from treadle.errors import TreadleError
 from treadle.files.splits import shown_name
 from treadle.files.target import files_of
-from treadle.models.graphs import main_output
 
 TELLING_S = 0.02  # least seconds of all repetitions: waking the threads takes 0.1 ms of each
 
@@ -293,7 +292,7 @@ def time_model(
     results: list[Result] = []
     engines: list[Contender] = []
     try:
-        if main_output(model.config) != "logits":
+        if model.config.main_output != "logits":
             how = "time its steps with `treadle plan MODEL -p 128 --profile`"
             raise TreadleError(f"{path}: the model does not generate text: {how}")
         most = min(model.engine.max_tokens, OUTPUTS)

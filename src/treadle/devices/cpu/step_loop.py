@@ -19,14 +19,16 @@ claim word").
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import LINE, Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Isa, Val
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
 MOST_ITEMS = (1 << ITEM_BITS) - 1

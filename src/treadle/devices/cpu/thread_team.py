@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +30,11 @@ from treadle.devices.cpu.step_loop import (
 )
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
-from treadle.jit.language import Isa
 from treadle.plan.plan import DeviceMemory
 from treadle.system import SYSTEM
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
 
 SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
@@ -54,12 +57,12 @@ class HostMemory(DeviceMemory):
         self.address: int = self.bytes.ctypes.data
 
     @classmethod
-    def of(cls, array: np.ndarray) -> HostMemory:
-        """Wrap the memory of ``array``, without a copy."""
+    def of(cls, array: np.ndarray, address: int | None = None) -> HostMemory:
+        """Wrap the memory of ``array``, without a copy. ``address``: its own, if that is known."""
         result = cls.__new__(cls)
         result.bytes = array
         result.n_bytes = array.nbytes
-        result.address = int(array.ctypes.data)
+        result.address = int(array.ctypes.data) if address is None else address
         return result
 
     def _read(self, at: int, n_bytes: int) -> np.ndarray:

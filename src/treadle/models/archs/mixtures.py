@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.models.archs.arch import (
+from treadle.models.arch import (
     EMBD_NORM,
     EXPERTS_GATING,
     EXPERTS_JITTER,

@@ -37,7 +37,8 @@
 
     reading.py      keys of all decoders and encoders
     kinds.py        the mixer, FFN, norm and pooling that a file shows
-    positions.py    keys of attention windows and rope tables
+    positions.py    keys of attention windows, and each layer's rope table
+    rope_keys.py    keys of rope tables
     experts.py      keys of experts
     limits.py       keys of activations
     latent.py       keys of latent attention
@@ -48,13 +49,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.structure import Graph, LateConstants
-
-if TYPE_CHECKING:
-    from treadle.models.config import Config
 
 GRAPHS = LateConstants[Graph](
     __name__,
@@ -106,9 +102,3 @@ GRAPHS = LateConstants[Graph](
         "encoder_decoder_keys": "encoder_decoder.ENCODER_DECODER_KEYS",
     },
 )
-
-
-def main_output(config: Config) -> str:
-    """Return the default output of plans: "logits", or "embedding" for models without logits."""
-    writes = "logits" in GRAPHS[config.arch.graph].outputs and not config.scores
-    return "logits" if writes else "embedding"

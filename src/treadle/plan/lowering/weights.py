@@ -13,7 +13,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import round_up
-from treadle.models.ops import TensorName, TensorSlice
 from treadle.plan.plan import Const, Storage
 
 if TYPE_CHECKING:
@@ -21,11 +20,12 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
     from treadle.formats import Format
     from treadle.models.lora import Floats, LowRank
+    from treadle.models.ops import TensorName
 
 
 def whole(name: TensorName) -> str:
     """Return the name of the tensor that a slice is part of; of another name, the name itself."""
-    return name.whole if isinstance(name, TensorSlice) else name
+    return name if isinstance(name, str) else name.whole
 
 
 def factor_of(stem: TensorName) -> str:
@@ -66,7 +66,7 @@ class Weights:
         """Return a tensor or a slice of its rows as constants, one for each array of its format."""
         if name not in self.consts:
             arrays = list(self.tensor(name).arrays)
-            if isinstance(name, TensorSlice):  # contiguous rows of each array
+            if not isinstance(name, str):  # contiguous rows of each array
                 n = self.n_rows(name.whole)
                 sizes = [array.size // n for array in arrays]
                 arrays = [
@@ -91,7 +91,7 @@ class Weights:
                 strips = [values[at : at + size].T.ravel() for at in range(0, len(values), size)]
                 values = np.concatenate(strips)
             values = values.ravel()
-            if isinstance(name, TensorSlice):
+            if not isinstance(name, str):
                 values = values[name.first : name.first + name.n]
             values = values * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
@@ -115,7 +115,7 @@ class Weights:
     @property
     def are_floats(self) -> bool:
         """Whether most bytes of the model's tensors are plain floats, not quantised."""
-        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
+        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.has_codes)
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
     def tensor(self, name: TensorName) -> Tensor:
@@ -126,7 +126,7 @@ class Weights:
         """Return the rows of a matrix or a slice; of a tensor with several matrices, the rows of
         all; 1 for a vector.
         """
-        return name.n if isinstance(name, TensorSlice) else prod(self.tensor(name).shape[:-1])
+        return prod(self.tensor(name).shape[:-1]) if isinstance(name, str) else name.n
 
     def n_bytes(self, name: TensorName) -> int:
         return self.tensor(name).n_bytes // self.n_rows(whole(name)) * self.n_rows(name)

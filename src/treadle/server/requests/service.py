@@ -22,7 +22,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools import TemplateDialect, dialect_of
 from treadle.media.address_policy import AddressPolicy
 from treadle.media.addresses import fetch_media
-from treadle.models.graphs import main_output
 from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
 from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges, charge_tokens
@@ -126,7 +125,7 @@ class Service:
         self.bodies = Bodies(MAX_BODY if media is None else MAX_MEDIA_BODY)
         self.engine = EngineThread(self.model, self.stats)
         self.defaults = self.model.sampling
-        self.writes = main_output(self.model.config) == "logits"  # whether it generates text
+        self.writes = self.model.config.main_output == "logits"  # whether it generates text
         self.draining = False
         self.n_open = 0  # open HTTP requests that the shutdown waits for
         self.streams: set[RequestStream] = set()
