@@ -175,3 +175,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> WriteTiny:
         return made[key]
 
     return write
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of caches will do: memory's is read in gigabytes."""
+    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))

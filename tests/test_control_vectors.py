@@ -19,6 +19,7 @@ from tests.loras import draw_pairs, write_gguf
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from tests.tiny import rounding
+from tests.twins import logits_of_twins
 from treadle.api.model import Model
 from treadle.cli import main
 from treadle.cli.options import control_vector
@@ -237,11 +238,9 @@ def test_threads_do_not_change_a_bit(tiny: WriteTiny, deterministic: bool) -> No
 def test_every_step_is_its_twin(model: Model) -> None:
     session = model.session(control_vectors={"v1": 1.0, "v2": -0.5})
     parts = [BatchItem(session.seq, IDS[:20])]
-    plan, arena = model.engine.run_reference(parts)
+    plan, (twin,) = logits_of_twins(model.engine, parts)
     plan.check()
     assert [s.label for s in plan if s.label.endswith(".control")] == ["L1.control", "L2.control"]
-    at = plan.offsets[plan.outputs["logits"]]
-    twin = arena[at:].view(np.float32)[: model.config.n_vocab]
     session.reset()
     rows = session.feed(IDS[:20])
     assert np.abs(rows - twin).max() <= rounding(model.config) * np.abs(twin).max()

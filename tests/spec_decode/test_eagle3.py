@@ -21,8 +21,8 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import D2T, tokens_of
 from treadle.models.drafters.eagle3 import N_TARGET
+from treadle.models.drafters.target import D2T, tokens_of
 from treadle.models.load import load_config
 from treadle.selftest import model_check
 from treadle.spec_decode.eagle3 import Eagle3Drafter

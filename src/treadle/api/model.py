@@ -37,7 +37,7 @@ from treadle.api.session import Session
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
-from treadle.convert.open import open_drafter, open_model
+from treadle.convert.open import open_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
@@ -307,7 +307,11 @@ class Model:
                 folder = file_name(cache_dir, "cache_dir")
                 self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
             self.stepper = CooperativeStepper(Scheduler(self.engine))
-            second = None if draft is None else open_drafter(find_path(draft, "draft", progress))
+            second = (
+                None
+                if draft is None
+                else open_model(find_path(draft, "draft", progress), drafter=True)
+            )
             self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
             self._mmproj = mmproj
             self._progress = progress

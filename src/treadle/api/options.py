@@ -174,8 +174,8 @@ def choose_context(
 
 
 def add_adapters(given: Adapters, engine: Engine) -> None:
-    """Load adapters (LoRA) into an engine before its first run; None if ``given`` is empty. Raises
-    the errors of ``convert.lora.load_adapters``.
+    """Load adapters (LoRA) into an engine before its first run; do nothing if ``given`` is empty.
+    Raises the errors of ``convert.lora.load_adapters``.
     """
     if isinstance(given, str | bytes | os.PathLike):
         given = [given]

@@ -47,7 +47,8 @@
     file_diff.py           comparison of two model files
     projector.py           projector files in ``plan``, ``bench`` and ``inspect``
 
-This file imports nothing at its top that could slow a start.
+This file has the console script: ``run_process`` sets up the process (streams, signals, exit code),
+and ``main`` calls ``invoke`` in ``app.py``. It imports nothing at its top that could slow a start.
 """
 
 from __future__ import annotations

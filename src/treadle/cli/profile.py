@@ -114,7 +114,10 @@ def facts_of(
 def kinds_of(
     steps: Sequence[Any], profile: Profile, parts: Sequence[tuple[int, int]], peaks: Peaks
 ) -> list[dict[str, Any]]:
-    """Sum up the steps by kind (``part_of``); the kind that took longest comes first."""
+    """Return one object for each kind of step (``part_of``), the kind that took longest first:
+    ``kind``, ``n_steps``, and the fields of ``facts_of`` for these steps together. ``parts``:
+    (cached tokens, new tokens) of each sequence.
+    """
     groups: dict[str, list[Any]] = {}
     for step in steps:
         groups.setdefault(part_of(step.kernel), []).append(step)

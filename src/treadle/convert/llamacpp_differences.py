@@ -95,8 +95,8 @@ NORMED = {
 SHARING = {"gemma3n": (20, 10)}
 LACKING = frozenset(
     {"flex_olmo", "gptneo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
-    | {"axk2", "cohere-compass", "inkling", "solar-open2"}
-)  # architectures that llama.cpp lacks
+    | {"axk2", "cohere-compass", "gigachat35", "inkling", "solar-open2"}
+)  # architectures that llama.cpp 0.3.36's sources lack
 ONE_BASE = frozenset({"mellum"})  # one RoPE base, also for layers with a window
 FIXED_SCALES = frozenset({"minicpm3"})  # scales from the model's size; the file's are ignored
 # Tensors that llama.cpp does not load there: direct or low-rank queries, a separate output matrix.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
 # Outputs with a row for each requested token; others have one per part.
-OF_ROWS = "logits", "ahead", "tapped", "markov"
+OF_ROWS = "logits", "ahead", "tapped", "markov", "choosing"
 T = TypeVar("T")
 
 
@@ -52,8 +52,9 @@ class Engine:
     """Runs batches of sequences through one model.
 
     ``run([BatchItem(seq, ids)])`` appends ids to each sequence and returns logits, float32
-    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError if a part does not
-    fit, FileError if the model's file shrank or was written to; then no sequence has changed.
+    ``[n_outputs, n_vocab]``, in the order of the parts; ``sample`` does so for the scheduler, and
+    returns the largest logits of each output. Both raise ContextFullError if a part does not fit,
+    FileError if the model's file shrank or was written to; then no sequence has changed.
     Thread-safe: threads take turns.
     """
 
@@ -286,6 +287,10 @@ class Engine:
         )
 
     def _make(self, key: PlanKey) -> PreparedPlan:
+        """Lower a new plan, give its buffers memory, and compile its kernels; keep and return the
+        result. For a model that generates text, other processes begin to compile the plan that will
+        follow.
+        """
         began = time.perf_counter()
         device = self.device
         config = self._with_media if key.media else self.config
@@ -543,6 +548,11 @@ class Engine:
         output: str = "logits",
         begin: Callable[[PreparedPlan], object] | None = None,
     ) -> T:
+        """Run one batch by the prepared plan for its size and ``output``, and return what ``read``
+        reads from the plan's memory. ``times`` gets each step's seconds; ``begin`` is called before
+        the device starts, once more if a signal stopped the run and it is repeated. Sequences are
+        unchanged if this raises an error.
+        """
         with self.lock:
             ready = self._plan_of(parts, output)  # compiling takes seconds and is interruptible
             with interrupts_held() as held:
@@ -710,6 +720,7 @@ class Engine:
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Seq[BatchItem], ready: PreparedPlan) -> LogitsBatch:
+        """Return the logits of the last run, which computed ``parts``, for samplers."""
         at = ready.plan.offsets[ready.plan.outputs["top"]]
         n = ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()

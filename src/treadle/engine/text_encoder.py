@@ -107,7 +107,9 @@ class TextEncoder:
         self._engine.lay_out(key, [BatchItem(seq, ids, 0) for seq, (ids, _) in pairs])
 
     def finish(self, ids: Seq[int], to: EncodedKeys) -> None:
-        """Store the keys and values of a prompt at once, unless they are stored already."""
+        """Encode the prompt ``ids`` now, not in slices between other steps, and store its keys and
+        values in ``to``, unless they are stored already.
+        """
         for _ in () if to.is_stored else self.encode([(ids, to)]):
             pass
 

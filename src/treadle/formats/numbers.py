@@ -80,10 +80,11 @@ def with_steps(
 
 @dataclass(frozen=True)
 class Weighted:
-    """The search with importances, for a format that is only rounded without them.
+    """The search for quantised blocks when importances are given, for a format whose values are
+    otherwise rounded without a search.
 
-    ``how`` is a search over super-blocks, here of one sub-block each; ``numbers`` converts its
-    result to RoundedBlocks.
+    ``how``: a search over super-blocks, used here with one sub-block in each. ``numbers``: a
+    function that converts its result to ``RoundedBlocks``.
     """
 
     how: Any

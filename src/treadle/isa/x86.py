@@ -56,12 +56,12 @@ def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def high_short(k: Builder, a: Val, b: Val) -> Val:
-    """``Shorts.high`` by ``vpmulhrsw``."""
+    """``Shorts.high`` by ``vpmulhrsw``: ``(a[i] b[i] + 2**14) >> 15`` of i16."""
     return k.call(f"llvm.x86.{MULHRS[a.ty.lanes]}", a.ty, [a.ir, b.ir])
 
 
 def widen_short(k: Builder, acc: Val, s: Val) -> Val:
-    """``Shorts.widen`` by ``vpmaddwd`` with ones."""
+    """``Shorts.widen`` by ``vpmaddwd`` with ones: ``acc[i] += s[2i] + s[2i+1]`` of i16, in i32."""
     return dot2(k, acc, s, k.const(1, s.ty))
 
 

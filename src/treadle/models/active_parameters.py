@@ -63,7 +63,8 @@ def active(gguf: GGUF, config: Config) -> Active:
 
 
 def numbers_of(experts: Experts) -> tuple[int, int]:
-    """Return the number of experts, and the number of small experts that groups of neighbours
-    share.
+    """Return the numbers of matrices that a tensor of experts may have: one for each expert, or,
+    for the tensors of small experts, one for each ``per_chunk`` neighbouring experts, which share
+    it.
     """
     return experts.n, experts.n // experts.per_chunk

@@ -82,6 +82,30 @@ class Sublayer:
     unread: frozenset[str] = frozenset()
 
 
+def gates_of(norm: str, width: str) -> tuple[TensorRow, TensorRow]:
+    """Return the tensor rows of the gate behind the norm ``norm`` of ``width`` values, by a
+    rank.
+    """
+    up = TensorRow(f"{norm}_gate_up.weight", ("n_norm_rank", width))
+    return up, TensorRow(f"{norm}_gate_down.weight", (width, "n_norm_rank"))
+
+
+def with_gates(of: Sublayer, *norms: str, **rows: TensorRow) -> Sublayer:
+    """Return the sublayer ``of`` with gates behind its norms of hidden states, ``norms``, all of
+    which are required; ``rows`` are in place of its own of these names (with "_" for ".").
+    """
+
+    def row(one: TensorRow) -> TensorRow:
+        one = rows.get(one.name.replace(".", "_"), one)
+        return replace(one, optional=False) if one.name.removesuffix(".weight") in norms else one
+
+    def sizes(layer: Layer) -> Sizes:
+        return {**of.sizes(layer), "n_norm_rank": layer.n_norm_rank}
+
+    gates = (gate for norm in norms for gate in gates_of(norm, "n_embd"))
+    return replace(of, rows=(*map(row, of.rows), *gates), sizes=sizes)
+
+
 def built_by_graph(
     label: str,
     rows: tuple[TensorRow, ...],

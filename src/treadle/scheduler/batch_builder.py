@@ -23,8 +23,9 @@ Batch = list[tuple["Request", BatchItem]]
 
 
 class BatchBuilder:
-    """Builds batches from the running requests. ``cost_model`` predicts step times; ``media`` and
-    ``prompts`` encode what prompts need.
+    """Builds batches from the running requests. ``cost_model`` predicts step times; ``media``
+    encodes pictures and sounds of prompts, ``prompts`` the prompts of an encoder-decoder model: a
+    request is in no batch until they have.
     """
 
     def __init__(

@@ -34,8 +34,9 @@ Allow = Callable[[], AbstractContextManager[object]]
 
 
 class Scheduler:
-    """Scheduler of one engine. ``clock`` returns seconds; ``target_s``: the longest that a step
-    should take while a caller waits for a next token.
+    """Scheduler of one engine: ``add`` queues a request, each ``step`` runs one batch of the
+    requests that have room. ``clock`` returns seconds; ``target_s``: the longest that a step should
+    take while a caller waits for a next token.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ the scheduler's steps for all.
 A waiting thread steps if no other does. The others sleep until their own output has something or it
 is their turn to step. So a single caller never switches threads between two tokens, and concurrent
 callers share batches. Path of a token: ``Generation.wait`` -> ``until`` -> ``Scheduler.step`` ->
-``Request.take`` -> ``RequestOutput.push``.
+``Engine.sample`` -> ``Request.take`` -> ``RequestOutput.push``.
 """
 
 from __future__ import annotations
@@ -118,6 +118,9 @@ class CooperativeStepper:
                 self._wake(successor=True)
 
     def _sleep(self, over: Enough) -> None:
+        """Sleep while another thread steps, until it wakes this one: because ``over()`` is true, or
+        because it is this thread's turn to step.
+        """
         bell = threading.Lock()
         bell.acquire()
         self._sleepers[bell] = over

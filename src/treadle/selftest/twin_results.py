@@ -44,6 +44,7 @@ from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
 from treadle.kernels.moe.route import Route, RouteByToken, Sort
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunk_keys import ChunkKeys
 from treadle.kernels.recurrent.chunked import Chunked
 from treadle.kernels.recurrent.gates import OutputGate
@@ -305,7 +306,9 @@ def _plainly(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     for name in dict.fromkeys(spec.args.writes):
         if not isinstance(evidence.step.args.get(name), Buffer):
             continue
-        if isinstance(spec, OutputGate) and name == "x":  # rows of a norm, whose buffer is bytes
+        if (
+            isinstance(spec, (BlockConvolution, OutputGate)) and name == "x"
+        ):  # rows of a norm, whose buffer is bytes
             setattr(args, name, f32_values(getattr(args, name)))
             yield _floats(evidence, args, name, lambda expected: _estimate(spec, expected))
         elif evidence.step.args[name].dtype == "f4":
@@ -324,7 +327,7 @@ def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
 
 
 def _exactly(name: str, actual: np.ndarray, expected: np.ndarray) -> Compared:
-    """Compare whole numbers."""
+    """Return the comparison of whole numbers, which must be equal: the tolerance is 0.5."""
     tolerance = np.full(expected.shape, 0.5)
     return Compared(name, actual.astype(np.float64), expected.astype(np.float64), tolerance)
 
@@ -970,8 +973,8 @@ def attention_error(spec: Attention, args: Any, items: Sequence[Any]) -> tuple[f
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
     if spec.reach:  # the rounding of LOG2_E, and of the sum
         score += 2 * U32 * float(np.abs(args.distances).max())
-    if spec.profiled:
-        score += 2 * U32 * float(np.abs(args.profiles).max())
+    if spec.rel_extent:
+        score += 2 * U32 * float(np.abs(args.rel_logits).max())
     if spec.words:
         score += (spec.head_dim**0.5 / LIMIT + spec.head_dim / 4 / LIMIT**2) * norm * longest_key
         halves = (SPAN_PAGES * PAGE + 1) / 4 / LIMIT
@@ -1063,19 +1066,28 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """
     spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()
-    n = int(evidence.run["n_tokens"]) * spec.n_given
-    exact = args.weights[:n].reshape(-1, spec.n_given).astype(np.float64)
+    n = int(evidence.run["n_tokens"]) * spec.n_used
+    exact = args.weights[:n].reshape(-1, spec.n_used).astype(np.float64)
     found = evidence.written("weights")[:n].reshape(exact.shape).astype(np.float64)
     allowed = 16 * U32 * np.abs(exact) + TINY
     yield Compared("weights", found, exact, allowed)
     chosen = [
-        a[:n].reshape(-1, spec.n_given).astype(np.float64)
+        a[:n].reshape(-1, spec.n_used).astype(np.float64)
         for a in (evidence.written("chosen"), args.chosen)
     ]
     tied = (np.abs(found - exact) <= allowed).all(-1) & (chosen[0] != chosen[1]).any(-1)
     gaps = np.abs(np.diff(exact, axis=-1)).min(-1, initial=np.inf)
     tied &= gaps <= 32 * U32 * np.abs(exact).max(-1, initial=0.0)
     yield _exactly("chosen", *(c[~tied] for c in chosen))
+    if isinstance(spec, Route) and spec.n_shared:
+        n = int(evidence.run["n_tokens"]) * spec.n_shared
+        given = [
+            (evidence.written(f"shared_{x}")[:n], getattr(args, f"shared_{x}")[:n])
+            for x in ("weights", "chosen")
+        ]
+        (found, exact), numbers = ([a.astype(np.float64) for a in each] for each in given)
+        yield Compared("shared_weights", found, exact, 16 * U32 * np.abs(exact) + TINY)
+        yield _exactly("shared_chosen", *numbers)
 
 
 def _bytes(evidence: Evidence, cut: Cut) -> Iterator[Compared]:

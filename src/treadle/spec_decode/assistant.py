@@ -60,14 +60,16 @@ class GivenStates(EngineObserver):
         self.clusters = np.zeros((0, 0), np.int32)
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write ``given`` into the plan's input."""
+        """Write the rows ``given`` into the plan's input."""
         buffer = ready.plan.takes[GIVEN]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, : self.given.shape[1]] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the assistant's next states and clusters out of the plan."""
+        """Copy the assistant's next states to ``rows``, and its clusters to ``clusters``, from the
+        plan's memory.
+        """
         n = ready.run.n_outputs
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_target).copy()
         if self._n_clusters:

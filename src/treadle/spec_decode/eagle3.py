@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.models.drafters.beside_model import FEATURES, tokens_of
 from treadle.models.drafters.eagle3 import AHEAD, STATES
+from treadle.models.drafters.target import FEATURES, tokens_of
 from treadle.spec_decode.draft_model import engine_beside
 from treadle.spec_decode.mtp import NextnDrafter
-from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
+from treadle.spec_decode.tapped import GivenRows, TappedStates, bind_target
 
 if TYPE_CHECKING:
     from treadle.engine.batch import BatchItem
@@ -45,7 +45,7 @@ class DrafterStates(GivenRows):
         self.given = given
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the drafter's states."""
+        """Copy the drafter's states of the run's tokens from the plan's memory to ``rows``."""
         n = ready.run["n_tokens"]
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_embd).copy()
 
@@ -89,6 +89,6 @@ def open_eagle3(draft: GGUF, config: Config, engine: Engine) -> Eagle3Drafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` was made
     for another model, FileError if it names tokens that the model does not have.
     """
-    gguf, config = beside_model(draft, config, engine)
+    gguf, config = bind_target(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
     return Eagle3Drafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)

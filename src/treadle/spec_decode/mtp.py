@@ -18,7 +18,7 @@ import numpy as np
 from treadle.engine.batch import BatchItem
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.models.graphs.nextn import GIVEN, beside_model, nextn_model
+from treadle.models.graphs.nextn import GIVEN, nextn_model, with_target_tensors
 from treadle.spec_decode.draft_model import (
     Drafter,
     DraftSequence,
@@ -128,7 +128,7 @@ class ModelStates(EngineObserver):
         return _states_of(ready, self._n_embd)
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Keep the states of the run's tokens."""
+        """Append the states of the run's tokens to those of their sequences, in ``states``."""
         rows = self.rows_of(ready)
         row = 0
         for seq, ids, *_ in parts:
@@ -156,14 +156,14 @@ class LayerStates(EngineObserver):
         self._column = column
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write ``given`` into the plan's input."""
+        """Write the rows ``given`` into the plan's input, and zeros into its other columns."""
         buffer = ready.plan.takes[GIVEN]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, self._column : self._column + self._width] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the layer's own states."""
+        """Copy the MTP layer's states of the run's tokens from the plan's memory to ``rows``."""
         self.rows = _states_of(ready, self._width).copy()
 
 
@@ -331,7 +331,7 @@ def open_nextn_file(draft: GGUF, engine: Engine) -> NextnFileDrafter:
     Raises UnsupportedError if it cannot draft for this model, FileError if a tensor is missing or
     has another shape.
     """
-    whole = beside_model(draft, engine.gguf, engine.config)
+    whole = with_target_tensors(draft, engine.gguf, engine.config)
     if has_vocabulary(draft):
         check_vocabularies(engine.gguf, draft)
     if not engine.has_states:

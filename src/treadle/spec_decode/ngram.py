@@ -141,15 +141,18 @@ class DraftController:
             self._odds[source] = mixed(self._odds.get(source), share)
 
     def knows(self, source: str) -> bool:
-        """Whether any guess of a source has been compared."""
+        """Return whether any guess of a source has been compared with the text that followed."""
         return source in self._odds
 
     def right(self, guess: Draft) -> float:
-        """Expected number of right ids in a guess."""
+        """Return the expected number of ids of a guess that will be accepted."""
         return self.promise(guess.source, guess.track, len(guess.ids))
 
     def promise(self, source: str, track: AcceptanceTracker, n: int) -> float:
-        """Expected number of right ids among the next ``n`` of a source."""
+        """Return the expected number of ids that will be accepted of a draft of ``n`` ids from
+        ``source``: each is right with the odds of ``track``, the request's tracker for that source,
+        else with those of the source over all requests, and only if all before it are right.
+        """
         p = self._odds.get(source, 0.5) if track.odds is None else track.odds
         return sum(p**i for i in range(1, n + 1))
 
@@ -181,8 +184,9 @@ class DraftController:
         return best if fits and self.allows(n, n_drafted, right) else 0
 
     def gain(self, n: int, n_drafted: int, right: float, cost: float = 0.0) -> float:
-        """Seconds that a draft saves in a step of ``n`` requests if ``right`` of its ids are right
-        and making it took ``cost`` seconds.
+        """Return the seconds that a draft of ``n_drafted`` ids saves in a step of ``n`` requests if
+        ``right`` of its ids are accepted and making it took ``cost`` seconds; 0 if no step has been
+        measured.
         """
         if not self.times:
             return 0.0
@@ -195,8 +199,8 @@ class DraftController:
         return LOSS * self._total - self._lost
 
     def allows(self, n: int, n_drafted: int, right: float = 0.0, cost: float = 0.0) -> bool:
-        """Whether a step of ``n`` requests may check ``n_drafted`` ids, ``right`` of them expected
-        to be right.
+        """Return whether a step of ``n`` requests may check ``n_drafted`` ids, of which ``right``
+        are expected to be accepted. ``cost``: seconds that making them took.
         """
         lost = max(-self.gain(n, n_drafted, right, cost), 0.0)
         return bool(self.times) and lost <= self.left

@@ -104,7 +104,9 @@ class Drafting:
         return drafts
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Return the drafts that cost nothing, and the expected number of right ids among them."""
+        """Return the drafts that cost nothing to make, and how many of their ids are expected to be
+        accepted.
+        """
         controller = self.controller
         found = []
         for request in decoding:

@@ -101,7 +101,11 @@ class Linux(Posix):
         except OSError:
             return None
         lines = [line for line in text.splitlines() if line.startswith(CPU_LINES)]
-        return "\n".join(lines) or None
+        if not lines:
+            return None
+        from treadle.system.cpuid import cpuid_text
+
+        return "\n".join([*lines, cpuid_text(self.load_code)])
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         # Not Python's mmap, whose memory would be freed while threads still run in it at exit.
@@ -177,7 +181,7 @@ class Linux(Posix):
         _be_killed_first("1000")
         super().bound_memory(more)
 
-    def mapped_bytes(self) -> int:
+    def mapped_bytes(self) -> int | None:
         with contextlib.suppress(OSError), open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * mmap.PAGESIZE
-        return 0
+        return None

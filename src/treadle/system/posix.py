@@ -218,14 +218,16 @@ class Posix:
     def bound_memory(self, more: int) -> None:
         import resource
 
-        most = self.mapped_bytes() + more
-        with contextlib.suppress(OSError, ValueError):  # a system may refuse the limit
+        with contextlib.suppress(OSError, ValueError):  # a system may refuse the limits
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            # The limit is of all memory that is mapped. Where that is unknown there is none: one of
+            # ``more`` bytes could be below what is mapped already, and refuse all allocations.
+            if (mapped := self.mapped_bytes()) is not None:
+                resource.setrlimit(resource.RLIMIT_AS, (mapped + more,) * 2)
 
-    def mapped_bytes(self) -> int:
-        """Return the bytes that this process maps; 0 if unknown."""
-        return 0
+    def mapped_bytes(self) -> int | None:
+        """Return the bytes that this process maps; None if unknown."""
+        return None
 
     def most_files(self) -> int | None:
         import resource

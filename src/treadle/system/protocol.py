@@ -120,7 +120,9 @@ class System(Protocol):
         """
 
     def cpu_description(self) -> str | None:
-        """Return a text that differs between CPUs of other model or features; None if unknown."""
+        """Return a text that differs between CPUs of other model or features, an emulated one (as
+        under valgrind) included; None if unknown.
+        """
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         """Copy machine code and its data to memory; return the address, a multiple of the page
@@ -235,7 +237,7 @@ class System(Protocol):
 
     def bound_memory(self, more: int) -> None:
         """Limit this process to ``more`` additional bytes of memory, and make it the first to be
-        killed if memory runs out.
+        killed if memory runs out; on Linux only: elsewhere it only leaves no core file.
         """
 
     def most_files(self) -> int | None:

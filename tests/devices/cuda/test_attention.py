@@ -19,7 +19,7 @@ from tests.kernels.test_attention import (
     Cache,
     build_run,
     distances_of,
-    profiles_of,
+    rel_logits_of,
     sinks_of,
     tolerance,
 )
@@ -116,7 +116,7 @@ def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
     args["sinks"] = blocks.copy(sinks_of(spec, rng), name="sinks")
     args["distances"] = blocks.copy(distances_of(spec, rng), name="distances")
-    args["profiles"] = blocks.copy(profiles_of(spec, rng), name="profiles")
+    args["rel_logits"] = blocks.copy(rel_logits_of(spec, rng), name="rel_logits")
     whole, _ = build_run(spec, cache, split=False)
     expected = np.full((n, out_stride), np.nan)
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, few=0, **args), whole)

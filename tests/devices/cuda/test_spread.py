@@ -12,6 +12,7 @@ import pytest
 from tests.devices.cuda.machine import ISA, some
 from tests.kernels import (
     registry,
+    test_block_convolution,
     test_channels,
     test_clamp,
     test_column_norm,
@@ -30,6 +31,7 @@ from tests.kernels import (
 )
 from tests.kernels.harness import Memory
 from tests.kernels.registry import (
+    BLOCK_CONVOLUTIONS,
     CLAMPS,
     COLUMN_NORMS,
     COMBINES,
@@ -42,6 +44,8 @@ from tests.kernels.registry import (
     SORTS,
     SUMS,
 )
+from treadle.devices.cuda.kernel_table import find_swap
+from treadle.devices.cuda.kernels import spread
 from treadle.devices.cuda.kernels.block import instead
 from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
 from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
@@ -61,6 +65,7 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
     "add_directions": test_control.test_add_directions,
     "add_rows": test_sums.test_add_rows,
+    "block_convolution": test_block_convolution.test_block_convolution,
     "channel_rates": test_channels.test_channel_rates,
     "clamp": test_clamp.test_clamp,
     "column_norm": test_column_norm.test_column_norm,
@@ -82,6 +87,7 @@ SHARED_OUT: list[Any] = [
     *some([s for s in SUMS if isinstance(s, Add)], 1),
     *some(DIRECTIONS, 2),
     *some([s for s in SUMS if isinstance(s, AddRows)], 3),
+    *some(BLOCK_CONVOLUTIONS, 2),
     *some(test_states.of(ChannelRates), 2),
     *some(CLAMPS, 1),
     *some(COLUMN_NORMS, 2),
@@ -111,6 +117,11 @@ def test_all_of_them_are_tested() -> None:
     assert set(SPREAD) == set(TESTS) == {spec.op for spec in SHARED_OUT}
 
 
+def test_plans_use_all_of_them() -> None:
+    for kernels, found in ((SPREAD, spread.swap), (SCANS, spread.swap_scan)):
+        assert {op for op in kernels if find_swap(op) is not found} == set()
+
+
 SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta), 2)]
 
 
@@ -130,7 +141,7 @@ def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) ->
     test_selective_scan.test_states_are_read_and_written(made, ISA, memory, rng)
 
 
-@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.sinks], ids=registry.name)
+@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.n_shared], ids=registry.name)
 def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
     """But for routes with sinks, which keep the CPU's kernel (``swap_route``)."""
     test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)

@@ -1,4 +1,7 @@
-"""Output of commands: tables, lines and numbers for people, JSON for programs."""
+"""Output of commands: tables, lines and numbers for people, JSON for programs.
+
+``emit`` writes text to standard output, ``remark`` a message to standard error.
+"""
 
 from __future__ import annotations
 

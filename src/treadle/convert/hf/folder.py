@@ -15,7 +15,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -78,7 +77,7 @@ from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
-from treadle.models.drafters.beside_model import I64
+from treadle.models.drafters.target import I64
 from treadle.models.graphs.nextn import HEAD, OUTPUT_MIX, SHARED
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
@@ -125,21 +124,13 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
     place = given if given != folder else _weights_of(folder)
-    if str(config.get("model_type")) in TEXT_APART:
-        _check_text(config, folder, place)
-    stages = drafter and has_dspark(config)
-    if stages:
-        with closing(open_safetensors(place)) as weights:
-            config = {**of_stages(config, weights.tensors)}
-    hyper = read_config(config, folder / CONFIG)
-    weights = open_safetensors(place)
+    # Other models are refused by their config before any weights are opened.
+    weights = open_safetensors(place) if _needs_names(config, drafter) else None
     try:
-        if stages:
-            weights.tensors = {
-                at: replace(tensor, name=at)
-                for name, tensor in weights.tensors.items()
-                if (at := stage_name(name))
-            }
+        if weights is not None:
+            config = _part_of(config, folder, weights)
+        hyper = read_config(config, folder / CONFIG)
+        weights = weights or open_safetensors(place)
         if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
         weights.tensors, laid = as_transformers(weights.tensors)
@@ -172,7 +163,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
         if further := further_tensors(weights, hyper):
             checkpoint = _with_further(checkpoint, further)
     except BaseException:
-        weights.close()
+        if weights is not None:
+            weights.close()
         raise
     return checkpoint
 
@@ -200,13 +192,33 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
     return result
 
 
-def _check_text(config: Mapping[str, Any], folder: Path, place: Path) -> None:
+def _needs_names(config: Mapping[str, Any], drafter: bool) -> bool:
+    """Return whether the names of tensors decide what is read of the folder (``_part_of``)."""
+    return (drafter and has_dspark(config)) or str(config.get("model_type")) in TEXT_APART
+
+
+def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict[str, Any]:
+    """Return the config of the DSpark in a DeepSeek V4 folder, and leave only its tensors in
+    ``weights``. Other folders: raise UnsupportedError if there are no weights of the text model.
+    """
+    if not has_dspark(config):
+        _check_text(config, folder, weights)
+        return config
+    config = {**of_stages(config, weights.tensors)}
+    weights.tensors = {
+        at: replace(tensor, name=at)
+        for name, tensor in weights.tensors.items()
+        if (at := stage_name(name))
+    }
+    return config
+
+
+def _check_text(config: Mapping[str, Any], folder: Path, weights: SafeTensors) -> None:
     """Raise UnsupportedError if a multimodal folder has no weights of its text model: some publish
     these in a repository of their own.
     """
-    with closing(open_safetensors(place)) as weights:
-        if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
-            return
+    if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
+        return
     kind = config["model_type"]
     key = TEXT_APART[kind]
     part = config.get("text_config")

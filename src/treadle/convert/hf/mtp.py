@@ -8,7 +8,6 @@ halves of ``eh_proj`` as two tensors, and its own tensors to mix the streams aft
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,14 @@ from treadle.convert.hf.tensor_names import NAME, Names
 from treadle.convert.hf.tensors import MappedTensor, named_as
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, make_tensors
 from treadle.errors import UnsupportedError
-from treadle.files.hf_drafters import stage_name
+from treadle.files.hf_drafters import MTP_NAME, stage_name
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.compressed import RATIOS
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.nextn import HEAD_PARTS, nextn_model
+from treadle.models.graphs.nextn import nextn_model
 from treadle.models.graphs.recurrence import FLAGS
+from treadle.models.graphs.streams.parts import STREAM_PARTS
 from treadle.models.keys import NEXTN, ArchMetadata
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 _PART = "mtp."
-_NUMBERED = re.compile(r"mtp\.(0|[1-9]\d{0,3})\.(?P<rest>.+)")
 _SURPLUS = "is not a tensor of an MTP layer"
 _COUNTED: Names = {
     "eh_proj": "nextn.eh_proj",
@@ -48,7 +47,7 @@ _COUNTED: Names = {
 _OF_STREAMS: Names = {
     **_COUNTED,
     "norm": "nextn.shared_head_norm",
-    **{f"hc_out.{part}": f"nextn.hc_head_{part}" for part in HEAD_PARTS},
+    **{f"hc_out.{part}": f"nextn.hc_head_{part}" for part in STREAM_PARTS},
 }
 _APART: Names = {
     "fc": "nextn.eh_proj",
@@ -84,10 +83,10 @@ def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
     """Return a tensor ``mtp.N.*`` renamed to ``layers.{n_layer + N}.*``, other tensors
     unchanged.
     """
-    match = _NUMBERED.fullmatch(tensor.name)
+    match = MTP_NAME.fullmatch(tensor.name)
     if match is None:
         return tensor
-    return replace(tensor, name=f"layers.{hyper.n_layer + int(match[1])}.{match['rest']}")
+    return replace(tensor, name=f"layers.{hyper.n_layer + int(match['layer'])}.{match['rest']}")
 
 
 def _beside(left: Rows, right: Rows) -> Rows:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor, SafeTensors
 
+CONVOLUTIONS = ("attn_conv_base", "ffn_conv_base")  # of DFlash 2
 # Matrices that GGUF always has in F32.
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
@@ -69,8 +70,9 @@ SMALL = {
     *(f"{at}_compressor_ape.weight" for at in ("attn", "indexer")),
     "ssm_a",
     "ssm_d",
+    *CONVOLUTIONS,
 }
-BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without a ".weight" suffix
+BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale", *CONVOLUTIONS)  # names without ".weight"
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # by the dtypes of weights
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # targets of packed weights
 _TYPES = GGML_TYPE | {"I32": 26} | {name: by_name(name).ggml_id for name in _BLOCKS}

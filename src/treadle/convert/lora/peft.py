@@ -224,8 +224,9 @@ def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> i
 
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
-    """Return A and B as ``LowRank``. The side that ``part.make`` applies to is converted to the
-    order of the GGUF matrix.
+    """Return the matrices A and B of an adapter (``pair``) for one GGUF tensor as ``LowRank``,
+    which reads them on demand. If the GGUF matrix has its rows or columns in another order than the
+    checkpoint's, ``part.make`` brings the side ``part.side`` ("A" or "B") into that order.
     """
     a = pair.a
     b = pair.b

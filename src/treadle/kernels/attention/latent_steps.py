@@ -84,7 +84,7 @@ class PackHeads(Spec):
 class LatentStore(PagedKernel):
     """Rotate the positional dims of queries and keys, and store each token's latent row: the RMS
     norm of its first dims (times ``norm``), then the key's rotated dims. Style ``none``: no
-    rotation.
+    rotation. Unless ``normed`` the first dims are stored as they are, without a norm.
 
     ``q`` has heads of ``head_dim_q``; the last ``rope_dims`` of each are rotated, scaled, and
     written as the last dims of the head in ``out``, of ``head_dim``. ``kv`` is ``[N, head_dim]``,
@@ -94,7 +94,7 @@ class LatentStore(PagedKernel):
 
     op: ClassVar[str] = "latent"
     args = Args(
-        "q:in kv:in out:inout norm:const pool:const stride kv_stride out_stride q_column kv_column"
+        "q:in kv:in out:inout norm:const? pool:const stride kv_stride out_stride q_column kv_column"
         " page_bytes layer_off"
     )
     latent = True
@@ -110,6 +110,11 @@ class LatentStore(PagedKernel):
     pool: int = 0
     table: int = 0
     n_head_kv: int = 1
+    normed: bool = True
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"norm"} if self.normed else set())
 
     def scratch(self, lanes: int) -> int:
         return 4 * (self.head_dim + 64)
@@ -133,8 +138,15 @@ class LatentStore(PagedKernel):
                 self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
                 self._rotate(k, to)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
-            gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
-            map_row(k, rank, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm)
+            if self.normed:
+                gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
+
+                def normed(v: Val, w: Val, gain: Val = gain) -> Val:
+                    return v * k.splat(gain, v.ty) * w
+
+                map_row(k, rank, tmp, normed, row, frame.norm)
+            else:
+                map_row(k, rank, tmp, lambda v: v, row)
             behind = tmp + rank * 4
             self._turn(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
             self._rotate(k, behind)
@@ -197,8 +209,9 @@ class LatentStore(PagedKernel):
                 to[:] = rotated(turned(q)[:, head] * self.scale)
         kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
         keys = kv.copy()
-        square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
-        keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
+        if self.normed:
+            square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
+            keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
         keys[:, :rank] = rotated(keys[:, :rank])
         if turn:
             keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])

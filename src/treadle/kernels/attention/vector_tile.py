@@ -211,8 +211,8 @@ class VectorTile(AttentionItem):
                 first = key + column - (self.item["position"] + self.token(t))
                 number = self.beside(g, first, lanes)
                 score = k.fma(number, k.const(math.LOG2_E, number.ty), score)
-            if self.spec.profiled:
-                number = self.profile(t, g, key + column - own, lanes)
+            if self.spec.rel_extent:
+                number = self.rel_logits(t, g, key + column - own, lanes)
                 score = k.fma(number, k.const(math.LOG2_E, number.ty), score)
             score = k.select(seen, score, lowest)
             tops[r].v = k.max(tops[r].v, score)

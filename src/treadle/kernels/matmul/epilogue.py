@@ -49,9 +49,9 @@ class Epilogue:
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
-        """Store ``sums`` to y: (row in the tile, token, vector of rows) each, the tile ``above``
-        rows below the panel's first. They are multiplied by the factor. Bias and residual are added
-        unless ``again`` (a later part of K); with ``add`` the values that y holds are added.
+        """Store a tile's ``sums`` to y, times the factor; ``above``: the number of the panel's rows
+        before the tile. Bias and residual are added unless ``again`` (a later part of K); with
+        ``add`` the values that y holds are added.
         """
         k = self.k
         for row_in_tile, t, y in sums:

@@ -79,7 +79,7 @@ class Gemv(Matmul):
 
         def tokens_of(x: Val) -> list[Val]:
             """Return the addresses of nr tokens; the last one stands in for missing ones."""
-            last = frame.run(self.count) - 1
+            last = self.n_rows(frame) - 1
             return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
 
         if not self.experts and not self.heads:

@@ -59,6 +59,7 @@ class Matmul(Spec):
     outputs: bool = False  # rows are the run's outputs, not its tokens
     experts: int = 0  # experts a token; ``tiles`` assigns rows to experts
     heads: int = 0  # each with its own rows of x and columns of y
+    per: int = 1  # rows of x and y for each token or output
 
     @property
     def fmt(self) -> Format:
@@ -77,6 +78,11 @@ class Matmul(Spec):
     @property
     def count(self) -> str:
         return "n_outputs" if self.outputs else "n_tokens"
+
+    def n_rows(self, frame: Frame) -> Val:
+        """Return the number of a run's rows of x, i64."""
+        n = frame.run(self.count)
+        return n * self.per if self.per > 1 else n
 
     def layout(self) -> ActivationLayout:
         """Return the layout of the activations x that this kernel reads."""
@@ -117,7 +123,7 @@ class Matmul(Spec):
         rows of y.
         """
         if not self.experts:
-            rows = np.arange(int(run[self.count]))
+            rows = np.arange(int(run[self.count]) * self.per)
             return [(head, rows, rows) for head in range(max(1, self.heads))]
         return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
 
@@ -193,7 +199,7 @@ def shares(
             return StripShare(item % n_strips, tile["expert"], tile["first"], stop, stop)
 
         return of_tile
-    n_tokens = frame.run(spec.count)
+    n_tokens = spec.n_rows(frame)
     chunk = frame.tokens
     n_chunks = (n_tokens + (chunk - 1)) // chunk
     per_head = strips() if spec.heads else n_chunks

@@ -160,8 +160,9 @@ class MatrixGemm(Gemm):
         n_strips: Val | None = None,
         n_panels: int = 1,
     ) -> Val:
-        """Multiply as ``tiles`` does, but leave the sums at ``sums``, SUMS_BYTES a strip; return
-        the number of strips. ``written``: the sums' final destination, to prefetch it.
+        """Multiply a panel by the tokens ``x`` as ``tiles`` does, but leave the sums at ``sums``,
+        SUMS_BYTES a strip; return the number of strips. ``written``: the sums' final destination,
+        to prefetch it.
         """
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]

@@ -22,12 +22,13 @@ PIECE = 512  # values of a row in an item: decoding's single row then feeds seve
 
 @dataclass(frozen=True)
 class Gather(Spec):
-    """Gather the activations of tokens, a row each, into groups of rows: row ``i`` is that of token
-    ``rows[i]``.
+    """Gather the activations of a batch's tokens, ``x``, one row of ``k`` values for each choice of
+    an expert: row ``i`` of ``out`` is that of token ``rows[i]``, as ``Sort`` writes them.
 
-    A group's dwords, scales and compensations are consecutive, so each dword of a row becomes one
-    of ``group`` adjacent ones, whatever its meaning. ``rows`` is ``Sort``'s output. Items: blocks
-    of ``block`` rows, whole groups.
+    ``x`` has the layout ``act`` with one token in a group, ``out`` the one of ``layout``, with
+    ``group`` rows in a group. A group interleaves its rows dword by dword (values, scales and
+    compensations alike), so dwords are copied whatever they mean. Items: blocks of ``block`` rows,
+    a multiple of ``group``.
     """
 
     op: ClassVar[str] = "gather"

@@ -29,8 +29,13 @@ DOTS = 4 * CHUNK * CHUNK  # bytes of the products of all tokens with all tokens
 
 @dataclass(frozen=True)
 class ChunkKeys(Spec):
-    """Prepare a run's keys and queries by chunks of 32 rows. Places past the run's last token
-    repeat it. Items: chunks x groups.
+    """Write the registers and products that the module's docstring lists, for each chunk of 32
+    tokens and each group, to ``n_bytes`` bytes of ``out``.
+
+    ``x``: f32 rows of the run's tokens, ``stride`` values apart, with each group's ``n_state``
+    query values from column ``queries`` on and its key values from column ``keys`` on. ``solves``:
+    also for the delta rule. A last chunk of fewer tokens repeats the last one. Items: chunks x
+    groups.
     """
 
     op: ClassVar[str] = "chunk_keys"
@@ -46,18 +51,22 @@ class ChunkKeys(Spec):
 
     @property
     def turned_off(self) -> int:
+        """Byte offset of the transposed keys."""
         return self.rows_bytes
 
     @property
     def seen_off(self) -> int:
+        """Byte offset of the products of each query with each key."""
         return 2 * self.rows_bytes
 
     @property
     def keys_off(self) -> int:
+        """Byte offset of the keys, laid out as the queries; only with ``solves``."""
         return self.seen_off + DOTS
 
     @property
     def known_off(self) -> int:
+        """Byte offset of the products of each key with each key; only with ``solves``."""
         return self.keys_off + self.rows_bytes
 
     @property

@@ -126,7 +126,7 @@ MIXTURES = (
         "inkling",
         graph="inkling",
         rope="none",
-        mixer="attention_profiled",
+        mixer="attention_relative",
         needs=EMBD_NORM,
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
         divide_logits=True,

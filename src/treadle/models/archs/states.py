@@ -95,6 +95,14 @@ STATES = (
         nextn="normed",
     ),
     Arch(
+        "gigachat35",
+        graph="gigachat35",
+        rope="norm",
+        keys=((EXPERTS_GATING, 2), (GATE_LIMITED, True)),
+        mixer="latent",
+        state="delta_sigmoid",
+    ),
+    Arch(
         "kimi-linear",
         graph="kimi",
         rope="none",

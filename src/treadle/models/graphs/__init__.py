@@ -75,6 +75,7 @@ GRAPHS = LateConstants[Graph](
         "switched": "switched.SWITCHED_GRAPH",
         "dots3": "dots.DOTS3",
         "axk2": "axk.AXK2",
+        "gigachat35": "gigachat.GIGACHAT35",
         "inkling": "inkling.INKLING",
         "blocks": "blocks.BLOCKS_GRAPH",
         "compressed": "compressed.COMPRESSED_GRAPH",

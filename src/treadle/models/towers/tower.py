@@ -60,7 +60,7 @@ def deep(i: int) -> str:
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output "states": the rows after the tail."""
+    """Declare the output "states": the rows after the tail."""
     for stage in tower_of(g.config).tail:
         x = stage.build(g, x)
     g.result(STATES, x)

@@ -28,7 +28,7 @@ def emit_attention(
     sinks: str = "",
     distances: str = "",
     chosen: Buffer | None = None,
-    profiles: Buffer | None = None,
+    rel_logits: Buffer | None = None,
     *,
     pool: Pool | None = None,
 ) -> Buffer:
@@ -37,7 +37,7 @@ def emit_attention(
 
     sinks, distances: as in ``Ops.attend``.
     chosen: bits of the keys that an indexer chose for each token; None: all keys.
-    profiles: each query's biases of scores by distance.
+    rel_logits: each query's biases of scores by distance.
     pool: for cross attention, the pages of an encoder's rows.
     """
     at = steps.config.layers[layer]
@@ -64,7 +64,7 @@ def emit_attention(
         REACH if distances else 0,
         not cross and steps.config.with_media and steps.config.media.spans_in(at.window),
         chosen.row_bytes // (words * WORD_BYTES) if chosen else 0,
-        at.profile.reach if profiles and at.profile else 0,
+        at.relative.reach if rel_logits and at.relative else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
@@ -81,8 +81,8 @@ def emit_attention(
     }
     if chosen is not None:
         given |= {"chosen": chosen, "chosen_stride": words}
-    if profiles is not None:
-        given["profiles"] = profiles
+    if rel_logits is not None:
+        given["rel_logits"] = rel_logits
     most = steps.plan.n_tokens
     few = steps.plan.few_tokens
     if most > few:

@@ -55,6 +55,7 @@ def latent(
     weight: str,
     whole: str = "",
     sinks: str = "",
+    normed: bool = False,
 ) -> Rows:
     """Return the attention of ``q`` over cached latent rows, f32 ``[N, n_head * n_kv_rank]``: for
     each head a weighted sum of rows. Queries are first multiplied by ``weight`` (``k_b``).
@@ -63,6 +64,7 @@ def latent(
     whole: stem of the matrix from which ``k_b`` and ``v_b`` are cut, "" if the file has these.
     chosen: the keys that an indexer has chosen; None: all.
     sinks: as in ``Ops.attend``.
+    normed: the latent rows have had their norm already.
     """
     if whole:
         _cut(ops.steps, layer, f"{whole}.weight")
@@ -101,12 +103,13 @@ def latent(
             sizes.norm_eps,
             pool.index,
             at.rope or 0,
+            normed=not normed,
         ),
         Grid(1, "n_tokens"),
         q=rows,
         kv=kv_rows,
         out=out,
-        norm=steps.vector(f"blk.{layer}.attn_kv_a_norm.weight"),
+        norm=None if normed else steps.vector(f"blk.{layer}.attn_kv_a_norm.weight"),
         pool=pool.const,
         stride=rows.row_bytes // 4,
         kv_stride=kv_rows.row_bytes // 4,

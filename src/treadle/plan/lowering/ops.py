@@ -114,7 +114,8 @@ def build_plan(
 # (``ELSEWHERE``) are imported when a model needs them.
 WORDS: dict[str, Callable[..., Rows]] = {}
 _RECURRENT = (
-    *("convolution", "gated_convolution", "rates", "mamba2", "delta", "delta_apart"),
+    *("convolution", "gated_convolution", "block_convolution"),
+    *("rates", "mamba2", "delta", "delta_apart"),
     *("silu_gate", "sigmoid_gate", "softplus_gate", "halves"),
     *("part_convolution", "channel_rates", "channel_delta", "normed_gate"),
     *("selective", "columns_norm", "residual_convolution"),
@@ -130,7 +131,7 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    *("embedded_beside", "embedded_before", "side_by_side"),
+    *("embedded_beside", "embedded_before", "concatenated", "projected_streams"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
@@ -144,13 +145,13 @@ ELSEWHERE = {
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
-    **dict.fromkeys(("banked", "mixed_bank"), "treadle.plan.lowering.bank"),
+    "attention_residual": "treadle.plan.lowering.attention_residuals",
     **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
     **dict.fromkeys(("cross_attend", "cross_store"), "treadle.plan.lowering.cross"),
-    "profiles": "treadle.plan.lowering.profiles",
+    "relative_logits": "treadle.plan.lowering.relative_logits",
     "kv_store": "treadle.plan.lowering.kv_store",
     "clustered": "treadle.plan.lowering.clusters",
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
@@ -354,7 +355,7 @@ class PlanOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
-        profiles: Rows | None = None,
+        rel_logits: Rows | None = None,
     ) -> Rows:
         at = self.config.layers[layer]
         own = (k is not None, v is not None)
@@ -368,7 +369,7 @@ class PlanOps(Materializer, Ops):
                 f"{at.kv_from}"
             )
         qkv = self._rotated(label, layer, q, k, v)
-        return self.attention(label, layer, qkv, sinks, distances, chosen, profiles)
+        return self.attention(label, layer, qkv, sinks, distances, chosen, rel_logits)
 
     def attention(
         self,
@@ -378,13 +379,13 @@ class PlanOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
-        profiles: Rows | None = None,
+        rel_logits: Rows | None = None,
     ) -> Rows:
         """Return the attention of queries, normed and rotated in ``qkv``, over the layer's
         pages.
         """
         bits = chosen.bits if isinstance(chosen, Chosen) else None
-        biases = self.floats(profiles) if profiles else None
+        biases = self.floats(rel_logits) if rel_logits else None
         out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits, biases)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)

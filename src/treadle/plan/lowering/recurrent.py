@@ -87,6 +87,37 @@ def convolved(
     return Floats(label, spec.k, rows, column)
 
 
+def block_convolution(
+    ops: PlanOps, label: str, x: Rows, delta: Rows, *, layer: int, weight: str, side: int
+) -> Rows:
+    """Return the short causal convolution of each column of ``x`` with earlier rows of the same
+    sequence in the run, in place. ``weight``: weights of two sides; ``delta``: what each token adds
+    to those of both; ``side``: which of them is used.
+    """
+    from treadle.kernels.recurrent.block_convolution import BlockConvolution
+
+    steps = ops.steps
+    at = steps.config.layers[layer].block_taps
+    assert at is not None, layer
+    spec = BlockConvolution(x.width, at.n, at.group)
+    rows, column = ops.place(x)
+    deltas, delta_column = ops.place(delta)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        delta=deltas,
+        base=steps.vector(weight),
+        stride=rows.row_bytes // 4,
+        column=column,
+        delta_stride=deltas.row_bytes // 4,
+        delta_column=delta_column + side * at.n * (x.width // at.group),
+        first=side * at.n * x.width,
+    )
+    return Floats(label, x.width, rows, column)
+
+
 def rates(
     ops: PlanOps,
     label: str,
@@ -273,11 +304,11 @@ def silu_gate(
     return gated(ops, label, spec, x, gate, norm)
 
 
-def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """Return ``x`` times the sigmoid of ``gate``, in place; ``gate`` has one value per value of
-    ``x``, or one per head.
+def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, gain: float = 1.0) -> Rows:
+    """Return ``x`` times the sigmoid of ``gate``, times ``gain``, in place; ``gate`` has one value
+    per value of ``x``, or one per head.
     """
-    return _by_head(ops, label, "sigmoid", x, gate)
+    return _by_head(ops, label, "sigmoid", x, gate, gain)
 
 
 def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
@@ -287,9 +318,9 @@ def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     return _by_head(ops, label, "softplus", x, gate)
 
 
-def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0) -> Rows:
     own = gate.width == x.width
-    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
+    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own, gain=gain)
     return gated(ops, label, spec, x, gate, "")
 
 
@@ -313,7 +344,9 @@ def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm:
 
 
 def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-    """Emit ``Ops.halves`` as a step."""
+    """Emit a step that reorders each row of ``x`` in place: the first halves of its ``heads`` equal
+    parts, then the second halves. Return both as columns of the same buffer.
+    """
     rows, column = ops.place(x)
     n = x.width // 2
     ops.steps.emit(
@@ -452,10 +485,21 @@ def channel_delta(
     return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
-    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, in place."""
+def normed_gate(
+    ops: PlanOps,
+    label: str,
+    x: Rows,
+    gate: Rows,
+    *,
+    layer: int,
+    norm: str,
+    gain: float = 1.0,
+) -> Rows:
+    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, times ``gain``, in
+    place.
+    """
     state = state_of(ops, layer)
-    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
+    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps, gain=gain)
     return gated(ops, label, spec, x, gate, norm)
 
 

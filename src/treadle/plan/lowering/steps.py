@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.activation_layout import BLOCK
@@ -94,7 +95,7 @@ class Steps:
         exact = any(fmt.name == "f32" for fmt in kinds)
         plain = (
             not deterministic
-            and not any(at.latent or at.indexer or at.profile for at in attending)
+            and not any(at.latent or at.indexer or at.relative for at in attending)
             and not (config.alibi or config.n_buckets)
             and not packed
         )
@@ -112,7 +113,7 @@ class Steps:
         elif isa.simt is not None and not deterministic:
             narrow = not exact and not packed and kinds[0] is kinds[1]
             added = config.alibi or config.n_buckets  # to scores
-            apart = bool(added) or any(at.latent or at.indexer or at.profile for at in attending)
+            apart = bool(added) or any(at.latent or at.indexer or at.relative for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
         # Deterministic mode has no path for few tokens: bits must not depend on the chunk size.
@@ -133,13 +134,22 @@ class Steps:
     # -- kernels ----------------------------------------------------------------------------------
 
     def matmul(
-        self, stem: TensorName, k: int, *, outputs: bool = False, **fields: bool | int
+        self,
+        stem: TensorName,
+        k: int,
+        *,
+        outputs: bool = False,
+        per: int = 1,
+        **fields: bool | int,
     ) -> Matmul:
         """Return the kernel for products with the matrix ``stem`` of ``k`` columns, chosen by the
         matrix' format and the plan's size. ``outputs``: there is a row per output, not per token;
-        ``fields``: further fields of the kernel.
+        ``per``: rows for each of them; ``fields``: further fields of the kernel.
         """
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        if per > 1:
+            fields["per"] = per
+            n = next((size for size in GEMV_TOKENS if n * per <= size), n * per)
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
         fine = whole(stem).rpartition(".")[2] in FINE
@@ -160,23 +170,23 @@ class Steps:
         """Emit a step that multiplies ``x`` by each matrix. ``heights``, ``columns``: rows of each
         matrix, and where its products begin in ``y``.
         """
-        n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
+        n_tokens = (self.plan.n_outputs if spec.outputs else self.plan.n_tokens) * spec.per
         spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
         strips = spec.strips(heights, self.isa.lanes)
-        tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
+        tokens = lcm(tokens_per_item(spec, strips, n_tokens, self.n_threads), spec.per)
         biases = [self.vector(tensor_of(stem, "bias")) for stem in stems] if spec.bias else None
         factors = [self.factor(stem) for stem in stems] if spec.factor else None
         self.emit(
             label,
             spec,
-            Grid(strips, spec.count, tokens),
+            Grid(strips, spec.count, tokens // spec.per),
             n_bytes=sum(self.weights.n_bytes(tensor_of(stem, "weight")) for stem in stems),
-            n_flops=2 * spec.k * sum(heights),
+            n_flops=2 * spec.k * sum(heights) * spec.per,
             shape=(sum(heights), spec.k),
             x=x,
             residual=residual,
             y=y,
-            stride=y.row_bytes // 4,
+            stride=y.row_bytes // 4 // spec.per,
             tokens=tokens,
             w=[self.weight(tensor_of(stem, "weight")) for stem in stems],
             bias=biases,
@@ -209,24 +219,27 @@ class Steps:
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:
+    def floats(self, name: str, width: int, *, outputs: bool = False, per: int = 1) -> Buffer:
         """Return a new buffer of f32 rows of at least ``width`` values, one per token (``outputs``:
+        per output). ``per``: side by side in each row are as many rows that a product writes.
+        """
+        n_rows = -(-self._n_rows(outputs, per) // per)
+        return Buffer(name, n_rows, per * round_up(width, COLUMNS) * 4)
+
+    def activations(
+        self, name: str, act: ActivationLayout, *, outputs: bool = False, per: int = 1
+    ) -> Buffer:
+        """Return a new buffer for rows in the layout ``act``, ``per`` rows per token (``outputs``:
         per output).
         """
-        return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
-
-    def activations(self, name: str, act: ActivationLayout, *, outputs: bool = False) -> Buffer:
-        """Return a new buffer for rows in the layout ``act``, one per token (``outputs``: per
-        output).
-        """
-        n_groups = -(-self._n_rows(outputs) // act.group)
+        n_groups = -(-self._n_rows(outputs, per) // act.group)
         return Buffer(name, n_groups, act.group_bytes, "u1")
 
-    def _n_rows(self, outputs: bool) -> int:
+    def _n_rows(self, outputs: bool, per: int) -> int:
         """Return the rows of a buffer, with room after the last token: a tile writes whole groups
         of tokens.
         """
-        n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        n = (self.plan.n_outputs if outputs else self.plan.n_tokens) * per
         exact = self.table.only_gemv(n) and not self.deterministic
         return n if exact else round_up(n, 64) + 64
 

@@ -134,6 +134,9 @@ class EngineThread:
     # -- the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Compile the plans; then, until ``stop``, run jobs and scheduler's steps in turn, and
+        sleep while there are none.
+        """
         plans = self._warmings()
         try:
             with compile_processes_held():
@@ -206,10 +209,12 @@ class EngineThread:
             self._make(plan)
 
     def _make(self, plan: EnginePlan) -> None:
+        """Compile a plan and wait for it, unless the thread is to stop."""
         if not self._stopping:
             plan.make()
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
+        """Run a job, unless its future was cancelled, and set the future's result or error."""
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -218,6 +223,7 @@ class EngineThread:
             future.set_exception(error)
 
     def _step(self) -> None:
+        """Run one step of the scheduler, count its output, and list the streams to wake."""
         began = time.perf_counter()
         try:
             # The event loop writes to clients while a run is computed: between two runs its Python
@@ -300,5 +306,6 @@ class EngineThread:
 
 
 def _ring(streams: list[RequestStream]) -> None:
+    """Wake the coroutines that read these streams; called in their event loop."""
     for stream in streams:
         stream.wakeup.ring()

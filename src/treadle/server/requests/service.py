@@ -94,8 +94,12 @@ class ServerSettings:
 
 @dataclass
 class Service:
-    """One served model: its engine thread, threads that prepare requests, API keys, counters and
-    stores. ``close`` ends the threads; the owner closes the model.
+    """One served model: its engine thread (``engine``; the ``Engine`` itself is ``model.engine``),
+    threads that prepare requests, API keys, counters and stores. ``close`` ends the threads; the
+    owner closes the model.
+
+    Handlers of generations call ``begin``, which reads the request in a thread (``prepare``) and
+    gives it to the engine thread (``start``). Handlers of vectors and scores call ``steps``.
     """
 
     model: Model
@@ -226,9 +230,9 @@ class Service:
         return contents
 
     async def steps(self, runs: Generator[T | None, None, None]) -> T:
-        """Return the first item of ``runs`` that is not None. Each item is computed as a job of the
-        engine thread, so the scheduler's steps run in between. After a disconnect no further one is
-        computed.
+        """Return the first item of ``runs`` that is not None, such as the vectors of
+        ``Engine.embed_runs``. Each item is computed as a job of the engine thread, so the
+        scheduler's steps run in between. After a disconnect no further one is computed.
         """
         try:
             while True:

@@ -13,7 +13,6 @@ from treadle.convert.hf.families.deepseek import index_keys
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
 from treadle.convert.hf.families.streams import (
     STREAM_NAMES,
-    STREAM_PARTS,
     manifold_keys,
     stream_rules,
 )
@@ -33,6 +32,7 @@ from treadle.models.graphs.compressed import (
 )
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
+from treadle.models.graphs.streams.parts import STREAM_PARTS
 
 _SLIDING = "sliding_attention"
 _SPARSE = "compressed_sparse_attention"

@@ -147,7 +147,7 @@ _HYBRID: Names = {
 }
 
 
-def _qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
+def cut_qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
     """Select ``parts`` (0 queries, 1 keys, 2 values, 3 gates) of a fused matrix, which has all four
     for each key head; ``sizes``: rows of each part. The result has each part for all heads.
     """
@@ -162,7 +162,7 @@ def _qwen3_next_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     d_k, d_v = (keys.integer(f"linear_{of}_head_dim", 128) for of in ("key", "value"))
     if n_v % n_k:
         keys.fail("linear_num_value_heads", f"is {n_v}", f"a multiple of {n_k}")
-    cut = partial(_qkvz, n_k=n_k, sizes=(d_k, d_k, *[n_v // n_k * d_v] * 2))
+    cut = partial(cut_qkvz, n_k=n_k, sizes=(d_k, d_k, *[n_v // n_k * d_v] * 2))
     at = "linear_attn."
     gives = {
         f"{at}qkv.weight": partial(cut, parts=(0, 1, 2)),

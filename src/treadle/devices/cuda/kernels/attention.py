@@ -207,8 +207,8 @@ class ItemRows:
         if spec.reach:
             number = item.beside(self.rows[r][1], key - here, 1)
             score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
-        if spec.profiled:
-            number = item.profile(t, self.rows[r][1], key - here, 1)
+        if spec.rel_extent:
+            number = item.rel_logits(t, self.rows[r][1], key - here, 1)
             score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
         return k.select(seen, score, k.const(float("-inf"), f32))
 

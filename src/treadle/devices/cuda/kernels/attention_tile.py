@@ -43,7 +43,7 @@ def fits(spec: Attention, simt: Simt) -> bool:
     kinds = {spec.page.keys.fmt, spec.page.values.fmt}
     pages = len(kinds) == 1 and not any(fmt.name == "f32" or fmt.packed for fmt in kinds)
     pages = pages and not spec.latent
-    plain = not (spec.alibi or spec.reach or spec.profiled)
+    plain = not (spec.alibi or spec.reach or spec.rel_extent)
     return sizes and pages and plain and ROWS <= spec.rows <= simt.tile_rows
 
 
@@ -126,7 +126,7 @@ class LaneRow:
 
 
 class CudaAttentionTile:
-    """Builds the code of one item."""
+    """Builds the code by which a block of threads computes one attention item."""
 
     def __init__(self, spec: TileAttention, block: ThreadBlock, item: AttentionItem) -> None:
         self.spec = spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
@@ -43,7 +44,7 @@ def in_order(
         return shares(k, frame, spec, strips)
     n = strips()
     chunk = frame.tokens
-    n_tokens = frame.run(spec.count)
+    n_tokens = spec.n_rows(frame)
     of_group = (n_tokens + (chunk - 1)) // chunk * ABREAST
 
     def of_item(item: Val) -> StripShare:
@@ -139,5 +140,6 @@ def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
     result = with_items(step, spec, other, isa)
     if spec.experts:
         return result
-    grid = replace(result.grid, per=other.nr)
-    return replace(result, grid=grid, args={**result.args, "tokens": other.nr})
+    tokens = lcm(other.nr, spec.per)  # rows of x, of whole tokens
+    grid = replace(result.grid, per=tokens // spec.per)
+    return replace(result, grid=grid, args={**result.args, "tokens": tokens})

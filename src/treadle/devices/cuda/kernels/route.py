@@ -239,10 +239,10 @@ class SimtSort(PerBlock, Sort):
 
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a route step with SimtRoute; None for more than 32 groups or chosen experts, and for
-    routers that also score experts which every token uses (``Route.sinks``).
+    routers that also score shared experts (``Route.n_shared``).
     """
     assert isinstance(step.spec, Route)
-    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.sinks
+    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.n_shared
     return replace(step, spec=instead(SimtRoute, step.spec)) if fits else None
 
 

@@ -24,6 +24,7 @@ from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp
 from treadle.kernels.moe.dispatch import Combine, Gather
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.recurrent.gates import OutputGate, Rates, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
@@ -72,7 +73,7 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 # An item is a row of the model's width, a row of a head, or some channels.
 ROWS = (Add, AddDirections, AddRows, Clamp, Combine, Embed, OutputGate, Gather, Pooling, Softcap)
 LORAS = (LoraDown, LoraUp, ExpertDown, ExpertUp)
-PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
+PARTS = (BlockConvolution, ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS
 }

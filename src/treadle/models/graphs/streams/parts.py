@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 N_STREAMS = "hyper_connection.count"
 EPSILON = "hyper_connection.epsilon"
+STREAM_PARTS = ("fn", "base", "scale")  # tensors of which a token's weights are made
 
 
 def hyper_of(config: Config) -> Hyper:

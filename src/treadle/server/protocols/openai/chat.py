@@ -1,5 +1,8 @@
-"""OpenAI's ``/v1/chat/completions``: from a body to a generation request, and from output to
-answers.
+"""OpenAI's ``/v1/chat/completions``: from a body to a generation request (``read_chat``), and from
+its output to a response or events (``respond``).
+
+The endpoint itself is ``chat_with_mcp.chat_completions``, which calls ``respond`` for requests
+without tools of MCP servers.
 """
 
 from __future__ import annotations
