@@ -11,8 +11,8 @@ import numpy as np
 
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
 from treadle.models.drafters.dflash import CHOOSING
+from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
 
 if TYPE_CHECKING:
     from treadle.engine.batch import BatchItem
