@@ -16,6 +16,7 @@
     structure.py  Graph, Sublayer: their tensors, and the check of a file against them
     cache_spec.py PoolSpec, StateSpec: what layers keep between runs
     rope.py       Rope: tables of rotary position embeddings
+    rope_keys.py  keys of these tables
 
     drafters/     graphs of drafters that read the states of another model
     towers/       encoders of pictures and sound, and projectors

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (rope): the parameters of a table (``graphs/rope_keys.py`` reads
+"""Rotary position embeddings (rope): the parameters of a table (``rope_keys.py`` reads
 them).
 """
 

@@ -38,7 +38,6 @@
     reading.py      keys of all decoders and encoders
     kinds.py        the mixer, FFN, norm and pooling that a file shows
     positions.py    keys of attention windows, and each layer's rope table
-    rope_keys.py    keys of rope tables
     experts.py      keys of experts
     limits.py       keys of activations
     latent.py       keys of latent attention
