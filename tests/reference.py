@@ -108,7 +108,7 @@ def states(
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
-    weight = np.ones(1) if config.bare else tensor("output_norm.weight")
+    weight = np.ones(1) if config.has_bare_norms else tensor("output_norm.weight")
     y = np.asarray(normed(x, weight, config) + bias)
     return y if config.norm_gain is None else gated_norm(config, y, tensor, "output_norm")
 
@@ -293,7 +293,7 @@ class Layer:
         optional = {f"{name}.weight" for name in OPTIONAL_NORMS} | self.config.arch.lacks
         if self.config.norm_gain is not None:
             optional = {"ffn_sub_norm.weight"}
-        if self.config.bare and stem in ("attn_norm", "ffn_norm"):
+        if self.config.has_bare_norms and stem in ("attn_norm", "ffn_norm"):
             return normed(x, np.ones(1), self.config)
         if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
             return x if without is None else without

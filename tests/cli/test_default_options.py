@@ -256,10 +256,10 @@ def test_doctor_and_inspect_say_where_it_came_from(
     from treadle.convert.open import packaged_model
 
     path = str(packaged_model())
-    about = doctor.look_at(path, ProgressBar(), template)
+    about = doctor.read_model_file(path, ProgressBar(), template)
     assert about.chat is not None
     assert about.chat["template"] == "file mine.jinja, by option"
-    about = doctor.look_at(path, ProgressBar(), "chatml")
+    about = doctor.read_model_file(path, ProgressBar(), "chatml")
     assert about.chat is not None
     assert about.chat["template"] == "built-in chatml, by option"
     ran = run("doctor", "--chat-template", template)

@@ -270,14 +270,14 @@ def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
             drafter = loaded.stepper.scheduler.drafting.drafter
             assert drafter is not None
             made: list[Any] = []
-            write = drafter.write
+            write = drafter.draft_ids
 
             def kept(wanted: Any, write: Any = write, made: list[Any] = made) -> Any:
                 result = write(wanted)
                 made.append([*result.values()])
                 return result
 
-            drafter.write = kept  # type: ignore[method-assign]
+            drafter.draft_ids = kept  # type: ignore[method-assign]
             text = loaded.generate(ids_of(9), max_tokens=20, temperature=0, ignore_eos=True)
             text.finish()
             texts.append((text.ids, made))
@@ -342,8 +342,8 @@ def test_muse_glimmers_assistant(tmp_path: Path) -> None:
             owner = Owner(loaded.engine.cache.sequence())
             part = BatchItem(owner.seq, ids[:-1], 1, (FIRST,))
             loaded.engine.sample([part], drafts.observer)
-            drafts.read(owner, ids, 1e9)
-            assert drafts.write({owner: (ids, 7)})[owner] == exact.argmax(1).tolist()
+            drafts.prefill_chunk(owner, ids, 1e9)
+            assert drafts.draft_ids({owner: (ids, 7)})[owner] == exact.argmax(1).tolist()
             seq = drafts._texts[owner].seq
             got = drafts.engine.sample([BatchItem(seq, noise, 7, (FIRST,))])
             found = np.array([row.logits() for row in got])

@@ -22,7 +22,7 @@ from tests.kernels import rows
 from tests.models.hf_tiny import N_VOCAB
 from tests.tiny import rounding
 from tests.tiny_t5 import write_t5
-from treadle.api.encoder import open_encoder
+from treadle.api.encoder_decoder import open_encoder
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.batch import BatchItem

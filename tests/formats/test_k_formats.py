@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.devices.cpu.quantizer import Searcher
+from treadle.devices.cpu.weight_quantizer import Searcher
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import FORMATS, GGML_TYPES, Format, format, k_search

@@ -10,7 +10,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import RELATIVE_LOGITS
 from treadle.jit.language import Isa
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.attention.relative_bias import buckets, by_distance, row_values
+from treadle.kernels.attention.relative_bias import biases_by_distance, buckets, row_values
 from treadle.kernels.attention.relative_logits import RelativeLogits, by_place, relative_values
 from treadle.models.archs import REACH
 
@@ -37,7 +37,7 @@ def test_buckets_are_those_of_transformers(n: int, reach: int) -> None:
 def test_numbers_by_distance() -> None:
     """A row for each head; as many values past the reach, to both sides, as a page has keys."""
     matrix = np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
-    made = by_distance(matrix, REACH)
+    made = biases_by_distance(matrix, REACH)
     assert made.shape == (3, row_values(REACH))
     middle = REACH + PAGE  # distance 0
     for head in range(3):

@@ -102,7 +102,7 @@ def test_equals_transformers_with_hooks(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     theirs, path = made_of(name, tmp_path)
     with treadle.load(path, threads=2) as model:
-        first, second = draw(model, 1), draw(model, 2).within(2, 2)
+        first, second = draw(model, 1), draw(model, 2).for_layers(2, 2)
     loaded: list[Any] = [(first, 0.5), second]
     with treadle.load(path, threads=2, kv="f32", control_vectors=loaded) as model:
         allowed = rounding(model.config)

@@ -26,13 +26,13 @@ from treadle.scheduler.queue import AGE_S
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.step_budget import (
-    LEAST,
+    MIN_PROMPT_TOKENS,
     QUANTUM,
     REMEMBERED,
     TARGET_S,
     TILE,
-    KeyShares,
-    Shares,
+    DeficitRoundRobin,
+    KeyedRoundRobin,
     StepCostModel,
 )
 
@@ -212,7 +212,7 @@ class Walk(RuleBasedStateMachine):
         self.world.engine.cache.forget()
         for pool in self.world.engine.cache.pools:
             assert len(pool.free) == pool.n_pages, "pages have leaked"
-            assert pool.promised == 0
+            assert pool.reserved == 0
 
 
 class WindowWalk(Walk):
@@ -376,7 +376,7 @@ def test_a_key_that_waits_long_holds_up_no_other() -> None:
 
 
 def test_keys_have_equal_shares_however_many_clients_they_have() -> None:
-    shares = KeyShares()
+    shares = KeyedRoundRobin()
     wanted = [("many", f"c{i}", f"r{i}", 1000) for i in range(7)] + [("one", "c0", "s", 1000)]
     served = dict.fromkeys(("many", "one"), 0)
     clients = set()
@@ -386,7 +386,9 @@ def test_keys_have_equal_shares_however_many_clients_they_have() -> None:
             clients.add(what)
     assert served["one"] == served["many"] == 8 * QUANTUM
     assert len(clients) == 8
-    assert KeyShares().split(wanted[:2], 300) == Shares().split([w[1:] for w in wanted[:2]], 300)
+    assert KeyedRoundRobin().split(wanted[:2], 300) == DeficitRoundRobin().split(
+        [w[1:] for w in wanted[:2]], 300
+    )
 
 
 def test_nobody_waits_for_ever_behind_what_is_more_urgent() -> None:
@@ -417,9 +419,9 @@ def test_what_gave_way_looks_at_its_new_sequence() -> None:
     cache = world.engine.cache
     while len(request.answer.ids) < 3:
         world.scheduler.step()
-    assert world.scheduler.queue.take_pages(lambda other: True)
+    assert world.scheduler.queue.preempt_one(lambda other: True)
     other = cache.sequence()
-    while other.n_changes < request.seen:
+    while other.n_changes < request.last_n_changes:
         world.engine.run([BatchItem(other, [199])])
     assert len(other) < len(request.ids)
     cache.retire(other)
@@ -597,7 +599,7 @@ def test_a_cancelled_text_leaves_its_session_as_far_as_it_was_taken() -> None:
     taken = [request.answer.take() for _ in range(2)]
     assert None not in taken
     world.scheduler.cancel(request)
-    world.scheduler.settle()
+    world.scheduler.process_inbox()
     assert session.ids == request.ids[: n + request.answer.n_taken - 1]  # the last was not fed
 
 
@@ -665,9 +667,9 @@ def test_pace_is_learned_and_never_negative() -> None:
     pace = StepCostModel(target_s=0.1)
     assert pace.cost(65).seconds(64, 1, 100) is None
     for decode in range(1, 20):  # until something is known
-        assert LEAST <= pace.tokens(decode, 1000, 0, 500) < LEAST + TILE
+        assert MIN_PROMPT_TOKENS <= pace.tokens(decode, 1000, 0, 500) < MIN_PROMPT_TOKENS + TILE
         assert (decode + pace.tokens(decode, 1000, 0, 500)) % TILE == 0
-    assert pace.tokens(4, 1000, 0, LEAST - 1) == LEAST - 1
+    assert pace.tokens(4, 1000, 0, MIN_PROMPT_TOKENS - 1) == MIN_PROMPT_TOKENS - 1
     rng = np.random.default_rng(1)
     for _ in range(50):
         prefill, decode, context = (
@@ -682,14 +684,14 @@ def test_pace_is_learned_and_never_negative() -> None:
     late = StepCostModel(target_s=0.1)
     late.note(512, 1, 0, 512.0)
     late.note(256, 1, 0, 256.0)
-    assert late.tokens(4, 0, 0, 500) == LEAST  # a token of a prompt takes longer
+    assert late.tokens(4, 0, 0, 500) == MIN_PROMPT_TOKENS  # a token of a prompt takes longer
     slow = StepCostModel(target_s=1e9)
     for n in (7, 15, 31):  # one decodes; each time twice as many, whatever the fit promises
         assert slow.tokens(1, 0, 0, 500) == n
         slow.note(n, 1, 0, 1.0)
     for _ in range(64):  # the same again and again: nothing can be told apart
         pace.note(64, 1, 0, float(rng.uniform(0.01, 0.02)))
-    assert LEAST <= pace.tokens(1, 0, 0, 512) <= 512
+    assert MIN_PROMPT_TOKENS <= pace.tokens(1, 0, 0, 512) <= 512
 
 
 def test_pace_knows_plans_for_few_tokens() -> None:
@@ -787,7 +789,7 @@ def test_shares_are_fair_whatever_is_wanted(budget: int) -> None:
     for sizes in itertools.product(WANTED, repeat=5):
         queue = {(f"c{i // 2}", i): n for i, n in enumerate(sizes) if n}
         served = dict.fromkeys(("c0", "c1", "c2"), 0)
-        shares = Shares()
+        shares = DeficitRoundRobin()
         wanted = {client: sum(n for (c, _), n in queue.items() if c == client) for client in served}
         while queue:
             asked = [(key[0], key, n) for key, n in queue.items()]
@@ -846,7 +848,7 @@ def test_ids_from_many_threads() -> None:
 class Shelf:
     """Page files that have every text: a page in each call, which takes ``cost`` seconds."""
 
-    left_for = ""
+    miss_reason = ""
 
     def __init__(self, world: World, cost: float) -> None:
         self.world = world
@@ -861,10 +863,10 @@ class Shelf:
         seq.cache.commit(seq)
         return PAGE
 
-    def use(self, seq: Any) -> None:
+    def mark_used(self, seq: Any) -> None:
         pass
 
-    def keep(self, *_: object) -> None:
+    def queue_pages(self, *_: object) -> None:
         pass
 
     def is_foreign(self, *_: object) -> bool:
@@ -902,12 +904,12 @@ def test_who_waits_while_pages_come_from_files_is_not_refused() -> None:
     world.engine.cache.store = Shelf(world, 1.0)
     writing = world.add(range(20), max_tokens=9)
     world.scheduler.step()
-    writing.looked_at = True  # as in a step that its own sampler makes
+    writing.is_sampling = True  # as in a step that its own sampler makes
     late, waiting = (world.add(range(n, n + 240), max_tokens=2) for n in (2000, 3000))
     n = len(world.engine.runs)
     world.scheduler.step()
-    assert waiting.short is not None
+    assert waiting.room_error is not None
     assert len(world.engine.runs) == n
-    writing.looked_at = False
+    writing.is_sampling = False
     world.run()
     whole(writing, late, waiting)

@@ -192,14 +192,14 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
         features = []
         for ids in texts:
             owner = Owner(engine.cache.sequence())
-            assert not own.knows(owner, ids)
+            assert not own.can_draft(owner, ids)
             engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
             features.append(own._states[owner.seq].rows.astype(np.float64))
-            while not own.knows(owner, ids):
-                own.read(owner, ids, 1e9)
+            while not own.can_draft(owner, ids):
+                own.prefill_chunk(owner, ids, 1e9)
             wanted[owner] = ids, 5
-        drafted = own.write(wanted)
-        assert own.write(wanted) == drafted
+        drafted = own.draft_ids(wanted)
+        assert own.draft_ids(wanted) == drafted
         for sizes in ((1, 1), (4, 4), (16, 16)):
             more = [
                 word
@@ -238,7 +238,7 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
                 got = np.array([row.logits() for row in made.sample([part])])
                 allowed = 2 * rounding(config) * np.abs(logits).max()
                 assert np.abs(got - logits).max() <= allowed
-                own._take_back(own._texts[owner])
+                own._drop_block(own._texts[owner])
             owner.seq.close()
 
 
@@ -292,11 +292,11 @@ def test_states_of_many_texts(files: dict[str, Path]) -> None:
         for ids in texts:
             owner = Owner(model.engine.cache.sequence())
             model.engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
-            while not own.knows(owner, ids):
-                own.read(owner, ids, 1e9)
-            own._take_back(own._texts[owner])
+            while not own.can_draft(owner, ids):
+                own.prefill_chunk(owner, ids, 1e9)
+            own._drop_block(own._texts[owner])
             wanted[owner] = ids, 3
-        drafted = own.write(wanted)
+        drafted = own.draft_ids(wanted)
         assert all(len(found) == 3 for found in drafted.values())
         for owner, (ids, _) in wanted.items():  # the states again, and read in parts
             model.engine.truncate(owner.seq, 0)
@@ -304,7 +304,7 @@ def test_states_of_many_texts(files: dict[str, Path]) -> None:
             own.engine.cache.truncate(own._texts[owner].seq, 0)
             own._texts[owner].n = own._texts[owner].start = 0
         own.engine.max_tokens = 32
-        assert own.write(wanted) == drafted
+        assert own.draft_ids(wanted) == drafted
         for owner in wanted:
             owner.seq.close()
 

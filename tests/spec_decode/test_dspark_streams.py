@@ -141,11 +141,11 @@ def test_drafts_against_float64(files: dict[str, Path]) -> None:
             owner = Owner(engine.cache.sequence())
             engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
             features.append(own._states[owner.seq].rows.astype(np.float64))
-            while not own.knows(owner, ids):
-                own.read(owner, ids, 1e9)
+            while not own.can_draft(owner, ids):
+                own.prefill_chunk(owner, ids, 1e9)
             wanted[owner] = ids, 5
-        drafted = own.write(wanted)
-        assert own.write(wanted) == drafted
+        drafted = own.draft_ids(wanted)
+        assert own.draft_ids(wanted) == drafted
         for sizes in ((1, 1), (4, 4), (16, 16)):
             for output in ("logits", "keys", "markov"):
                 made.plan(*sizes, output).check()
@@ -163,7 +163,7 @@ def test_drafts_against_float64(files: dict[str, Path]) -> None:
                 [row.logits() for row in made.sample([BatchItem(seq, block, n, (FIRST,))])]
             )
             assert np.abs(got - logits).max() <= 2 * rounding(config) * np.abs(logits).max()
-            own._take_back(own._texts[owner])
+            own._drop_block(own._texts[owner])
             found = []
             token = ids[-1]
             for i in range(n):

@@ -32,7 +32,7 @@ from treadle.quantize.imatrix.matrix import missing
 from treadle.quantize.mixes import WANTS_IMATRIX
 from treadle.quantize.plan import find_mix, make_recipe, parse_rule
 from treadle.quantize.write import write
-from treadle.spec_decode.mtp import KEPT, HiddenStates, NextnDrafter
+from treadle.spec_decode.mtp import MAX_STATES, HiddenStates, NextnDrafter
 
 LAYERS = 3  # of the model; the one behind them predicts
 STEM = f"blk.{LAYERS}.nextn."
@@ -324,14 +324,14 @@ def test_states_of_a_text() -> None:
         [1, 2, 7, 8],
         [10, 11, 112, 113],
     )
-    kept.settle([0] * 10 + [1, 2, 7, 9])
+    kept.drop_rejected([0] * 10 + [1, 2, 7, 9])
     assert (kept.end, kept.rows[:, 0].tolist()) == (13, [10, 11, 112])
     kept.drop(12)
     assert (kept.start, kept.ids, len(kept.rows)) == (12, [7], 1)
     kept.put(20, [5], rows[20:21])  # others were run unseen
     assert (kept.start, kept.ids) == (20, [5])
     kept.put(21, list(range(600)), rows[21:621])
-    assert (kept.end, len(kept.ids), len(kept.rows)) == (621, KEPT, KEPT)
+    assert (kept.end, len(kept.ids), len(kept.rows)) == (621, MAX_STATES, MAX_STATES)
     kept.put(3, [4], rows[3:4])  # another text in its place
     assert (kept.start, kept.ids) == (3, [4])
 

@@ -14,7 +14,7 @@
     rerank.py                 relevance scores of query-document pairs
     media.py                  pictures and sounds of prompts, as token ids and rows
     projector_choice.py       finds and opens a model's projector
-    encoder.py                encoder-decoder models (T5): their encoder, refused settings
+    encoder_decoder.py        encoder-decoder models (T5): their encoder, refused settings
     control_vector.py         loads control vectors, and makes them from pairs of texts
 
     hooks.py                  trace, patch, states, attention weights, logit lens

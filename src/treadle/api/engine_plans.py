@@ -68,7 +68,7 @@ def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
                 yield n_tokens, n_outputs
 
 
-def telling_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
+def probe_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
     """Return two plans to test whether everything has been compiled before: that of a single text's
     decoding, and the largest for few tokens, which only several texts need.
     """

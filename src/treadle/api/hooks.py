@@ -23,8 +23,8 @@ from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.relative_logits import relative_values
 from treadle.kernels.attention.weights_ref import attention_weights
-from treadle.kvcache.page_pool import GONE
-from treadle.plan.step_rows import FloatRows, HookPoint, StepRows, state_rows
+from treadle.kvcache.page_pool import FREED
+from treadle.plan.hook_rows import FloatRows, HookPoint, StepRows, state_rows
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -560,7 +560,7 @@ def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], 
     offset = step.args["layer_off"]
 
     def read(i: int) -> np.ndarray | None:
-        if pages[i] == GONE:
+        if pages[i] == FREED:
             return None
         at = pages[i] * pool.cell_bytes + offset
         return pool.const.memory.read(at, pool.layout.layer_bytes)

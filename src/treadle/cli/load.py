@@ -374,7 +374,7 @@ def from_disk(model: Model) -> str:
     if short is None:
         return ""
     has = n_bytes(short.n_bytes)
-    room = f"{n_bytes(short.for_it)} ({short.bound.what})"
+    room = f"{n_bytes(short.free_bytes)} ({short.bound.what})"
     text = f"warning: {model.path.name} needs {has}, but memory has {room}: "
     chosen = 0.0  # bytes of a token's experts
     for i, layer in enumerate(model.config.layers):

@@ -188,7 +188,7 @@ def plain(name: str) -> str:
 
 
 DEFAULT = Sampling()
-OF_SAMPLING = (
+SAMPLING_OPTIONS = (
     AnswerOption("temperature", "--temp --temperature", "Higher is more random; 0 is greedy."),
     AnswerOption("top_k", "--top-k", "Keep the k most likely tokens; 0 disables."),
     AnswerOption("top_p", "--top-p", "Keep the most likely up to a total of p; 1 disables."),
@@ -259,7 +259,7 @@ OF_SAMPLING = (
         "samplers", "--samplers", f"The sampling stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
 )
-SAMPLING_NAMES = frozenset(each.name for each in OF_SAMPLING)
+SAMPLING_NAMES = frozenset(each.name for each in SAMPLING_OPTIONS)
 
 
 def token_limit(text: Any) -> int | None:

@@ -16,7 +16,14 @@ import numpy as np
 from treadle.base.cached_property import cached_property
 from treadle.base.fork_safety import UseLock
 from treadle.base.interrupts import interrupts_held
-from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs, of_runs
+from treadle.engine.batch import (
+    NEVER,
+    BatchItem,
+    RopeTable,
+    RunInputs,
+    group_texts,
+    merge_pooled_runs,
+)
 from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
@@ -147,7 +154,7 @@ class Engine:
         ``output``, by default the graph's main output, and with the default adapters.
         """
         made = output or self.config.main_output
-        adapted, steered = self._uses(self.cache.lora)
+        adapted, steered = self._adapter_kinds(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted, steered=steered).plan
 
     def adapt(self, adapters: Seq[Adapter]) -> None:
@@ -162,7 +169,7 @@ class Engine:
         made = self.config.main_output
         self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
         for adapter in adapters:
-            adapter.check(self._adapted.met)
+            adapter.check(self._adapted.adapted_matrices)
 
     def _with_adapters(self, adapters: Seq[Adapter]) -> Weights:
         """Return the weights with these adapters, after the adapters within the model."""
@@ -201,7 +208,7 @@ class Engine:
         """Return whether a run of ``ids`` in ``seq`` needs a plan with adapters, and whether one
         with control vectors.
         """
-        has_adapters, has_vectors = self._uses(seq.lora)
+        has_adapters, has_vectors = self._adapter_kinds(seq.lora)
         return has_adapters or bool(seq.marks) or self._adapts(ids), has_vectors
 
     @cached_property
@@ -223,7 +230,7 @@ class Engine:
         self.config = replace(self.config, taps=tuple(layers))
         self.__dict__.pop("_with_media", None)
 
-    def _uses(self, lora: Lora) -> tuple[bool, bool]:
+    def _adapter_kinds(self, lora: Lora) -> tuple[bool, bool]:
         """Return whether a sequence with these scales has loaded adapters, and whether it has
         control vectors.
         """
@@ -382,7 +389,7 @@ class Engine:
 
     def together(self, texts: Iterable[Seq[int]]) -> Iterator[list[Seq[int]]]:
         """Group ``texts``, in order, into lists that ``embed`` can take in one run."""
-        return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
+        return group_texts(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
         self,
@@ -442,7 +449,7 @@ class Engine:
 
         with self.lock:
             try:
-                return self._of_new(len(texts), lora, run)
+                return self._with_new_sequences(len(texts), lora, run)
             except ContextFullError:
                 if len(texts) == 1:
                     raise
@@ -465,7 +472,9 @@ class Engine:
         """
         if not len(ids):
             raise TreadleError("no tokens")
-        yield from self._in_runs(ids, partial(self._read, "states", "n_tokens"), "states", lora)
+        yield from self._run_in_parts(
+            ids, partial(self._read, "states", "n_tokens"), "states", lora
+        )
 
     def _embed_long(
         self, ids: Seq[int], unit: bool, lora: Lora | None
@@ -474,14 +483,14 @@ class Engine:
         read = partial(self._read, "pooled", "n_parts")
         step = self.max_tokens
         pooled: list[np.ndarray] = []
-        with closing(self._in_runs(ids, read, "embedding", lora)) as runs:
+        with closing(self._run_in_parts(ids, read, "embedding", lora)) as runs:
             for made in runs:
                 pooled.append(made)
                 if len(pooled) * step < len(ids):
                     yield None
-        yield of_runs(pooled, len(ids), step, self.config.pool, unit)
+        yield merge_pooled_runs(pooled, len(ids), step, self.config.pool, unit)
 
-    def _in_runs(
+    def _run_in_parts(
         self,
         ids: Seq[int],
         read: Callable[[PreparedPlan], np.ndarray],
@@ -491,7 +500,7 @@ class Engine:
         """Run a text in a new sequence, whose pages are reserved first, in as many runs as it
         needs. Yield what ``read`` returns after each run.
         """
-        with interrupts_held() as held:  # around all, as in ``_of_new``
+        with interrupts_held() as held:  # around all, as in ``_with_new_sequences``
             with self.lock:
                 seq = self.cache.sequence(lora=lora)
             try:
@@ -505,7 +514,9 @@ class Engine:
                 with self.lock:
                     seq.close()
 
-    def _of_new(self, n: int, lora: Lora | None, use: Callable[[Seq[Sequence]], T]) -> T:
+    def _with_new_sequences(
+        self, n: int, lora: Lora | None, use: Callable[[Seq[Sequence]], T]
+    ) -> T:
         """Return ``use(sequences)`` of ``n`` new sequences, which are closed afterwards."""
         with interrupts_held() as held:  # around all: a signal after ``use`` would leave them open
             seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
@@ -538,9 +549,9 @@ class Engine:
         """
         with self.lock:
             again: list[int] = []
-            n = self.media.whole(seq.ids, n)
+            n = self.media.max_truncation(seq.ids, n)
             with interrupts_held():
-                if self.cache.visible(seq, n) < n:
+                if self.cache.max_truncation(seq, n) < n:
                     again = seq.ids[:n]
                     n = self.cache.match(seq, [*again, -1])
                 self.cache.truncate(seq, n)
@@ -568,7 +579,7 @@ class Engine:
                     if begin is not None:
                         begin(ready)
                     if not self._walk(ready, times, stoppable=True):
-                        held.let()
+                        held.run_deferred()
                         # No handler raised, so the run is wanted. The repeat is not stoppable: a
                         # program with frequent signals would never finish.
                         if begin is not None:
@@ -644,7 +655,7 @@ class Engine:
             if not 0 <= n_wanted <= n:
                 raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
             if self.cache.cross and (seq.encoded is None or not seq.encoded.is_stored):
-                raise self._no_prompt(output)
+                raise self._no_prompt_error(output)
             self.check_ids(ids)
             entries = self.media.entries_in(ids)
             media = media or bool(entries)
@@ -665,7 +676,7 @@ class Engine:
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
 
-    def _no_prompt(self, output: str) -> UnsupportedError:
+    def _no_prompt_error(self, output: str) -> UnsupportedError:
         """Return the error for a run of a decoder whose sequence has no encoded prompt."""
         name = self.config.arch.name
         if output not in OF_ROWS:
@@ -706,7 +717,7 @@ class Engine:
         Return the sequences' lengths before.
         """
         if self._rows is not None and (rows := self._rows()) is not None:
-            rows.keep()  # the previous run's logits are still referenced
+            rows.snapshot()  # the previous run's logits are still referenced
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:

@@ -114,9 +114,9 @@ class Header(FileReader):
     # -- the parts, in file order -------------------------------------------------------
 
     def _read_magic(self) -> None:
-        from treadle.files.mistaken import N_HEAD, what_is
+        from treadle.files.mistaken import N_HEAD, describe_file
 
-        what = what_is(self.map[:N_HEAD])
+        what = describe_file(self.map[:N_HEAD])
         magic = self.take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:

@@ -85,7 +85,7 @@ def stage_name(name: str) -> str:
     return rest if _OUTSIDE.fullmatch(rest) else f"layers.{match['layer']}.{rest}"
 
 
-def of_stages(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+def stages_config(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
     """Return the config of the DSpark in a DeepSeek V4 folder, from the main model's ``config`` and
     the names of all tensors.
     """

@@ -31,7 +31,7 @@ KINDS: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def what_is(head: bytes) -> str | None:
+def describe_file(head: bytes) -> str | None:
     """Return a description, with a remedy, of the file that begins with ``head`` (N_HEAD bytes
     suffice); None if it is unknown, which models are, too.
     """

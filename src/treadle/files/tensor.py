@@ -96,7 +96,7 @@ class Tensor(TensorData):
 
         Raises UnsupportedError if ``format`` is None.
         """
-        fmt = self._known()
+        fmt = self._require_format()
         *rows, k = self.shape or (1,)
         shape = (*rows, k // fmt.block) if self.shape else ()
         if not fmt.head:
@@ -105,17 +105,17 @@ class Tensor(TensorData):
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return all weights, f32 [*shape]. Raises UnsupportedError if ``format`` is None."""
-        fmt = self._known()
+        fmt = self._require_format()
         data = fmt.join(self.arrays)
         if fmt.head:
             data = data.reshape(prod(self.shape[:-1]), fmt.row_bytes(self.shape[-1]))
         return fmt.dequantize_rows(data).reshape(self.shape)
 
-    def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
+    def in_memory(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
         """Return an in-memory tensor with these ``data``; ``path`` is this tensor's, for errors."""
         return Tensor(name, shape, fmt.ggml_id, fmt, data.nbytes, self.path, 0, data)
 
-    def _known(self) -> Format:
+    def _require_format(self) -> Format:
         if self.format is None:
             raise UnsupportedError(f"{self.name}: {self.type_name} weights are not supported yet")
         return self.format
@@ -129,9 +129,9 @@ class LateTensor(Tensor):
     @classmethod
     def of(cls, **fields: Any) -> LateTensor:
         """Return a tensor with these ``fields``: all but ``format``."""
-        made = cls.__new__(cls)
-        made.__dict__.update(fields)
-        return made
+        in_memory = cls.__new__(cls)
+        in_memory.__dict__.update(fields)
+        return in_memory
 
     @cached_property
     def format(self) -> Format | None:

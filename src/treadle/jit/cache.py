@@ -180,7 +180,7 @@ def checked_folder(path: Path | None = None) -> Path:
         raise CacheError(
             f"kernel cache {path}: {error.strerror}; set TREADLE_CACHE to a writable folder"
         ) from error
-    who = SYSTEM.intruder(info)
+    who = SYSTEM.other_writer(info)
     if who == "another user":
         raise CacheError(
             f"kernel cache {path} belongs to another user; refused, because its files are "

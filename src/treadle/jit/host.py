@@ -17,7 +17,7 @@ from treadle.jit.cache import checked_folder, write_whole
 from treadle.system import SYSTEM
 
 # Intel's matrix registers: a process must request them from the operating system.
-ASKED_FOR = frozenset({"amx-tile"})
+FEATURES_TO_REQUEST = frozenset({"amx-tile"})
 
 
 @lru_cache(maxsize=1)
@@ -50,5 +50,9 @@ def permitted(features: Set[str]) -> frozenset[str]:
     """Return ``features`` (LLVM's names) without those that the operating system refuses to this
     process. Makes no system call if none of them must be requested.
     """
-    refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
+    refused = (
+        FEATURES_TO_REQUEST
+        if features & FEATURES_TO_REQUEST and not SYSTEM.request_tiles()
+        else frozenset()
+    )
     return frozenset(features) - refused

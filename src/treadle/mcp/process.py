@@ -71,15 +71,15 @@ class ToolServerProcess:
             return await self._process.stdout.readline()
         except ValueError:  # longer than the limit
             most = self._bounds.message_bytes
-            raise self.flooded(f"a message of more than {most} bytes") from None
+            raise self.flood_error(f"a message of more than {most} bytes") from None
 
     def noise(self) -> None:
         """Count a line that is no message. Raises TreadleError for too many."""
         self._n_noise += 1
         if self._n_noise > NOISE:
-            raise self.flooded(f"more than {NOISE} lines that are no messages")
+            raise self.flood_error(f"more than {NOISE} lines that are no messages")
 
-    def flooded(self, what: str) -> TreadleError:
+    def flood_error(self, what: str) -> TreadleError:
         """Record that the server sent too much: ``what``, such as "a message of more than 9 bytes".
         Return the error, for the caller to raise.
         """
@@ -127,13 +127,13 @@ class ToolServerProcess:
                 with suppress(ProcessLookupError):
                     act()
             with suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(drained(process), END_S)
+                await asyncio.wait_for(read_until_exit(process), END_S)
         self._listening.cancel()
         with suppress(asyncio.CancelledError):
             await self._listening
 
 
-async def drained(process: asyncio.subprocess.Process) -> None:
+async def read_until_exit(process: asyncio.subprocess.Process) -> None:
     """Wait for the process; meanwhile read its output, so that a full pipe does not block it."""
     assert process.stdout is not None
     while await process.stdout.read(1 << 16):

@@ -128,7 +128,7 @@ class ClipConfig:
         for name, values in tensors.items():
             data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
             source = self.gguf.tensors.get(name, like)
-            made[name] = source.made(name, values.shape, by_name("F32"), data)
+            made[name] = source.in_memory(name, values.shape, by_name("F32"), data)
         return self.with_tensors(made)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> ClipConfig:

@@ -468,7 +468,7 @@ class Config:
         return len(self.layers)
 
     @property
-    def here(self) -> range:
+    def stage_layers(self) -> range:
         """The layers that this stage computes. Layers before and after them run in other stages."""
         return range(self.n_layer) if self.stage is None else self.stage
 
@@ -500,7 +500,7 @@ class Config:
         return self.arch.norm not in ("rms", "bare_rms")
 
     @property
-    def bare(self) -> bool:
+    def has_bare_norms(self) -> bool:
         """Whether norms of hidden states have no weights."""
         return self.arch.norm in ("bare", "bare_rms")
 

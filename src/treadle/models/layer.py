@@ -67,7 +67,7 @@ def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
     """
     stem = _stem(g, half)
     weight = f"blk.{i}.{stem}" if g.has(f"blk.{i}.{stem}.weight") else ""
-    if not stem or not (weight or g.config.bare):
+    if not stem or not (weight or g.config.has_bare_norms):
         return x
     label = f"L{i}.{half.label}.norm"
     return gated_norm(g, label, _norm(g, label, x, weight), weight)

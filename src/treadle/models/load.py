@@ -170,7 +170,7 @@ def find_arch(gguf: GGUF) -> Arch:
         what = f"architecture {name!r}: not supported: {LEFT_OUT[name]}"
         raise UnsupportedError(f"{gguf.path}: {what}")
     if name not in ARCHS:
-        meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
+        meant = next((arch for arch in ARCHS if _is_misspelling(name, arch)), None)
         hint = f"; did you mean {meant}?" if meant else ""
         raise UnsupportedError(
             f"{gguf.path}: architecture {name!r:.80}: treadle supports {', '.join(ARCHS)}{hint}"
@@ -197,7 +197,7 @@ def _has_sections(gguf: GGUF, name: str) -> bool:
     return two and bool(dict(ARCHS[name].keys).get(ROPE_SECTIONED))
 
 
-def _is_slip(name: str, arch: str) -> bool:
+def _is_misspelling(name: str, arch: str) -> bool:
     """Return whether ``name`` is ``arch`` misspelt: case, punctuation, a lost letter, two swapped
     ones.
 

@@ -108,7 +108,7 @@ class Rope:
         return max(0, low), min(self.dims - 1, high)
 
 
-def still(temperature: float, every: int, ahead: int = 0, *, smooth: bool = False) -> Rope:
+def scale_only(temperature: float, every: int, ahead: int = 0, *, smooth: bool = False) -> Rope:
     """Return a table of one unrotated pair, whose cosine is only the query temperature: it grows by
     ``temperature`` per e-fold of ``every`` positions. ``ahead``, ``smooth``: as in ``Rope``.
     """

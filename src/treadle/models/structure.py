@@ -131,7 +131,7 @@ def built_by_graph(
     )
 
 
-class LateConstants(dict[str, Made]):
+class LazyConstants(dict[str, Made]):
     """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
     first use. A module that begins with a dot is in the parent package.
     """
@@ -151,7 +151,7 @@ class LateConstants(dict[str, Made]):
         """Return the names of all constants, late ones included."""
         return list(dict.fromkeys((*self, *self._late)))
 
-    def every(self) -> list[Made]:
+    def all_constants(self) -> list[Made]:
         """Return all constants; this imports the late ones."""
         return [self[name] for name in self.names()]
 
@@ -172,7 +172,7 @@ class Graph:
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
     parts: returns all sublayers that models of this graph may have, if there are several kinds.
     apart: each output reads only some of the tensors.
-    further: returns the record of an MTP layer of such a model (``graphs/nextn.py``).
+    mtp_layer: returns the record of an MTP layer of such a model (``graphs/nextn.py``).
     """
 
     build: Callable[[Ops], Rows]
@@ -183,7 +183,7 @@ class Graph:
     read: Callable[[ArchMetadata, Arch], Config]
     parts: Callable[[], Iterable[Sublayer]] = tuple
     apart: bool = False
-    further: Callable[[Config], Layer] = last_with_keys
+    mtp_layer: Callable[[Config], Layer] = last_with_keys
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         """Yield every tensor row with the names and shapes of its tensors, in file order. A
@@ -240,7 +240,7 @@ def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[word] for word in row.shape)
 
 
-def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape without leading ones, which only some converters write."""
     n = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[n:]
@@ -284,7 +284,7 @@ def check_tensors(
         if name not in gguf.tensors:
             what = "the tensor is missing"
             expected = f"shape {list(shape)}"
-        elif _bare(gguf.tensors[name].shape) != _bare(shape):
+        elif _without_leading_ones(gguf.tensors[name].shape) != _without_leading_ones(shape):
             what = f"shape {list(gguf.tensors[name].shape)}"
             expected = f"{list(shape)} ({', '.join(row.shape)})"
         else:

@@ -13,7 +13,9 @@ import numpy as np
 
 TARGET_S = 0.12  # target length of a step while a caller waits for a next token
 LONGEST = 1.5  # times TARGET_S: longest step allowed for throughput; see ``StepCostModel.tokens``
-LEAST = 4  # minimum prompt tokens next to decoding ones, so that prompts are not starved
+MIN_PROMPT_TOKENS = (
+    4  # minimum prompt tokens next to decoding ones, so that prompts are not starved
+)
 TILE = 8  # product tiles hold this many tokens: a ninth would cost as much as four
 QUANTUM = 128  # prompt tokens per turn of a client
 MEASURED = 64  # recent steps per fit
@@ -120,8 +122,8 @@ class StepCostModel:
         the minimum. It is at most about twice the largest step measured in that plan, or in the
         next smaller one if it has none, so that a guess from few steps does not cause a long one.
         """
-        least = LEAST - (decode + LEAST) % -TILE
-        none = self._alone(decode, context)
+        least = MIN_PROMPT_TOKENS - (decode + MIN_PROMPT_TOKENS) % -TILE
+        none = self._decode_only_s(decode, context)
         if none is None:
             return min(least, most)
         limit = max(self.target_s, 1.5 * none)  # decode alone may already exceed the target
@@ -130,7 +132,7 @@ class StepCostModel:
         best_s = inf
         last = none
         known = decode - decode % -TILE
-        for n in self._numbers(decode, context, before, limit, least):
+        for n in self._candidates(decode, context, before, limit, least):
             cost = self.cost(decode + n)
             took = cost.seconds(n, decode, context + n * before)
             if took is not None:  # else try it, if the last known time fits
@@ -143,7 +145,7 @@ class StepCostModel:
                 best_s = last
         return min(best, most)
 
-    def _alone(self, decode: int, context: int) -> float | None:
+    def _decode_only_s(self, decode: int, context: int) -> float | None:
         """Return the seconds of a step without prompt tokens, by its plan or the next larger one
         with measurements; None if there are none.
         """
@@ -151,7 +153,7 @@ class StepCostModel:
         known = (self._costs[p].seconds(-decode % TILE, decode, context) for p in (*plans, MANY))
         return next((seconds for seconds in known if seconds is not None), None)
 
-    def _numbers(
+    def _candidates(
         self, decode: int, context: int, before: int, limit: float, least: int
     ) -> Iterator[int]:
         """Yield candidate numbers of prompt tokens, ascending: those that fit the plans for few
@@ -193,7 +195,7 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
     return out
 
 
-class Shares:
+class DeficitRoundRobin:
     """Deficit round robin over clients: shares the prompt tokens of a step."""
 
     def __init__(self) -> None:
@@ -234,13 +236,13 @@ class Shares:
         return list(given.values())
 
 
-class KeyShares:
+class KeyedRoundRobin:
     """Round robin over keys, and over clients within each key: shares the prompt tokens of a
     step.
     """
 
     def __init__(self) -> None:
-        self._keys, self._clients = Shares(), dict[Hashable, Shares]()
+        self._keys, self._clients = DeficitRoundRobin(), dict[Hashable, DeficitRoundRobin]()
 
     def split(
         self, wanted: Iterable[tuple[Hashable, Hashable, T, int]], budget: int
@@ -251,7 +253,7 @@ class KeyShares:
         of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
         for key, client, what, n in wanted:
             of_key.setdefault(key, []).append((client, what, n))
-        self._clients = {key: self._clients.get(key) or Shares() for key in of_key}
+        self._clients = {key: self._clients.get(key) or DeficitRoundRobin() for key in of_key}
         sums = [(key, key, sum(n for *_, n in its)) for key, its in of_key.items()]
         parts = self._keys.split(sums, budget)
         return [each for key, n in parts for each in self._clients[key].split(of_key[key], n)]

@@ -31,7 +31,7 @@ HISTORY = PAGE + 5  # tokens before those of a text that goes on
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class PlacedBatch:
     """A batch laid out in a plan's memory. ``n_texts``: sequences in the batch; ``cut``: the part
     of the plan's size that the batch does not use, in words.
     """
@@ -93,7 +93,7 @@ def new_sequence(engine: Engine) -> Sequence:
 @contextmanager
 def batch_of(
     engine: Engine, key: PlanKey, rng: np.random.Generator, many: int = MANY
-) -> Iterator[LaidOut]:
+) -> Iterator[PlacedBatch]:
     """Lay out a batch of random tokens in the plan ``key``, of at most ``many`` tokens; yield it,
     and drop its sequences afterwards. The caller holds the engine's lock.
     """
@@ -126,7 +126,7 @@ def batch_of(
         cut = ""
         if n_tokens < key.n_tokens and key.n_tokens > 4:
             cut = f"{n_tokens} of up to {key.n_tokens} tokens"
-        yield LaidOut(ready, n_tokens, n_outputs, len(parts), cut, parts)
+        yield PlacedBatch(ready, n_tokens, n_outputs, len(parts), cut, parts)
         for part, start in zip(parts, starts, strict=True):
             engine.cache.truncate(part.seq, start)
     finally:

@@ -117,7 +117,7 @@ def _speed(engine: Engine, kind: str, peaks: dict[str, float]) -> Speed:
     assert plan is not None
     n_tokens = 1 if kind == "text" else n
     before = history if kind == "text" else 0
-    work = [step.work([(before, n_tokens)], int(of_logits)) for step in plan.steps]
+    work = [step.cost([(before, n_tokens)], int(of_logits)) for step in plan.steps]
     n_bytes = sum(n for n, _ in work)
     n_ops = sum(n for _, n in work)
     read = peaks.get("bytes_s") or peaks.get("cache_bytes_s")

@@ -21,7 +21,13 @@ from treadle.engine.logits import LogitsQuery
 from treadle.errors import ContextFullError
 from treadle.models.drafters.dflash import BASE, CHOOSING, KEYS, MARKOV
 from treadle.models.drafters.target import FEATURES, tokens_of
-from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, DraftSequence, K, engine_beside
+from treadle.spec_decode.draft_model import (
+    ARGMAX_QUERY,
+    MIN_CHUNK,
+    DraftSequence,
+    K,
+    drafter_engine,
+)
 from treadle.spec_decode.mtp import StatesDrafter
 from treadle.spec_decode.selector import CandidateSelector
 from treadle.spec_decode.tapped import GivenRows, TappedStates, bind_target
@@ -44,7 +50,7 @@ class BlockDrafter(StatesDrafter):
         observer = TappedStates(config.draft.layers, config.n_target, engine.media)
         super().__init__(made, engine, observer, **given)
         self._traits = config.draft
-        self._most = min(config.draft.n_block, LEAST) - (not config.draft.anchored)
+        self._most = min(config.draft.n_block, MIN_CHUNK) - (not config.draft.anchored)
         self._keys = GivenRows(KEYS, FEATURES)
         self._base = GivenRows(MARKOV, BASE)
         self._tokens = tokens_of(made.gguf, self._n_vocab)
@@ -66,12 +72,12 @@ class BlockDrafter(StatesDrafter):
         ``step_s``.
         """
         if not self._steps:
-            return self._before * step_s
+            return self._cost_share * step_s
         return self._steps.predicted(n_texts * n_ids)
 
-    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
+    def draft_ids(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
         """Draft one block per owner, cut to its number of tokens and to the room of one run; see
-        ``Drafter.write``.
+        ``Drafter.draft_ids``.
         """
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         lengths: dict[K, int] = {}
@@ -91,7 +97,7 @@ class BlockDrafter(StatesDrafter):
             return result
         finally:
             for owner in lengths:
-                self._take_back(self._texts[owner])
+                self._drop_block(self._texts[owner])
         self._steps.note(sum(lengths.values()), self._now() - began)
         for owner, rows in made.items():
             tokens = map(self.token_of, rows)
@@ -127,7 +133,7 @@ class BlockDrafter(StatesDrafter):
         largest logit at each of ``lengths[owner]`` positions.
         """
         traits = self._traits
-        look = LogitsQuery() if traits.n_candidates else FIRST_LOOK
+        look = LogitsQuery() if traits.n_candidates else ARGMAX_QUERY
         parts = []
         for owner, n in lengths.items():
             text = self._texts[owner]
@@ -182,14 +188,14 @@ class BlockDrafter(StatesDrafter):
             for owner in going:
                 text = self._texts[owner]
                 text.seq.n_drafted += 1
-                parts.append(BatchItem(text.seq, [before[owner]], 1, (FIRST_LOOK,)))
+                parts.append(BatchItem(text.seq, [before[owner]], 1, (ARGMAX_QUERY,)))
             self._base.given = np.stack([base[owner][i] for owner in going])
             for owner, row in zip(going, self.engine.sample(parts, self._base), strict=True):
                 result[owner].append(_first(row))
                 before[owner] = max(self.token_of(result[owner][-1]), 0)
         return result
 
-    def _take_back(self, text: DraftSequence) -> None:
+    def _drop_block(self, text: DraftSequence) -> None:
         """Drop the drafted block from the drafter's sequence."""
         text.seq.n_drafted = 0
         if len(text.seq) > text.n:
@@ -213,4 +219,4 @@ def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
     gguf, config = bind_target(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
     n_ctx = min(engine.n_ctx, config.n_ctx_train)
-    return BlockDrafter(engine_beside(engine, gguf, config, n_ctx), engine)
+    return BlockDrafter(drafter_engine(engine, gguf, config, n_ctx), engine)

@@ -46,7 +46,7 @@ class CandidateSelector(EngineObserver):
     output = CHOOSING
 
     def __init__(self, gguf: GGUF, rank: int) -> None:
-        self._before = TokenTable(gguf, PREDECESSOR)
+        self._cost_share = TokenTable(gguf, PREDECESSOR)
         self._behind = TokenTable(gguf, SUCCESSOR)
         self._rank = rank
         self.places = np.zeros((0, rank), np.float32)  # of the last run's outputs
@@ -60,5 +60,5 @@ class CandidateSelector(EngineObserver):
         """Return the index of the best of the candidates ``tokens``, whose logits are given, behind
         the token ``before``; equals: the first. ``place``: index of the run's output.
         """
-        weights = self._before.rows([before])[0] * self.places[place]
+        weights = self._cost_share.rows([before])[0] * self.places[place]
         return int(np.argmax(logits + self._behind.rows(tokens) @ weights))

@@ -52,7 +52,7 @@ class Linux(Posix):
     """Linux ``protocol.System``. Cores and caches are read by ``machine/topology.py``."""
 
     FUTEX = FUTEX_CALLS.get(platform.machine(), 0)
-    NAPS = not FUTEX
+    SLEEP_POLLS = not FUTEX
     DROPS_PAGES = True
     FORKS = True
 
@@ -119,7 +119,7 @@ class Linux(Posix):
             return None
         return int(address)
 
-    def lends_tiles(self) -> bool:
+    def request_tiles(self) -> bool:
         if platform.machine() != "x86_64":  # the call number means something else there
             return False
         libc = ctypes.CDLL(None, use_errno=True)

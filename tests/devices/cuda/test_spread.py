@@ -46,7 +46,7 @@ from tests.kernels.registry import (
 )
 from treadle.devices.cuda.kernel_table import find_swap
 from treadle.devices.cuda.kernels import spread
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
 from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
 from treadle.kernels.activation_layout import DWORD
@@ -109,7 +109,7 @@ SHARED_OUT: list[Any] = [
 
 @pytest.mark.parametrize("spec", SHARED_OUT, ids=registry.name)
 def test_loops_that_are_shared_out(spec: Spec, blocks: Memory, rng: np.random.Generator) -> None:
-    made: Any = instead(SPREAD[spec.op], spec)
+    made: Any = convert_spec(SPREAD[spec.op], spec)
     TESTS[spec.op](made, ISA, blocks, rng)
 
 
@@ -128,7 +128,7 @@ SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta)
 @pytest.mark.parametrize("spec", dict.fromkeys(SOME_SCANS), ids=registry.name)
 def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
     """A thread for each column: plain code."""
-    made: Any = instead(SCANS[spec.op], spec)
+    made: Any = convert_spec(SCANS[spec.op], spec)
     assert made.items == spec.n_head * spec.head_dim
     test_states.test_states_are_read_and_written(made, ISA, memory, rng)
 
@@ -136,7 +136,7 @@ def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("spec", some(SELECTIVES, 2), ids=registry.name)
 def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) -> None:
     """A thread for each channel: plain code."""
-    made = instead(SimtSelective, spec)
+    made = convert_spec(SimtSelective, spec)
     assert made.items == spec.k
     test_selective_scan.test_states_are_read_and_written(made, ISA, memory, rng)
 
@@ -144,9 +144,9 @@ def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) ->
 @pytest.mark.parametrize("spec", [s for s in ROUTES if not s.n_shared], ids=registry.name)
 def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
     """But for routes with sinks, which keep the CPU's kernel (``swap_route``)."""
-    test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)
+    test_experts.test_route(convert_spec(SimtRoute, spec), ISA, blocks, rng)
 
 
 @pytest.mark.parametrize("spec", SORTS, ids=registry.name)
 def test_sort(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
-    test_experts.test_sort(instead(SimtSort, spec), ISA, blocks, rng)
+    test_experts.test_sort(convert_spec(SimtSort, spec), ISA, blocks, rng)

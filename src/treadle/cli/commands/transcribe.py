@@ -163,7 +163,7 @@ def command(
         with load_recognizer(path, progress, loading) as recognizer:
             failed = 0
             for file in files:
-                outlet = Outlet(file, wanted, output, beside, many=len(files) > 1)
+                outlet = TranscriptWriter(file, wanted, output, beside, many=len(files) > 1)
                 try:
                     transcribe_file(recognizer, file, own, outlet, progress)
                 except TreadleError as error:
@@ -227,7 +227,7 @@ def target_of(file: str, format: str, folder: Path | None) -> Path:
     return parent / f"{name}{SUFFIXES[format]}"
 
 
-class Outlet:
+class TranscriptWriter:
     """Writes one sound's transcript: to files at the end, or to standard output while it is
     decoded. ``many``: there are several sounds, so that each gets a heading.
     """
@@ -314,7 +314,7 @@ def transcribe_file(
     recognizer: SpeechRecognizer,
     file: str,
     settings: TranscribeSettings,
-    outlet: Outlet,
+    outlet: TranscriptWriter,
     progress: ProgressBar,
 ) -> None:
     """Transcribe the sound ``file``, "-" for standard input, and write it to ``outlet``. Raises

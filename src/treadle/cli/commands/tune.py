@@ -23,7 +23,7 @@ from treadle.cli.ui.table import print_json, remark, say
 from treadle.cli.usage import refuse_options
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
-from treadle.machine.topology import busy
+from treadle.machine.topology import busy_warning
 from treadle.profiling.tune import CROSSOVER, KERNELS
 
 MEASURING = ("kernel", "formats", "k", "m", "n", "threads", "repeat", "plot", "force")
@@ -229,7 +229,7 @@ def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
     ``refused``: results whose busy machine ``refuse`` reports instead.
     """
     share = min((result.cpu_share for result in results if result not in refused), default=1.0)
-    if warning := busy([share], ", so the best may be chance; stop them and measure again"):
+    if warning := busy_warning([share], ", so the best may be chance; stop them and measure again"):
         remark(warning)
     for sweep in (s for result in results for s in result.sweeps):
         for variant in sweep.variants:

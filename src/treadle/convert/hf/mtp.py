@@ -56,7 +56,7 @@ _APART: Names = {
 }
 
 
-def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
+def name_mtp(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
     """Return the MTP layers' ``tensors`` under GGUF's names, ordered by layer.
 
     Raises UnsupportedError for an unsupported architecture or layout, FileError for an unknown
@@ -68,7 +68,7 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
         what = "its drafter is DSpark, which the same folder names with --draft (draft=...)"
         raise UnsupportedError(f"{what}; convert writes it with --mtp")
     found: dict[str, MappedTensor] = {}
-    own = {each.name: each for each in (_counted(t, hyper) for t in tensors.values())}
+    own = {each.name: each for each in (_renumber(t, hyper) for t in tensors.values())}
     for tensor in make_tensors(own, (*hyper.rules, _JOINED)).values():
         layer, name = _gguf_name(tensor, hyper)
         name = f"blk.{layer}.{name}"
@@ -78,7 +78,7 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
     return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
 
 
-def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
+def _renumber(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
     """Return a tensor ``mtp.N.*`` renamed to ``layers.{n_layer + N}.*``, other tensors
     unchanged.
     """
@@ -88,12 +88,12 @@ def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
     return replace(tensor, name=f"layers.{hyper.n_layer + int(match['layer'])}.{match['rest']}")
 
 
-def _beside(left: Rows, right: Rows) -> Rows:
+def _join_columns(left: Rows, right: Rows) -> Rows:
     """Return the two matrices side by side, joined along columns."""
     return np.concatenate([left, right], axis=1)
 
 
-_JOINED = DerivationRule(("e_proj.weight", "h_proj.weight"), {"eh_proj.weight": _beside})
+_JOINED = DerivationRule(("e_proj.weight", "h_proj.weight"), {"eh_proj.weight": _join_columns})
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
@@ -124,7 +124,7 @@ _LISTS = {
 }
 
 
-def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
+def mtp_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
     """Return the GGUF keys that change if the MTP layers ``tensors`` are added: the numbers of
     layers, and lists with a value per layer.
     """
@@ -138,7 +138,7 @@ def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[s
     return {prefix + key: value for key, value in made.items()}
 
 
-def check_further(model: GGUF, hyper: HfConfig) -> None:
+def check_mtp(model: GGUF, hyper: HfConfig) -> None:
     """Check the MTP layers of ``model``, which needs keys and shapes only, against the tensors that
     the MTP graph uses.
 

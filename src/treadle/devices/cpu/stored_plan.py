@@ -181,7 +181,7 @@ def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -
         np.frombuffer(words, np.int64, n_words),
         np.frombuffer(words, np.int32, n_words, 8 * n_words),
         head["scratch"],
-        [_found(place, gguf, cache, memory) for place in head["constants"]],
+        [_constant_memory(place, gguf, cache, memory) for place in head["constants"]],
     )
     return StoredPlan(head, table, lower)
 
@@ -252,7 +252,7 @@ def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
     return None
 
 
-def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -> Any:
+def _constant_memory(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -> Any:
     """Return the memory of a constant at ``place``, as described by ``_place_of``; ``computed``:
     the stored constants.
     """
@@ -260,7 +260,7 @@ def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -
     if kind == "pool":
         return _pools(cache)[first].const.memory
     if kind == "computed":
-        return HostMemory.of(computed.bytes[first : first + rest[0]], computed.address + first)
+        return HostMemory.wrap(computed.bytes[first : first + rest[0]], computed.address + first)
     at, n_bytes = rest
     file = gguf.mapped_files[first]
-    return HostMemory.of(np.frombuffer(file, np.uint8, n_bytes, at), file.begin + at)
+    return HostMemory.wrap(np.frombuffer(file, np.uint8, n_bytes, at), file.begin + at)

@@ -15,7 +15,7 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
 from treadle.kernels.attention.page_layout import PagedKernel
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.attention.rope import turn_pairs
+from treadle.kernels.attention.rope import rotate_pairs
 from treadle.kernels.attention.rope import turned as turned_pairs
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, Spec, numbered
@@ -120,7 +120,7 @@ class LatentStore(PagedKernel):
         return 4 * (self.head_dim + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        tables = frame.run(numbered("rope", self.table), ptr) if self.turns else None
+        tables = frame.run(numbered("rope", self.table), ptr) if self.has_rope else None
         kv_indices = frame.run(numbered("kv_indices", self.pool), ptr)
         half = self.rope_dims // 2
         rank = self.dims_v
@@ -135,7 +135,7 @@ class LatentStore(PagedKernel):
             with k.loop(self.n_head) as head:
                 x = q + head * (self.head_dim_q * 4)
                 to = out + head * (self.head_dim * 4)
-                self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
+                self._rotate_pairs(k, half, x, to, table, lambda v, i=0: v * self.scale)
                 self._rotate(k, to)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
             if self.normed:
@@ -148,26 +148,26 @@ class LatentStore(PagedKernel):
             else:
                 map_row(k, rank, tmp, lambda v: v, row)
             behind = tmp + rank * 4
-            self._turn(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
+            self._rotate_pairs(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
             self._rotate(k, behind)
             kv_index = k.load(kv_indices, n.ty, offset=n * 8)
             home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
             self.page.keys.store(k, tmp, home, kv_index % PAGE)
 
     @property
-    def turns(self) -> bool:
+    def has_rope(self) -> bool:
         return self.style != "none"
 
-    def _turn(
+    def _rotate_pairs(
         self, k: Builder, half: int, x: Val, to: Val, table: Val | None, scaled: Callable[..., Val]
     ) -> None:
-        """Rotate ``half`` pairs from ``x`` to ``to`` by ``turn_pairs``; without a ``table`` only
+        """Rotate ``half`` pairs from ``x`` to ``to`` by ``rotate_pairs``; without a ``table`` only
         apply ``scaled``.
         """
         if table is None:
             map_row(k, 2 * half, to, scaled, x)
         else:
-            turn_pairs(k, self.style, half, x, to, table, scaled)
+            rotate_pairs(k, self.style, half, x, to, table, scaled)
 
     def _rotate(self, k: Builder, behind: Val) -> None:
         """Apply the Hadamard rotation to a query or key in place, if the page format needs it.
@@ -191,7 +191,7 @@ class LatentStore(PagedKernel):
             from treadle.kernels.attention.hadamard import rotate_ref as rotated
 
         def turned(x: np.ndarray) -> np.ndarray:
-            if not self.turns:
+            if not self.has_rope:
                 return x
             return turned_pairs(x, run.rope(self.table, turn), self.style)
 

@@ -89,8 +89,8 @@ class Attention(Queries):
         return n_bytes, 2 * n_seen * self.n_head * (self.head_dim + self.dims_v)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
-        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        items = frame.block + self._load_run_field(frame, "attn_items", "attn_few")
+        n_items = self._load_run_field(frame, "n_attn_items", "n_attn_few")
         tile = self._tile()
         if self.matrix:
             assert isa.matrix is not None, isa.name
@@ -123,7 +123,7 @@ class Attention(Queries):
 
         return VectorTile
 
-    def _of_run(self, frame: Frame, field: str, few: str) -> Val:
+    def _load_run_field(self, frame: Frame, field: str, few: str) -> Val:
         """Return the value of ``field`` of this pool in the run's state; if ``frame.few`` is 1, the
         value of the field named ``few``.
         """

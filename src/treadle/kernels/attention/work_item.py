@@ -195,7 +195,7 @@ class AttentionItem:
         power = k.select(head < float(n), first, behind) * self.spec.alibi
         return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
 
-    def beside(self, g: Operand, distance: Val, n: int) -> Val:
+    def relative_biases(self, g: Operand, distance: Val, n: int) -> Val:
         """Return the relative biases (``relative_bias.py``) of ``n`` consecutive keys, f32, for the
         group's ``g``-th head. ``distance``: first key - query, i64.
         """

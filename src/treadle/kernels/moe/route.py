@@ -109,8 +109,10 @@ class Route(Spec):
             total = k.var(k.const(0.0, f32))
             place = token * (4 * self.n_used)
             with k.loop(self.n_used) as s:
-                best, top = take_best(k, rank, self.n)
-                weight = self._near(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
+                best, top = pop_best(k, rank, self.n)
+                weight = (
+                    self._best_weight(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
+                )
                 expert = best // self.per if self.per > 1 else best
                 k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
                 k.store(frame.weights + place, weight, offset=s * 4)
@@ -160,7 +162,7 @@ class Route(Spec):
         share = k.splat(1.0 / k.sum(sums.v), f32 * lanes)
         map_row(k, self.n, p, lambda v: v * share, p)
 
-    def _near(self, k: Builder, rank: Val, top: Val) -> Val:
+    def _best_weight(self, k: Builder, rank: Val, top: Val) -> Val:
         """Return the weight of the best expert, whose score is ``top``: its softmax over itself and
         the remaining scores in ``rank`` that are near it (``jitter``).
         """
@@ -185,10 +187,10 @@ class Route(Spec):
         with k.loop(self.n_groups) as g:
             total = k.const(0.0, f32)
             for _ in range(self.n_best):
-                total = total + take_best(k, spare + g * (4 * per), per)[1]
+                total = total + pop_best(k, spare + g * (4 * per), per)[1]
             k.store(groups + g * 4, total)
         for _ in range(self.n_groups_used):
-            take_best(k, groups, self.n_groups)
+            pop_best(k, groups, self.n_groups)
         with k.loop(self.n_groups) as g:
             left = k.load(groups + g * 4, f32) > LOWEST
             with k.if_(left), k.loop(per) as e:
@@ -232,8 +234,8 @@ class Route(Spec):
         args.shared_weights[: shared.size] = (shared * factor).ravel()
 
     def _near_ref(self, scores: Any, chosen: Any) -> Any:
-        """Return the weight of each chosen expert as ``_near`` computes it, in the order of the
-        choices.
+        """Return the weight of each chosen expert as ``_best_weight`` computes it, in the order of
+        the choices.
         """
         left = scores.copy()
         weights = np.zeros(chosen.shape)
@@ -323,7 +325,7 @@ class RouteByToken(Spec):
         args.weights[: chosen.size] = (weights * self.scale).ravel()
 
 
-def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
+def pop_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
     """Return the index and the value of the largest of ``n`` f32 at ``at``, the first of equals,
     and overwrite it with minus infinity.
     """

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from treadle.models.ffns.gated import FUSED, FUSED_UP_FIRST, GATED, GATED_FUSED
 from treadle.models.ffns.plain import PLAIN
-from treadle.models.structure import LateConstants, Sublayer
+from treadle.models.structure import LazyConstants, Sublayer
 
 FUSED_EXPERTS = "experts_gate_up"  # gate and up of each expert are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
@@ -46,7 +46,7 @@ CONVOLVED_EXPERTS = "experts_convolved"  # with scored shared experts, then a co
 BLOCK_CONVOLVED = "gated_block_convolved"  # between convolutions within a drafted block
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
-FFNS = LateConstants[Sublayer](
+FFNS = LazyConstants[Sublayer](
     __name__,
     {"gated": GATED, FUSED: GATED_FUSED, FUSED_UP_FIRST: GATED_FUSED, "plain": PLAIN},
     late={

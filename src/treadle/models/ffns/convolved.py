@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``x + convolution(x)``, where x is a dense FFN's result times the layer's factor."""
-    return _behind(g, i, feed(g, i, h, f"L{i}.ffn"))
+    return _convolve_output(g, i, feed(g, i, h, f"L{i}.ffn"))
 
 
 def build_experts(g: Ops, i: int, h: Rows) -> Rows:
@@ -31,10 +31,10 @@ def build_experts(g: Ops, i: int, h: Rows) -> Rows:
     """
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
-    return _behind(g, i, g.call("experts", at, h, scores, layer=i))
+    return _convolve_output(g, i, g.call("experts", at, h, scores, layer=i))
 
 
-def _behind(g: Ops, i: int, x: Rows) -> Rows:
+def _convolve_output(g: Ops, i: int, x: Rows) -> Rows:
     return convolved(g, i, f"L{i}.ffn", x, "mlp", gain=f"blk.{i}.ffn_gscale.weight")
 
 

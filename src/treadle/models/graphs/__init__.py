@@ -49,9 +49,9 @@
 from __future__ import annotations
 
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.structure import Graph, LateConstants
+from treadle.models.structure import Graph, LazyConstants
 
-GRAPHS = LateConstants[Graph](
+GRAPHS = LazyConstants[Graph](
     __name__,
     {"decoder": DECODER},
     late={

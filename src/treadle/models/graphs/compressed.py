@@ -130,7 +130,7 @@ def _read_indexer(keys: ArchMetadata, arch: Arch, n_rope: int) -> Indexer:
     )
 
 
-def further(config: Config) -> Layer:
+def mtp_layer(config: Config) -> Layer:
     """Return the record of an MTP layer: its attention has rows but no units, and a router chooses
     its experts.
     """
@@ -152,5 +152,5 @@ COMPRESSED_GRAPH = replace(
     MANIFOLD,
     outputs={**MANIFOLD.outputs, "ahead": ahead_streams, TAPPED: MANIFOLD.outputs["logits"]},
     read=read,
-    further=further,
+    mtp_layer=mtp_layer,
 )

@@ -44,7 +44,7 @@ def build(g: Ops, halves: Halves = halves_of) -> Rows:
     sublayers.
     """
     x = first(g)
-    here = g.config.here
+    here = g.config.stage_layers
     n_deepstack = g.config.media.n_deepstack if g.config.with_media else 0
     for i in here:
         x = build_layer(g, i, g.layer(i, x), *halves(g.config.layers[i]))
@@ -58,7 +58,7 @@ def first(g: Ops) -> Rows:
     """Return the states before this stage's first layer: the embeddings, or the states of the stage
     before.
     """
-    if g.config.here.start:
+    if g.config.stage_layers.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
     if g.config.embd_norm:
@@ -80,7 +80,7 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
     norm.
     """
     weight = "output_norm" if g.has("output_norm.weight") else ""
-    if not (weight or g.config.bare):  # with norms after the sums, x is normed already
+    if not (weight or g.config.has_bare_norms):  # with norms after the sums, x is normed already
         return x
     h = g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
     return gated_norm(g, "output_norm", h, weight)
@@ -178,5 +178,5 @@ DECODER = Graph(
     },
     sublayers=halves_of,
     read=read,
-    parts=lambda: (*MIXERS.every(), *FFNS.every()),
+    parts=lambda: (*MIXERS.all_constants(), *FFNS.all_constants()),
 )

@@ -17,7 +17,7 @@ from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.experts import N_EXPERT_MAX
 from treadle.models.graphs.recurrence import N_CONV_MAX
-from treadle.models.rope import still
+from treadle.models.rope import scale_only
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -71,7 +71,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     return replace(
         config,
         attn_scale=1.0 / config.layers[0].head_dim,  # of normed queries and keys
-        ropes=(still(alpha, floor, 1, smooth=True),) if tempered else (),
+        ropes=(scale_only(alpha, floor, 1, smooth=True),) if tempered else (),
         layers=tuple(map(layer, config.layers)),
         n_unpadded=0 if n_unpadded == config.n_vocab else n_unpadded,
     )

@@ -80,7 +80,7 @@ def build(g: Ops) -> Rows:
     n_kept = -(-g.config.n_layer // every)
     x = first(g)
     kept: list[Rows] = []  # the blocks' states after each of its states was added
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         x = g.layer(i, x)
         mixer, ffn = halves_of(g.config.layers[i])
         h = _mixed(g, f"L{i}.{mixer.label}.residuals", x, kept, f"blk.{i}.attn_res_score")
@@ -92,7 +92,9 @@ def build(g: Ops) -> Rows:
         h = _mixed(g, f"L{i}.{ffn.label}.residuals", x, kept, f"blk.{i}.ffn_res_score")
         x = g.add(x, ffn.build(g, i, normed_for(g, i, h, ffn)))
         x = g.steer(f"L{i}.control", x, layer=i)
-    return _mixed(g, "output_residuals", g.layer(g.config.here.stop, x), kept, "output_res_score")
+    return _mixed(
+        g, "output_residuals", g.layer(g.config.stage_layers.stop, x), kept, "output_res_score"
+    )
 
 
 def _mixed(g: Ops, label: str, x: Rows, kept: list[Rows], weight: str) -> Rows:

@@ -150,7 +150,7 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
     alone = replace(
         config,
         arch=replace(config.arch, graph=graph),
-        layers=(replace(GRAPHS[config.arch.graph].further(config), kv_from=0),),
+        layers=(replace(GRAPHS[config.arch.graph].mtp_layer(config), kv_from=0),),
     )
     optional, ignored = check_tensors(result, GRAPHS[graph], alone)
     factors, ignored = find_factors(result, alone, ignored)

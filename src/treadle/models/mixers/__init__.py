@@ -56,9 +56,9 @@ from treadle.models.mixers.names import (
     SOFTPLUS,
     SOFTPLUS_HEADS,
 )
-from treadle.models.structure import LateConstants, Sublayer
+from treadle.models.structure import LazyConstants, Sublayer
 
-MIXERS = LateConstants[Sublayer](
+MIXERS = LazyConstants[Sublayer](
     __name__,
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
     late={

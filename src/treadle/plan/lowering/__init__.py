@@ -28,6 +28,6 @@
     elementwise.py  clamps, factors, xIELU, AltUp, LAuReL, sparse gates
     streams.py      hyper-connections (several streams of hidden states), n-gram embeddings
     attention_residuals.py  attention residuals: sums of the states before blocks of layers
-    bounds.py       products whose inputs and results are clamped to bounds in the file
+    clamped_products.py  products whose inputs and results are clamped to bounds in the file
     clusters.py     an output matrix of which only some clusters of rows are multiplied
 """

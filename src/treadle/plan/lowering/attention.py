@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.records import PAGE, WORD_BYTES
-from treadle.kernels.attention.relative_bias import by_distance
+from treadle.kernels.attention.relative_bias import biases_by_distance
 from treadle.kernels.spec import Grid, numbered
 from treadle.models.archs import REACH
 from treadle.plan.plan import Buffer, Const
@@ -71,7 +71,7 @@ def emit_attention(
     given: dict[str, Any] = {
         "qkv": qkv,
         "sinks": scores,
-        "distances": _by_distance(steps, distances, pool.causal) if distances else None,
+        "distances": _biases_by_distance(steps, distances, pool.causal) if distances else None,
         "pool": pool.const,
         "out": out,
         "stride": qkv.row_bytes // 4,
@@ -89,7 +89,7 @@ def emit_attention(
         count = numbered("n_attn_items", pool.index)
         grid = Grid(spec.n_groups, count)
         many = range(few + 1, most + 1)
-        steps.emit(label, spec, grid, serves=many, few=0, **given)
+        steps.emit(label, spec, grid, query_counts=many, few=0, **given)
     if few:
         one = replace(spec, tokens=1, matrix=False, words=False)
         n_partials = steps.cache.max_partials(most, pool)
@@ -98,7 +98,7 @@ def emit_attention(
             label if most <= few else f"{label}.few",
             one,
             Grid(one.n_groups, numbered("n_attn_few", pool.index)),
-            serves=range(few + 1),
+            query_counts=range(few + 1),
             few=1,
             partials=partials,
             **given,
@@ -121,7 +121,7 @@ def emit_attention(
     return out
 
 
-def _by_distance(steps: Steps, stem: str, causal: bool) -> Const:
+def _biases_by_distance(steps: Steps, stem: str, causal: bool) -> Const:
     """Return the biases of scores for each distance up to REACH and each head, made of the biases
     by bucket in the tensor ``stem``. All plans and layers share one copy.
     """
@@ -129,7 +129,7 @@ def _by_distance(steps: Steps, stem: str, causal: bool) -> Const:
     steps.plan.tensors_used.add(name)
     key = f"{name}:by distance"
     if key not in steps.weights.consts:
-        made = by_distance(steps.weights.tensor(name).dequantize(), REACH, causal=causal)
+        made = biases_by_distance(steps.weights.tensor(name).dequantize(), REACH, causal=causal)
         return steps.weights.numbers(key, made.ravel().tolist())
     (found,) = steps.weights.consts[key]
     return found

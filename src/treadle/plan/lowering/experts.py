@@ -41,7 +41,7 @@ from treadle.kernels.moe.page_in_experts import Fetch
 from treadle.kernels.moe.route import Route, RouteByToken, Sort, blocks_most
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.ops import TensorSlice, tensor_of
-from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, of_outputs
+from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, is_per_output
 from treadle.plan.plan import ANY, Buffer
 from treadle.system import SYSTEM
 
@@ -232,7 +232,7 @@ class Mixture:
             **given,
         )
 
-    def alike(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
+    def first_products(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
         """Return the first products as named steps: one step for gate and up if their formats,
         biases and factors match, else two.
         """
@@ -375,8 +375,8 @@ class Mixture:
             spec,
             Grid(strips, "tiles") if branch.rows else Grid(strips * at.n_used, "n_tokens"),
             n_bytes=at.n * sum(heights) * spec.fmt.row_bytes(spec.k),
-            used=at.n_used / at.n,
-            met=branch.met,
+            read_share=at.n_used / at.n,
+            rows_per_expert=branch.rows_per_expert,
             n_flops=2 * spec.k * sum(heights) * at.n_used,
             shape=(sum(heights), spec.k),
             x=x,
@@ -418,7 +418,7 @@ def experts(
     chunks: use the small experts that groups of neighbours share (``chexps``), by the same scores.
     """
     at = ops.config.layers[layer].experts
-    if at is None or of_outputs(h):
+    if at is None or is_per_output(h):
         raise UnsupportedError(
             f"{label}: the layer has no experts, or its rows are limited to outputs"
         )
@@ -448,13 +448,13 @@ class _Experts(Mixture):
             both = [ExpertMatrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
         down = ExpertMatrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
         by_choice = self.steps.plan.n_tokens in GEMV_TOKENS and not self.steps.deterministic
-        y, places = (self._by_choice if by_choice else self._by_expert)(h, both, down)
+        y, places = (self._emit_by_choice if by_choice else self._emit_by_expert)(h, both, down)
         at = self.at
         return ExpertSum(
             self.label, h.width, y, self.weights, places, at.n_used, shared, at.shared_mean
         )
 
-    def _by_choice(
+    def _emit_by_choice(
         self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
         """Emit the mixture for few tokens. Return the results, f32 ``[N * n_used, n_embd]``, one
@@ -463,10 +463,10 @@ class _Experts(Mixture):
         grid = Grid(self.at.n_used, "n_tokens")
         emit_fetch(self.steps, self.label, [*both, down], grid, chosen=self.chosen)
         y = self._result(h, self.n_choices)
-        self._by_gemv(Branch(self.label, self.chosen, self.n_choices), h, both, down, y)
+        self._emit_gemvs(Branch(self.label, self.chosen, self.n_choices), h, both, down, y)
         return y, None
 
-    def _by_expert(
+    def _emit_by_expert(
         self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
         """Emit the mixture with rows sorted by expert. Return the results, f32 rows, and the row of
@@ -486,10 +486,10 @@ class _Experts(Mixture):
             branch = self._sort("few.", sort, places, n_few, n_rows)
             grid = Grid(1, "tiles")
             emit_fetch(self.steps, branch.label, [*both, down], grid, tiles=branch.tiles)
-            self._by_gemv(branch, h, both, down, y)
+            self._emit_gemvs(branch, h, both, down, y)
         sort = Sort(*sizes, block, most=max(block, MOST_ROWS // block * block), over=few)
         branch = self._sort("", sort, places, n_rows, 0)
-        self._by_tile(branch, h, both, down, firsts, last, y)
+        self._emit_tiles(branch, h, both, down, firsts, last, y)
         return y, places
 
     def _result(self, h: Rows, n_rows: int) -> Buffer:
@@ -516,11 +516,11 @@ class _Experts(Mixture):
 
     # -- experts with few rows ----------------------------------------------------------------
 
-    def _by_gemv(
+    def _emit_gemvs(
         self, branch: Branch, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix, y: Buffer
     ) -> None:
         made, pitch = self.first_rows(branch, both)
-        for name, some in self.alike(both):
+        for name, some in self.first_products(both):
             spec = self._gemv(branch, some, h.width, of_tokens=True)
             x = self.ops.activations(h, spec.layout())
             columns = [both.index(each) * pitch for each in some]
@@ -557,13 +557,13 @@ class _Experts(Mixture):
             return matmul(self.format(matrices), steps.isa, k, n, steps.table, alone=alone, **own)
 
         last = gemm([down], self.at.n_ff)
-        firsts = [(name, some, gemm(some, h.width)) for name, some in self.alike(both)]
+        firsts = [(name, some, gemm(some, h.width)) for name, some in self.first_products(both)]
         if len(firsts) > 1 or not self.gated or self.adapted([*both, down]):
             return firsts, last
         fused = self._fused(both, h.width, last.layout(), n)
         return ([(f"gate_up_{self.fn}", both, fused)] if fused else firsts), last
 
-    def _by_tile(
+    def _emit_tiles(
         self,
         branch: Branch,
         h: Rows,

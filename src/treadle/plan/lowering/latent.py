@@ -67,7 +67,7 @@ def latent(
     normed: the latent rows have had their norm already.
     """
     if whole:
-        _cut(ops.steps, layer, f"{whole}.weight")
+        _split_kv_b(ops.steps, layer, f"{whole}.weight")
     steps = ops.steps
     at = ops.config.layers[layer]
     sizes = at.latent
@@ -122,7 +122,7 @@ def latent(
     return ops.attention(label, layer, out, sinks, chosen=chosen)
 
 
-def _cut(steps: Steps, layer: int, name: str) -> None:
+def _split_kv_b(steps: Steps, layer: int, name: str) -> None:
     """Cut ``k_b`` and ``v_b`` from the tensor ``name``, which holds both, once per model."""
     at = steps.config.layers[layer]
     weights = steps.weights
@@ -228,7 +228,7 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
             part = np.ascontiguousarray(part.view(to.dtype).swapaxes(1, 2)).view(np.uint8)
         shape = (*part.shape[:2], (part.shape[2] - to.head_bytes) // to.dtype.itemsize * to.block)
         part.flags.writeable = False
-        made.append(whole.made(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
+        made.append(whole.in_memory(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
     keys, values = made
     return keys, values
 

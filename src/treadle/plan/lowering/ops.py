@@ -37,7 +37,7 @@ from treadle.plan.lowering.deferred import (
     Product,
     Products,
     RopeOf,
-    of_outputs,
+    is_per_output,
     unwrap,
 )
 from treadle.plan.lowering.logits import emit_result
@@ -111,7 +111,7 @@ def build_plan(
 
 
 # Additional ops by name: ``word(ops, label, *rows, **given)`` returns rows. Those in other modules
-# (``ELSEWHERE``) are imported when a model needs them.
+# (``OP_MODULES``) are imported when a model needs them.
 WORDS: dict[str, Callable[..., Rows]] = {}
 _RECURRENT = (
     *("convolution", "gated_convolution", "block_convolution"),
@@ -140,7 +140,7 @@ _STREAMS = (
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
 _COMPRESSED = (*("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),)
-ELSEWHERE = {
+OP_MODULES = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
@@ -222,13 +222,15 @@ class PlanOps(Materializer, Ops):
         own: bool = False,
     ) -> Rows:
         eps = self.config.norm_eps if eps is None else eps
-        outputs = of_outputs(x)
+        outputs = is_per_output(x)
         of = x.width, x, weight, heads, centred, scale, eps
         return NormOf(label, *of, own=own, outputs=outputs)
 
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
         if self.config.bounds:
-            from treadle.plan.lowering.bounds import bounded_products  # few towers have them
+            from treadle.plan.lowering.clamped_products import (
+                bounded_products,  # few towers have them
+            )
 
             return bounded_products(self, label, x, weights)
         return self.products(label, x, weights)
@@ -239,7 +241,7 @@ class PlanOps(Materializer, Ops):
         """
         heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
         of = Products(label, x, list(weights), heights)
-        outputs = of_outputs(x)
+        outputs = is_per_output(x)
         return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
 
     def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
@@ -281,9 +283,9 @@ class PlanOps(Materializer, Ops):
     def _word(self, word: str, label: str) -> Callable[..., Any]:
         if word in WORDS:
             return WORDS[word]
-        if word not in ELSEWHERE:
+        if word not in OP_MODULES:
             raise UnsupportedError(f"{label}: the CPU device does not support {word!r}")
-        result: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
+        result: Callable[..., Any] = getattr(import_module(OP_MODULES[word]), word)
         return result
 
     def result(self, name: str, x: Rows) -> None:
@@ -406,7 +408,7 @@ class PlanOps(Materializer, Ops):
         qkv, q_column = places[0]
         q_way = ways[0]
         k_way = ways[-1]
-        if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
+        if any(x is not qkv for x, _ in places) or q_column or not q_way.has_same_kinds(k_way):
             raise UnsupportedError(
                 f"L{layer}: queries, keys and values are not in one buffer, or queries and keys "
                 "differ in norm or rope"
@@ -416,7 +418,9 @@ class PlanOps(Materializer, Ops):
                 f"{v_norm.label}: expected an RMSNorm of each head without weights"
             )
         norms = [way.norm for way in ways]
-        if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._unlike_rope(norms)):
+        if norms[0] is not None and (
+            norms[0].heads == 1 < at.n_head or self._needs_norm_step(norms)
+        ):
             if q_way.norm_last:
                 raise UnsupportedError(
                     f"{norms[0].label}: expected an RMSNorm of each head after the rope, without "
@@ -470,7 +474,7 @@ class PlanOps(Materializer, Ops):
         )
         return qkv
 
-    def _unlike_rope(self, norms: Sequence[NormOf | None]) -> bool:
+    def _needs_norm_step(self, norms: Sequence[NormOf | None]) -> bool:
         """Return whether a norm cannot be part of the rope step: a LayerNorm, or one with a bias or
         with weights for each head.
         """

@@ -166,7 +166,7 @@ def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight
     n = state.n_inner
     (rows, column) = ops.place(x)
     columns = {"values": column, "keys": column + n, "queries": column + n + state.n_keys}
-    return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
+    return emit_scan(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
 
 
 def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
@@ -198,7 +198,7 @@ def delta_apart(
     spec = kind(*sizes, block, grouped=grouped)
     names = ("queries", "keys", "values")
     columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
-    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+    return emit_scan(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
 def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> None:
@@ -214,7 +214,7 @@ def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> N
     )
 
 
-def scanned(
+def emit_scan(
     ops: PlanOps,
     label: str,
     spec: Scan,
@@ -247,7 +247,7 @@ def scanned(
             keys=columns["keys"],
             queries=columns["queries"],
         )
-    state_off, passing = scanned_from(ops, layer)
+    state_off, passing = state_access(ops, layer)
     steps.emit(
         label,
         replace(spec, passing=passing),
@@ -270,7 +270,7 @@ def scanned(
     return Floats(label, state.n_inner, out)
 
 
-def scanned_from(ops: PlanOps, layer: int) -> tuple[int, bool]:
+def state_access(ops: PlanOps, layer: int) -> tuple[int, bool]:
     """Return the byte offset of a recurrence's state, and whether to write it with non-temporal
     stores.
 
@@ -308,17 +308,17 @@ def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, gain: float =
     """Return ``x`` times the sigmoid of ``gate``, times ``gain``, in place; ``gate`` has one value
     per value of ``x``, or one per head.
     """
-    return _by_head(ops, label, "sigmoid", x, gate, gain)
+    return _gate_heads(ops, label, "sigmoid", x, gate, gain)
 
 
 def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     """Return ``x`` times the softplus of ``gate``, in place; ``gate`` is shaped as in
     ``sigmoid_gate``.
     """
-    return _by_head(ops, label, "softplus", x, gate)
+    return _gate_heads(ops, label, "softplus", x, gate)
 
 
-def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0) -> Rows:
+def _gate_heads(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0) -> Rows:
     own = gate.width == x.width
     spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own, gain=gain)
     return gated(ops, label, spec, x, gate, "")
@@ -482,7 +482,7 @@ def channel_delta(
     columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
     sizes = state.n_head, state.head_dim, state.n_state, state.n_head
     spec = ChannelDelta(*sizes, block_of(ops))
-    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+    return emit_scan(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
 def normed_gate(

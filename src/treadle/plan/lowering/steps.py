@@ -16,7 +16,7 @@ from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan.lowering.inputs import inputs_of, lora_inputs
-from treadle.plan.lowering.weights import factor_of, whole
+from treadle.plan.lowering.weights import factor_of, tensor_of_slice
 from treadle.plan.plan import ANY, Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Steps:
             n = next((size for size in GEMV_TOKENS if n * per <= size), n * per)
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
-        fine = whole(stem).rpartition(".")[2] in FINE
+        fine = tensor_of_slice(stem).rpartition(".")[2] in FINE
         more: dict[str, Any] = {"outputs": outputs, "fine": fine, **fields}
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, int16=self.int16, **more)
 
@@ -203,19 +203,32 @@ class Steps:
         n_bytes: int = 0,
         n_flops: int = 0,
         shape: tuple[int, ...] = (),
-        serves: range = ANY,
-        used: float = 1.0,
-        met: range = ANY,
+        query_counts: range = ANY,
+        read_share: float = 1.0,
+        rows_per_expert: range = ANY,
         **args: Any,
     ) -> None:
         """Append a step to the plan. ``args``: the kernel's arguments, by the names that it
         declares; the others are the fields of ``Step``.
         """
-        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used, met))
+        self.plan.emit(
+            Step(
+                label,
+                spec,
+                args,
+                grid,
+                shape,
+                n_bytes,
+                n_flops,
+                query_counts,
+                read_share,
+                rows_per_expert,
+            )
+        )
 
     def row_of(self, name: str) -> dict[str, Any]:
         """Return the fields of a step that reads one row of the matrix ``name`` per token."""
-        return {"n_bytes": self.weights.n_bytes(name), "used": 1 / self.weights.n_rows(name)}
+        return {"n_bytes": self.weights.n_bytes(name), "read_share": 1 / self.weights.n_rows(name)}
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -244,7 +257,7 @@ class Steps:
         return n if exact else round_up(n, 64) + 64
 
     def has(self, name: TensorName) -> bool:
-        name = whole(name)
+        name = tensor_of_slice(name)
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: TensorName) -> tuple[Const, ...]:
@@ -252,7 +265,7 @@ class Steps:
         from it.
         """
         if name not in self.weights.derived:
-            self.plan.tensors_used.add(whole(name))
+            self.plan.tensors_used.add(tensor_of_slice(name))
         return self.weights[name]
 
     def has_factor(self, stem: TensorName) -> bool:
@@ -269,5 +282,5 @@ class Steps:
         """Return a vector (norm, bias) as f32, times ``scale``. ``turned``: as in
         ``Weights.floats``.
         """
-        self.plan.tensors_used.add(whole(name))
+        self.plan.tensors_used.add(tensor_of_slice(name))
         return self.weights.floats(name, scale, turned=turned)

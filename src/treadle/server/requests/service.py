@@ -24,7 +24,7 @@ from treadle.media.address_policy import AddressPolicy
 from treadle.media.addresses import fetch_media
 from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
-from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges, charge_tokens
+from treadle.server.http.api_keys import ApiKey, ApiKeyStore, TokenCharges, charge_tokens
 from treadle.server.http.http_io import (
     MAX_BODY,
     MAX_MEDIA_BODY,
@@ -118,7 +118,7 @@ class Service:
         self.stats = ServerStats()
         self.kept_streams = KeptStreams()
         self.charges = TokenCharges()  # of an engine
-        self.keys = KeyRing(self.settings.api_keys, self.settings.api_key_file, self.warn)
+        self.keys = ApiKeyStore(self.settings.api_keys, self.settings.api_key_file, self.warn)
         most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
         self.responses = ResponseStore(most_characters=most)
         self.addresses = AddressPolicy(self.settings.media_urls, self.settings.media_hosts)
@@ -254,14 +254,14 @@ class Service:
 
         return noted
 
-    async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
+    async def _in_time(self, arrival_s: float, within_s: float, work: Awaitable[T]) -> T:
         """Return the result of ``work``. Raises ApiError (504) if it takes more than ``within_s``
-        seconds after ``came_s``, a time of ``perf_counter``.
+        seconds after ``arrival_s``, a time of ``perf_counter``.
         """
         if within_s == math.inf:
             return await work
         try:
-            return await asyncio.wait_for(work, came_s + within_s - time.perf_counter())
+            return await asyncio.wait_for(work, arrival_s + within_s - time.perf_counter())
         except asyncio.TimeoutError:
             raise timed_out(within_s) from None
 
@@ -270,22 +270,22 @@ class Service:
         request: HttpRequest,
         read: Callable[..., GenerationRequest],
         *args: Any,
-        keeps: bool = True,
+        keep_stream: bool = True,
         admitted: bool = False,
     ) -> RequestStream:
         """Start the generation request of an HTTP request, as ``start`` does, within the time limit
-        in its headers. ``keeps``: keep a streamed answer for the conversation that the headers
-        name. ``admitted``: a further answer of a running request, which counts for no limit, and
-        which a server that stops lets end.
+        in its headers. ``keep_stream``: keep a streamed answer for the conversation that the
+        headers name. ``admitted``: a further answer of a running request, which counts for no
+        limit, and which a server that stops lets end.
         """
-        came_s = request.scope["treadle.came"]
+        arrival_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
         conversation_id(request.headers.get("x-conversation-id"))  # refuses an invalid id first
-        bounds: dict[str, Any] = {"within_s": seconds_of(request), "came_s": came_s}
+        bounds: dict[str, Any] = {"within_s": seconds_of(request), "arrival_s": arrival_s}
         stream = await self.start(read, *args, **bounds, key=key, admitted=admitted)
         request.scope["treadle.stream"] = stream  # for the log
         stream.ids.add(request.scope["treadle.id"])
-        if keeps and stream.is_streamed:
+        if keep_stream and stream.is_streamed:
             try:
                 stream.kept = self.keep(request, stream)
             except ApiError:
@@ -312,14 +312,14 @@ class Service:
         read: Callable[..., GenerationRequest],
         *args: Any,
         within_s: float = math.inf,
-        came_s: float | None = None,
+        arrival_s: float | None = None,
         key: int | None = None,
         admitted: bool = False,
     ) -> RequestStream:
         """Call ``read(service, *args)`` in the pool, and start the generation request that it
-        returns. ``came_s``: arrival by ``perf_counter``; ``within_s``: seconds from then. ``key``:
-        number of the API key for fair sharing, if there are several. ``admitted``: see ``begin``.
-        Raises ApiError and TreadleError.
+        returns. ``arrival_s``: arrival by ``perf_counter``; ``within_s``: seconds from then.
+        ``key``: number of the API key for fair sharing, if there are several. ``admitted``: see
+        ``begin``. Raises ApiError and TreadleError.
         """
 
         if not self.writes:  # refused before a stream begins
@@ -343,9 +343,9 @@ class Service:
                 )
             return generation, generation.requests(self.model)
 
-        came_s = time.perf_counter() if came_s is None else came_s
+        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         work = self._prepare(prepared) if admitted else self.prepare(prepared)
-        generation, requests = await self._in_time(came_s, within_s, work)
+        generation, requests = await self._in_time(arrival_s, within_s, work)
         if not admitted:
             self.check_room(len(requests))
         n_bytes = sum(ids.n_bytes for ids in generation.prompts if isinstance(ids, MediaPrompt))
@@ -355,7 +355,7 @@ class Service:
             self.engine.drop,
             self.engine.wake,
             generation=generation,
-            came_s=came_s,
+            arrival_s=arrival_s,
             timeout_s=None if seconds == math.inf else seconds,
         )
         for made, _ in requests:
@@ -428,7 +428,7 @@ class Service:
     def stop_streams(self) -> None:
         """Abort the unfinished streams: the server is stopping."""
         for each in (*self.streams, *self.tool_turns):
-            each.give_up(busy("the server is stopping"))
+            each.abort(busy("the server is stopping"))
 
     def close(self) -> None:
         """End the threads. The owner closes the model."""

@@ -162,7 +162,7 @@ def _run_engine(
     (sizes and the kind) once it is ready. ``build`` makes its ASGI application.
     """
     from treadle.server.http.listeners import UNIX, Listeners
-    from treadle.server.router.engine_turns import EngineTurns
+    from treadle.server.router.engine_turns import EngineStepLock
     from treadle.server.serve import SWITCH_S, ServerProcess
 
     listeners = Listeners([f"{UNIX}{order.socket}" if order.socket else "127.0.0.1"], 0)
@@ -170,7 +170,7 @@ def _run_engine(
     if not order.socket:
         address = {"port": listeners.tcp[0].getsockname()[1]}
     if order.turns:
-        service.engine.turns = EngineTurns(order.turns)
+        service.engine.turns = EngineStepLock(order.turns)
     service.engine.warms_when_idle = True
 
     def ready(url: str) -> None:

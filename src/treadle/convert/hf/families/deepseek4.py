@@ -43,7 +43,7 @@ _BY_ROUTER = "moe"
 _RATES = {_SPARSE: OVERLAPPING, _HEAVY: 128}
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys as published folders have them. transformers' own folders have two sets of
     RoPE parameters: the base of "main" becomes ``rope_theta``; "compress" (layers with compressed
     units) gives ``compress_rope_theta`` and the scaling.
@@ -275,7 +275,7 @@ DEEPSEEK4_FAMILIES = {
             "topk_method": "noaux_tc",
         },
         experts=True,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         derived=_rules,
         more=_keys,
     )

@@ -33,7 +33,7 @@ _SPELLINGS = {  # of published folders, by transformers'
 }
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys under transformers' names, with lists of heads per layer."""
     values = dict(keys.values)
     for name, older in _SPELLINGS.items():
@@ -206,7 +206,7 @@ INKLING_FAMILIES: dict[str, Family] = {
         },
         _NAMES,
         windowed=_local,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         only={
             "shared_expert_sink": True,
             "gate_activation": "sigmoid",

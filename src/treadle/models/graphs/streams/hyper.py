@@ -114,7 +114,7 @@ def build(g: Ops) -> Rows:
     """Build the layers; return the mix of the streams after the last."""
     n = hyper_of(g.config).n
     x = g.call("repeated", "streams", first(g), n=n)
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         at = g.config.layers[i]
         if at.ngrams:
             x = g.call("ngrams", f"L{i}.ngrams", x, layer=i, n=n, weights=f"blk.{i}.ple")

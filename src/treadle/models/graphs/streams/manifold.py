@@ -72,7 +72,7 @@ def build(g: Ops) -> Rows:
 def build_layers(g: Ops, x: Rows) -> Rows:
     """Build the layers on the streams ``x``; return the streams after the last."""
     hyper = hyper_of(g.config)
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         _tap(g, i, x)
         for half, name in zip(halves_of(g.config.layers[i]), ("attn", "ffn"), strict=True):
             label = f"L{i}.{name}_streams"
@@ -80,7 +80,7 @@ def build_layers(g: Ops, x: Rows) -> Rows:
             h = half.build(g, i, normed_for(g, i, h, half))
             x = g.call("blended_streams", f"{label}.blend", x, h, weights, n=hyper.n)
         x = g.steer(f"L{i}.control", x, layer=i)
-    _tap(g, g.config.here.stop, x)
+    _tap(g, g.config.stage_layers.stop, x)
     return x
 
 

@@ -280,7 +280,7 @@ def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | N
     parts = {}
     start = 0
     for name, height in zip(names, heights, strict=True):
-        parts[_part(name)] = slice(start, start + height)
+        parts[_matrix_label(name)] = slice(start, start + height)
         start += height
     axis = _axis(step.label, start, n_embd)
     if len(names) == 1:
@@ -291,7 +291,7 @@ def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | N
     return FloatRows(args["y"], count, (first, axis), (start,), columns, parts=shared)
 
 
-def _part(name: str) -> str:
+def _matrix_label(name: str) -> str:
     """Return the short name of a matrix: that of ``blk.5.attn_q.weight`` is "q"."""
     stem = name.removesuffix(".weight").rpartition(".")[2]
     return stem.removeprefix("attn_").removeprefix("ffn_")
