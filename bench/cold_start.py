@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import treadle
-from treadle.api.engine_plans import telling_plans, text_plans
+from treadle.api.engine_plans import probe_plans, text_plans
 from treadle.devices.cpu.step_loop import StepLoop
 from treadle.engine.engine import CHUNK
 from treadle.engine.prepared_plan import PlanKey
@@ -190,7 +190,7 @@ def uses_of(model: treadle.Model) -> dict[str, list[LoweredPlan]]:
     """The plans of each use, as they are submitted."""
     model.engine.lower(PlanKey(1, 1, "logits"))  # imports
     prompt = min(CHUNK, model.engine.max_tokens)
-    served = dict.fromkeys([*telling_plans(model), *text_plans(model)])
+    served = dict.fromkeys([*probe_plans(model), *text_plans(model)])
     return {
         "run": [lower(model, prompt, 1, FIRST), lower(model, 1, 1, LATER)],
         "serve": [lower(model, plan.key.n_tokens, plan.key.n_outputs, FIRST) for plan in served],

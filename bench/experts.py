@@ -220,11 +220,11 @@ def main() -> None:
             theirs = [median(each) for each in zip(*times["llama.cpp"], strict=True)]
             print(f"times: prompt {theirs[0] / prefill:.2f}, text {theirs[1] / decode:.2f}")
         plan = mine.model.plan(min(given.prompt, mine.model.engine.max_tokens))
-        n_ops = sum(step.work([(0, given.prompt)])[1] for step in plan)
+        n_ops = sum(step.cost([(0, given.prompt)])[1] for step in plan)
         shares = mine.shares(ids)
         around = sum(share for kind, share in shares.items() if AROUND.search(kind))
         print(f"prefill {n_ops / prefill / 1e9:.0f} GFLOP/s, around experts {around:.1%}")
-        n_bytes = sum(step.work([(given.prompt, 1)])[0] for step in mine.model.plan(1))
+        n_bytes = sum(step.cost([(given.prompt, 1)])[0] for step in mine.model.plan(1))
         print(f"decoding reads {n_bytes / 1e6:.0f} MB a token, {n_bytes / decode / 1e9:.1f} GB/s")
         for kind, share in sorted(shares.items(), key=lambda item: -item[1])[:12]:
             print(f"  {share:6.1%} {kind}", file=sys.stderr)

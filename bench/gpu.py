@@ -126,7 +126,7 @@ def products(path: Path, shape: Shape, fmt: str, n: int, copy: float, blas: floa
             for step in plan:
                 if step.label.removeprefix("L0.") not in PRODUCTS:
                     continue
-                n_bytes, n_ops = step.work([(0, tokens)])
+                n_bytes, n_ops = step.cost([(0, tokens)])
                 seconds = max(median(rounds[step.label]), 1e-9)
                 of = f"{n_bytes / seconds / 1e9:.0f} GB/s, {n_bytes / seconds / copy:.0%} of copy"
                 if tokens > 1:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from treadle.devices.cpu.quantizer import quantize_rows
+from treadle.devices.cpu.weight_quantizer import quantize_rows
 from treadle.formats import Format, by_name
 
 FORMATS = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ3_S")

@@ -17,7 +17,7 @@ PHASES = {
     "treadle.cli.app:invoke": "command line",
     "treadle.api.model:Model.__init__": "load, the rest",
     "treadle.convert.open:open_model": "header of the file",
-    "treadle.models.load:load_config": "configuration",
+    "treadle.models.stored_config:open_config": "configuration",
     "treadle.engine.engine:Engine.__init__": "engine and pools",
     "treadle.cli.commands.run:begin": "prompt to request",
     "treadle.tokenizer.tokenizer:load_tokenizer": "tokenizer",

@@ -41,7 +41,7 @@ def child(path: str, threads: int, tokens: int) -> None:
     import treadle  # of the worktree in PYTHONPATH
 
     with treadle.load(path, threads=threads, context=tokens + 64) as model:
-        n_bytes = sum(step.n_bytes * step.used for step in model.plan(1))
+        n_bytes = sum(step.n_bytes * step.read_share for step in model.plan(1))
         device: Any = model.engine.device
         run = device.run
         runs: list[tuple[float, float]] = []

@@ -37,14 +37,14 @@ CONTEXT = 512
 @contextmanager
 def choice(fine: frozenset[str], every_format: bool) -> Iterator[None]:
     """Make plans with two bytes before the matrices ``fine``."""
-    usual = steps.FINE, select_activation.by_two_bytes
+    usual = steps.FINE, select_activation.prefers_q8x2
     steps.FINE = fine
     if every_format:
-        select_activation.by_two_bytes = lambda codes, isa: True
+        select_activation.prefers_q8x2 = lambda codes, isa: True
     try:
         yield
     finally:
-        steps.FINE, select_activation.by_two_bytes = usual
+        steps.FINE, select_activation.prefers_q8x2 = usual
 
 
 class Arm:

@@ -136,7 +136,7 @@ def common_state() -> dict[str, object]:
         "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
         "handlers": [signal.getsignal(number) for number in SIGNALS],
         "timer": signal.getitimer(signal.ITIMER_REAL),
-        **{name: set(vars(module)[name]) for name, module in modules.items() if module},
+        **{name: set(getattr(module, name)) for name, module in modules.items() if module},
     }
 
 
@@ -175,3 +175,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> WriteTiny:
         return made[key]
 
     return write
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of caches will do: memory's is read in gigabytes."""
+    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))

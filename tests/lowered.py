@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from treadle.engine.engine import Engine
 from treadle.engine.prepared_plan import PlanKey
-from treadle.models.graphs import main_output
 from treadle.plan.plan import Plan
 
 
 def lowered(engine: Engine, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
     """The plan that ``engine.plan`` has for such batches, with nothing compiled."""
-    adapted, steered = engine._uses(engine.cache.lora)
-    made = output or main_output(engine.config)
+    adapted, steered = engine._adapter_kinds(engine.cache.lora)
+    made = output or engine.config.main_output
     return engine.lower(engine._key(PlanKey(n_tokens, n_outputs, made, adapted, False, steered)))

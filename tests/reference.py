@@ -37,8 +37,8 @@ def forward(
     logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
     if "output.bias" in config.optional:
         logits = logits + tensor_of(gguf)("output.bias")
-    if config.n_named:
-        logits[:, config.n_named :] = -1e30
+    if config.n_unpadded:
+        logits[:, config.n_unpadded :] = -1e30
     return softcap(logits * config.logit_scale, config.logit_softcap)
 
 
@@ -74,8 +74,8 @@ def states(
         from tests.reference_hyper import mixed_streams
 
         return mixed_streams(config, x, ids, tensor)
-    if config.n_bank:
-        from tests.reference_bank import through_blocks
+    if config.attn_res_block_size:
+        from tests.reference_attention_residuals import through_blocks
 
         return through_blocks(config, x, tensor)
     if config.n_streams > 1:
@@ -108,8 +108,9 @@ def states(
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
-    weight = np.ones(1) if config.bare else tensor("output_norm.weight")
-    return np.asarray(normed(x, weight, config) + bias)
+    weight = np.ones(1) if config.has_bare_norms else tensor("output_norm.weight")
+    y = np.asarray(normed(x, weight, config) + bias)
+    return y if config.norm_gain is None else gated_norm(config, y, tensor, "output_norm")
 
 
 def stacked(config: Config, x: Array, tensor: Tensors) -> Array:
@@ -290,7 +291,9 @@ class Layer:
     def norm(self, x: Array, stem: str, without: Array | None = None) -> Array:
         """``without``, or ``x`` itself, where the file lacks the norm that another one has."""
         optional = {f"{name}.weight" for name in OPTIONAL_NORMS} | self.config.arch.lacks
-        if self.config.bare and stem in ("attn_norm", "ffn_norm"):
+        if self.config.norm_gain is not None:
+            optional = {"ffn_sub_norm.weight"}
+        if self.config.has_bare_norms and stem in ("attn_norm", "ffn_norm"):
             return normed(x, np.ones(1), self.config)
         if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
             return x if without is None else without
@@ -299,16 +302,23 @@ class Layer:
             config = replace(config, norm_eps=config.post_norm_eps)
         y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), config)
         if self.at.n_norm_rank and stem in self._gated_norms():
-            gate = self.linear(
-                activate(self.linear(y, f"{stem}_gate_down"), "silu"), f"{stem}_gate_up"
-            )
-            y = y / (1 + np.exp(-gate))
+            y = gated_norm(self.config, y, self.tensor, f"blk.{self.i}.{stem}")
         bias = f"{stem}.bias"
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
 
     def _gated_norms(self) -> tuple[str, ...]:
         """Norms with a gate behind them: that of experts, and of any mixer."""
+        if self.config.norm_gain is not None:
+            return "attn_norm", POST, "ffn_norm", "post_ffw_norm"
         return ("attn_norm", "ffn_norm") if self.at.experts else ("attn_norm",)
+
+
+def gated_norm(config: Config, y: Array, tensor: Tensors, stem: str) -> Array:
+    """The normed ``y`` times its gate, by a rank that the matrix "down" makes, or "up" does."""
+    first, second = ("down", "up") if config.norm_gain is None else ("up", "down")
+    rank = activate(y @ tensor(f"{stem}_gate_{first}.weight").T, "silu")
+    gate = rank @ tensor(f"{stem}_gate_{second}.weight").T
+    return np.asarray(y / (1 + np.exp(-gate)) * (config.norm_gain or 1.0))
 
 
 OPTIONAL_NORMS = (
@@ -562,7 +572,7 @@ def gated(maps: Layer, h: Array) -> Array:
         return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
-    if maps.at.ffn in ("gated", "gated_behind"):
+    if maps.at.ffn in ("gated", "gated_behind", "gated_block_convolved", "gated_norms_gated"):
         gate = maps.linear(h, "ffn_gate")
         up = maps.linear(h, "ffn_up")
     else:

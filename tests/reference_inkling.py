@@ -1,4 +1,4 @@
-"""Inkling's halves in float64: profiles of distances, short convolutions, scored shared experts."""
+"""Inkling's halves in float64: relative logits, short convolutions, scored shared experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def convolved(maps: Layer, x: Array, which: str) -> Array:
     return x + sum(past[j : j + len(x)] * taps[:, j] for j in range(n))
 
 
-def profiled(maps: Layer, h: Array) -> Array:
+def relative(maps: Layer, h: Array) -> Array:
     """Attention, whose queries have a number for each distance."""
     at = maps.at
     n = len(h)
@@ -29,13 +29,13 @@ def profiled(maps: Layer, h: Array) -> Array:
     k = rms_norm(k, tensor("attn_k_norm"), eps).repeat(at.n_head // at.n_head_kv, 1)
     v = convolved(maps, maps.linear(h, "attn_v"), "v").reshape(n, at.n_head_kv, -1)
     v = v.repeat(at.n_head // at.n_head_kv, 1)
-    profiles = tensor("attn_rel_proj")
-    number = maps.linear(h, "attn_r").reshape(n, at.n_head, -1) @ profiles  # [n, head, distance]
+    rel_proj = tensor("attn_rel_proj")
+    number = maps.linear(h, "attn_r").reshape(n, at.n_head, -1) @ rel_proj  # [n, head, distance]
     score = np.einsum("qhd,khd->hqk", q, k) / at.head_dim
     age = np.arange(n)[:, None] - np.arange(n)
     for query in range(n):
         for key in range(query + 1):
-            if age[query, key] < profiles.shape[1]:
+            if age[query, key] < rel_proj.shape[1]:
                 score[:, query, key] += number[query, :, age[query, key]]
     if at.q_rope is not None:
         score *= maps.config.ropes[at.q_rope].gains(np.arange(n))[:, None]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.reference import Array, Layer, attention, rms_norm, rope
+from tests.reference import Array, Layer, attention, gated_norm, rms_norm, rope
 from tests.reference_indexer import chosen_keys
 
 
@@ -16,12 +16,20 @@ def latent(maps: Layer, h: Array) -> Array:
     sizes = at.latent
     blk = f"blk.{maps.i}.attn"
     assert sizes is not None
+
+    def widened(y: Array, stem: str) -> Array:
+        if at.mixer != "latent_norm_gated":
+            return y
+        y = gated_norm(config, y, maps.tensor, f"blk.{maps.i}.{stem}")
+        return np.asarray(y * np.sqrt(config.n_embd / y.shape[-1]))
+
     rank = h
     of_gate = h
     if sizes.n_q_rank:
         q = maps.linear(h, "attn_q_a")
         of_gate = q if at.mixer.startswith("latent_ranked") else h
         q = rms_norm(q, maps.tensor(f"{blk}_q_a_norm.weight"), sizes.norm_eps)
+        q = widened(q, "attn_q_a_norm")
         rank = q
         q = maps.linear(q, "attn_q_b")
     else:
@@ -30,6 +38,7 @@ def latent(maps: Layer, h: Array) -> Array:
     if maps.has("attn_k_norm.weight"):
         turned = rms_norm(turned, maps.tensor(f"{blk}_k_norm.weight"), sizes.norm_eps)
     row = rms_norm(row, maps.tensor(f"{blk}_kv_a_norm.weight"), sizes.norm_eps)
+    row = widened(row, "attn_kv_a_norm")
     if at.mixer.endswith("_kv_b"):
         both = maps.linear(row, "attn_kv_b").reshape(len(h), at.n_head, -1)
         k, v = np.split(both, [sizes.n_nope], axis=-1)
@@ -52,7 +61,7 @@ def latent(maps: Layer, h: Array) -> Array:
     sinks = maps.tensor(f"{blk}_sinks.weight") if gated else None
     scale = sizes.scale or config.attn_scale
     y = attention(q, k, v, scale, 0.0, at.window, sinks, chosen=chosen)
-    if maps.has("attn_gate.weight") or gated or ranked:
+    if maps.has("attn_gate.weight") or gated or ranked or at.mixer == "latent_norm_gated":
         gate = maps.linear(of_gate, "attn_gate").reshape(len(h), at.n_head, -1)
         y = y / (1 + np.exp(-gate))
     return maps.linear(y.reshape(len(h), -1), "attn_output")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.reference import Array, Layer, activate, attended, rms_norm
-from tests.reference_inkling import profiled
+from tests.reference_inkling import relative
 from tests.reference_latent import latent
 
 
@@ -111,7 +111,7 @@ def delta(maps: Layer, h: Array) -> Array:
     else:
         beta = maps.linear(h, "ssm_beta")
         alpha = maps.linear(h, "ssm_alpha")
-        signed = maps.at.mixer == "delta_signed"
+        signed = maps.at.mixer in ("delta_signed", "delta_sigmoid")
         q, k = (np.repeat(a, share, 1) if signed else np.tile(a, (1, share, 1)) for a in (q, k))
     q = q / np.sqrt(s.n_state)
     v = v.reshape(len(h), s.n_head, -1)
@@ -126,7 +126,8 @@ def delta(maps: Layer, h: Array) -> Array:
         out[t] = np.einsum("hn,hnp->hp", q[t], state)
     y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
     z = maps.linear(h, "attn_gate").reshape(y.shape)
-    return maps.linear((y * activate(z, "silu")).reshape(len(h), -1), "ssm_out")
+    gate = 2 / (1 + np.exp(-z)) if maps.at.mixer == "delta_sigmoid" else activate(z, "silu")
+    return maps.linear((y * gate).reshape(len(h), -1), "ssm_out")
 
 
 def kda(maps: Layer, h: Array) -> Array:
@@ -180,7 +181,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta": delta,
     "delta_signed": delta,
     "delta_grouped": delta,
-    "attention_profiled": profiled,
+    "attention_relative": relative,
     "kda": kda,
     "kda_signed": kda,
     "kda_bounded": kda,
@@ -188,6 +189,8 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "kda_whole": kda,
     "latent": latent,
     "latent_ranked_indexed": latent,
+    "latent_norm_gated": latent,
+    "delta_sigmoid": delta,
     "latent_q": latent,
     "latent_kv_b": latent,
     "latent_q_kv_b": latent,

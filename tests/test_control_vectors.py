@@ -19,6 +19,7 @@ from tests.loras import draw_pairs, write_gguf
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from tests.tiny import rounding
+from tests.twins import logits_of_twins
 from treadle.api.model import Model
 from treadle.cli import main
 from treadle.cli.options import control_vector
@@ -85,7 +86,7 @@ def test_files_are_llama_cpps(tmp_path: Path) -> None:
     theirs.write_tensors_to_file()
     theirs.close()
     made = ControlVector.open(tmp_path / "theirs.gguf")
-    assert made.mark == vector.within(1, 2).mark
+    assert made.mark == vector.for_layers(1, 2).mark
     assert made.model_hint == "mistral"
 
 
@@ -97,7 +98,7 @@ def test_strengths_by_layer() -> None:
     assert np.array_equal(vector.scaled(3).directions[2], 3 * vector.directions[2])
     with pytest.raises(TreadleError, match="no direction of layer 4"):
         vector.scaled({4: 1.0})
-    assert sorted(vector.within(2, 9).directions) == [2, 3]
+    assert sorted(vector.for_layers(2, 9).directions) == [2, 3]
 
 
 def written(path: Path, *tensors: tuple[str, np.ndarray], **keys: Any) -> Path:
@@ -237,11 +238,9 @@ def test_threads_do_not_change_a_bit(tiny: WriteTiny, deterministic: bool) -> No
 def test_every_step_is_its_twin(model: Model) -> None:
     session = model.session(control_vectors={"v1": 1.0, "v2": -0.5})
     parts = [BatchItem(session.seq, IDS[:20])]
-    plan, arena = model.engine.run_reference(parts)
+    plan, (twin,) = logits_of_twins(model.engine, parts)
     plan.check()
     assert [s.label for s in plan if s.label.endswith(".control")] == ["L1.control", "L2.control"]
-    at = plan.offsets[plan.outputs["logits"]]
-    twin = arena[at:].view(np.float32)[: model.config.n_vocab]
     session.reset()
     rows = session.feed(IDS[:20])
     assert np.abs(rows - twin).max() <= rounding(model.config) * np.abs(twin).max()
@@ -285,7 +284,7 @@ def test_page_files_are_of_their_vectors(base: Path, tmp_path: Path) -> None:
         ([draw(2)], 0),
         ([(draw(2), 0.0), renamed], 2 * PAGE),
         ([(draw(1), 0.5)], 0),
-        ([draw(1).within(1, 1)], 0),
+        ([draw(1).for_layers(1, 1)], 0),
         ([], 0),
     ]
     for given, hits in cases:
@@ -470,7 +469,7 @@ def test_making_leaves_the_model_as_it_was(model: Model) -> None:
     """Vectors that texts have by default take no part, and all pages are given back."""
     before = model.logits(IDS)
     model.engine.cache.forget()
-    room = model.engine.cache.room()
+    room = model.engine.cache.available_pages()
     told: list[tuple[str, int, int]] = []
     pairs = [[IDS[:40], [7] * 600], [IDS[1:], [9]]]
     made = treadle.make_control_vector(model, *pairs, progress=lambda *a: told.append(a))
@@ -481,7 +480,7 @@ def test_making_leaves_the_model_as_it_was(model: Model) -> None:
     model.engine.cache.lora = ()
     assert made.mark == again.mark
     model.engine.cache.forget()
-    assert model.engine.cache.room() == room
+    assert model.engine.cache.available_pages() == room
     assert np.array_equal(model.logits(IDS), before)
 
 

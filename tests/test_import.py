@@ -16,7 +16,21 @@ from tests.tokenizer.vocabularies import LETTER_OF_BYTE, NORMAL, Piece, write_vo
 
 HEAVY = ["numpy", "llvmlite", "sentencepiece", "tokenizers", "jinja2", "llguidance", "rich"]
 HEAVY += ["huggingface_hub", "safetensors", "prompt_toolkit", "click"]
-MOST_MODULES = 175  # of treadle, in a warm start from Python
+MOST_MODULES = 133  # of treadle, in a warm start from Python
+# Packages and modules that read a file, build a graph, lower it, or emit a kernel.
+COLD = [f"treadle.{name}." for name in ("kernels.moe", "kernels.quantize", "kernels.recurrent")]
+COLD += [
+    f"treadle.models.{name}."
+    for name in ("archs", "graphs", "mixers", "ffns", "keys", "ops", "structure", "load", "layer")
+]
+COLD += [f"treadle.models.{name}." for name in ("digest", "ignored_tensors", "pooling_head")]
+COLD += [f"treadle.formats.{name}." for name in ("format", "floats", "blocks32", "rounding")]
+COLD += [f"treadle.formats.{name}." for name in ("numbers", "k_search", "k_offset", "k_signed")]
+COLD += [f"treadle.plan.lowering.{name}." for name in ("ops", "steps", "inputs", "materialize")]
+COLD += [f"treadle.files.{name}." for name in ("gguf_writer", "gguf_strings", "mistaken")]
+COLD += [f"treadle.kernels.{name}." for name in ("activation_layout", "matmul.select", "transpose")]
+COLD += [f"treadle.jit.{name}." for name in ("values", "builder", "compile", "math")]
+COLD += ["treadle.convert.hf."]
 
 
 def run(script: str, *args: str, **environment: str) -> Any:
@@ -97,13 +111,24 @@ print(json.dumps({"ids": made.ids, "modules": sorted(sys.modules)}))
 """
 
 
-def test_a_warm_run_compiles_and_traces_nothing(tiny: WriteTiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "deepseek2", "mamba2")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3moe", "lfm2")),
+    ],
+)
+def test_a_warm_run_compiles_and_traces_nothing(tiny: WriteTiny, tmp_path: Path, arch: str) -> None:
     cache = str(tmp_path / "kernels")
-    path = str(tiny("llama", "Q8_0"))
+    sizes = {"n_expert": 8, "n_ff_exp": 64} if "moe" in arch else {}
+    path = str(tiny(arch, "F32" if arch in ("mamba2", "lfm2") else "Q8_0", **sizes))
     settings = {"TREADLE_CACHE": cache, "TREADLE_PLANS": "1"}
     cold = run(GENERATE, path, **settings)
     warm = run(GENERATE, path, **settings, TREADLE_NO_COMPILE="1")
     assert warm["ids"] == cold["ids"]
+    found = [name for name in warm["modules"] if f"{name}.".startswith(tuple(COLD))]
+    assert found == []
     assert "treadle.jit.values" in cold["modules"]  # the kernel language
     others = ("tokenizers", "jinja2", "llguidance", "rich", "huggingface_hub")
     for absent in ("treadle.jit.values", "numpy.random", *others):

@@ -124,10 +124,10 @@ def test_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert given(size - 3 * page, 5 * page) is None
     short = given(size - 3 * page - 1, 5 * page)
     assert short is not None
-    assert (short.n_bytes, short.for_it, short.bound.what) == (size, size - 1, "c")
+    assert (short.n_bytes, short.free_bytes, short.bound.what) == (size, size - 1, "c")
     short = given(size - 3 * page)  # of free memory pages of files are a part
     assert short is not None
-    assert short.for_it == size - 3 * page
+    assert short.free_bytes == size - 3 * page
     path.unlink()
     assert given(0) is None
     monkeypatch.setattr(residence, "page_bounds", lambda *where: [])
@@ -192,7 +192,7 @@ resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 assert residence.resident_bytes(path) is None
 assert residence.huge_bytes(path) is None
 short = residence.shortage([path])
-assert (short.n_bytes, short.for_it) == (8 << 30, 1 << 20), short
+assert (short.n_bytes, short.free_bytes) == (8 << 30, 1 << 20), short
 """
 
 

@@ -138,7 +138,7 @@ SWITCH: dict[str, Any] = {  # of three adapters, which tokens choose
     "token_ids_substitute": [7, 8, 8],
     "router_gain": 15.0,
 }
-PROFILES = {  # of distances, and short convolutions
+RELATIVE_BIASES = {  # of distances, and short convolutions
     "attention.sliding_window": 12,
     "attention.sliding_window_pattern": [True, False, True],
     "d_rel": 8,
@@ -240,6 +240,9 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         file.tensors |= {"per_layer_token_embd.weight": table, "blk.0.laurel_l.weight": low}
     row = ARCHS[arch]
     graph = GRAPHS[ARCHS[arch].graph]
+    if row.graph == "gigachat35":
+        rank = SimpleNamespace(shape=(8, size["n_embd"]))
+        file.tensors["output_norm_gate_up.weight"] = rank
     if EXPERTS_ROUTED in dict(row.keys) and size["n_expert"]:  # every other layer has a router
         routers = {f"blk.{i}.{ROUTER}": embd for i in range(1, size["n_layer"], 2)}
         file.tensors |= routers
@@ -280,8 +283,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "inkling":
-        flags = PROFILES["attention.sliding_window_pattern"] * size["n_layer"]
-        more = {**PROFILES, "attention.sliding_window_pattern": flags[: size["n_layer"]]}
+        flags = RELATIVE_BIASES["attention.sliding_window_pattern"] * size["n_layer"]
+        more = {**RELATIVE_BIASES, "attention.sliding_window_pattern": flags[: size["n_layer"]]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "axk2":
         made[f"{arch}.gated_norm_rank"] = 8
@@ -391,7 +394,7 @@ def rounding(config: Config) -> float:
         n += layer.n_own and 2 * config.n_embd + layer.n_own
         if config.n_streams > 1:  # two routers, and what each stream is made of
             n += 2 * config.n_embd + config.n_laurel + 2 * config.n_streams
-        if config.n_bank:  # a square and a product of all values, for each half
+        if config.attn_res_block_size:  # a square and a product of all values, for each half
             n += 4 * config.n_embd
         if layer.n_head:
             # Scores larger than usual: what they are off by is a factor of what a softmax gives.

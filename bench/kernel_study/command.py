@@ -19,9 +19,10 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import counted
 from treadle.cli.options import Picture
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.svg import check_place, origin, save
+from treadle.cli.ui.svg import check_place, origin
 from treadle.cli.ui.table import heading, print_json, print_table, remark, say
 from treadle.errors import TreadleError, printable
+from treadle.files.target import write_text
 from treadle.machine.topology import cpu_name
 from treadle.profiling.report import row_in_use
 
@@ -125,7 +126,7 @@ def study(kernel: str | None, asked: StudyOptions) -> None:
                 remark(f"{one.spec.name} computes wrong results at VLEN {vlen}: {why}")
     if asked.plot is not None:
         facts = [str(value) for value in about.values()]
-        save(asked.plot, draw(found, ", ".join(facts), origin(facts[:1])))
+        write_text(asked.plot, draw(found, ", ".join(facts), origin(facts[:1])))
     if not all(f.is_right for f in found):
         raise click.exceptions.Exit(1)
 

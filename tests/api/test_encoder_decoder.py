@@ -65,7 +65,7 @@ def is_idle(model: Model) -> bool:
     """Whether all that is held are prompts that nobody uses."""
     cache = model.engine.cache
     cache.forget()
-    return not n_used(model) and all(pool.room == pool.n_pages for pool in cache.pools)
+    return not n_used(model) and all(pool.n_available == pool.n_pages for pool in cache.pools)
 
 
 def test_one_by_one_and_together(model: Model, greedy: list[list[int]]) -> None:

@@ -46,7 +46,7 @@ def nothing_leaks(model: treadle.Model) -> Iterator[None]:
     assert not model.stepper.scheduler.queue.running
     assert not model.stepper.scheduler.queue.waiting
     assert not model.stepper._sleepers
-    assert not model.stepper._turn.locked()
+    assert not model.stepper._step_lock.locked()
 
 
 class Watched:

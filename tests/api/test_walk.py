@@ -132,7 +132,7 @@ class Walk:
             check()
         cache = self.model.engine.cache
         cache.forget()
-        assert all(len(pool.free) == pool.n_pages and not pool.promised for pool in cache.pools)
+        assert all(len(pool.free) == pool.n_pages and not pool.reserved for pool in cache.pools)
 
 
 @pytest.fixture(params=MODELS)

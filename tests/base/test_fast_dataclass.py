@@ -7,10 +7,11 @@ import dataclasses
 import inspect
 import pickle
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from treadle.base import fast_dataclass
 from treadle.base.fast_dataclass import dataclass
 
 
@@ -175,4 +176,46 @@ def test_the_signature_is_known_before_the_first_object() -> None:
     assert list(inspect.signature(OwnInit).parameters) == ["z"]
     assert OwnInit(5).x == 5
     assert (Sub(1), Sub(1).y) == (Sub(1), 2)
+    for _ in range(fast_dataclass.N_PLAIN):
+        assert Made(1, y=3) == Made(1, 3)
     assert list(inspect.signature(Made.__init__).parameters) == ["self", "x", "y"]
+
+
+def test_plain_and_compiled_objects_are_alike() -> None:
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((1, 2, "", 4), {}), ((1,), {"x": 2})]
+    wrong += [((), {}), ((1,), {"w": 2})]
+
+    def errors() -> list[str]:
+        @dataclass(frozen=True)
+        class Made:
+            x: int
+            y: list[int] = field(default_factory=list)
+            z: str = field(default="a", kw_only=True)
+
+        said = []
+        for given, named in wrong:
+            with pytest.raises(TypeError) as caught:
+                Made(*given, **named)
+            said.append(str(caught.value).partition(".Made")[2])
+        assert (Made.z, hasattr(Made, "y"), Made(1)) == ("a", False, Made(1, [], z="a"))
+        return said
+
+    plain = errors()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_dataclass, "N_PLAIN", 0)
+        assert errors() == plain
+
+
+def test_class_variables_and_mutable_defaults() -> None:
+    @dataclass
+    class Counted:
+        made: ClassVar[int] = 0
+        x: int = 1
+
+    assert [each.name for each in dataclasses.fields(Counted)] == ["x"]
+    assert Counted(5).made == 0
+    with pytest.raises(ValueError, match="use default_factory"):
+
+        @dataclass
+        class Wrong:
+            x: list[int] = []  # noqa: RUF012

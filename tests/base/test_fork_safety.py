@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import WriteTiny
-from treadle.base.fork_safety import UseLock, is_held, uncut
+from treadle.base.fork_safety import UseLock, is_held, library_lock
 from treadle.errors import ForkedError
 
 SCRIPT = """
@@ -92,7 +92,7 @@ def test_a_lost_lock() -> None:
     lock = UseLock("slept", "wake it")
     with lock, lock:
         lock.after_fork()
-    lock.lose()
+    lock.mark_lost()
     assert not lock.acquire(blocking=False)
     with pytest.raises(ForkedError, match="while another thread slept: wake it"), lock:
         pass
@@ -242,7 +242,7 @@ def test_a_fork_waits_for_calls_that_must_not_be_cut() -> None:
     there, ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        with uncut:
+        with library_lock:
             there.set()
             time.sleep(0.2)
             ended.set()
@@ -254,10 +254,10 @@ def test_a_fork_waits_for_calls_that_must_not_be_cut() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads
         child = os.fork()
     if not child:
-        os._exit(ended.is_set() + 2 * uncut.locked())
+        os._exit(ended.is_set() + 2 * library_lock.locked())
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    assert not uncut.locked()
+    assert not library_lock.locked()
 
 
 class Now(Exception):
@@ -267,13 +267,13 @@ class Now(Exception):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
 def test_a_signal_in_the_middle_of_a_fork() -> None:
-    """It had ended the wait, been dropped, and left ``uncut`` taken for ever."""
+    """It had ended the wait, been dropped, and left ``library_lock`` taken for ever."""
 
     def ring(*_: object) -> None:
         raise Now
 
     def work() -> None:
-        with uncut:
+        with library_lock:
             there.set()
             time.sleep(0.3)
 
@@ -289,7 +289,7 @@ def test_a_signal_in_the_middle_of_a_fork() -> None:
             child = os.fork()
         if not child:
             kept = signal.getsignal(signal.SIGALRM) is ring
-            os._exit(kept + 2 * uncut.locked() + 4 * thread.is_alive())
+            os._exit(kept + 2 * library_lock.locked() + 4 * thread.is_alive())
         time.sleep(5)
     except Now:
         raised = True
@@ -298,7 +298,7 @@ def test_a_signal_in_the_middle_of_a_fork() -> None:
         thread.join()
     assert raised
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    assert not uncut.locked()
+    assert not library_lock.locked()
     assert not _imp.lock_held()
 
 

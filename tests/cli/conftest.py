@@ -51,12 +51,6 @@ def gguf(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The speed of caches will do: memory's is read in gigabytes."""
-    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))
-
-
-@pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the command line in this process."""
 

@@ -123,7 +123,7 @@ class FakeStep:
     key_bytes: int = 0  # that a token in the cache makes each later one read
     key_flops: int = 0
 
-    def work(self, parts: Sequence[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
+    def cost(self, parts: Sequence[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
         rows = n_outputs if self.grid.count == "n_outputs" else sum(n for _, n in parts)
         seen = sum((before + 1) * n for before, n in parts)
         n_bytes = self.n_bytes if rows else 0

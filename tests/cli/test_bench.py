@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = (0.001 * n for i in range(1000) for n in (0, i))
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr(bench, "measured_peaks", lambda model, progress: PEAKS)
-    monkeypatch.setattr(bench, "TELLING_S", 1e9)  # that clock says nothing of processor time
+    monkeypatch.setattr(bench, "MIN_CPU_S", 1e9)  # that clock says nothing of processor time
 
 
 def test_json_has_the_contracts_fields(run: Run, model: FakeModel, gguf: str) -> None:
@@ -229,7 +229,7 @@ def test_a_busy_machine_is_told_of(
     run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads that got 0.6 of the time of two processors, then all of it."""
-    monkeypatch.setattr(bench, "TELLING_S", 0.001)
+    monkeypatch.setattr(bench, "MIN_CPU_S", 0.001)
     for share, warned in ((0.6, True), (1.0, False)):
         ticks = (2 * share * 0.001 * n for i in range(1000) for n in (0, i))
         monkeypatch.setattr("time.process_time", lambda ticks=ticks: next(ticks))
@@ -239,7 +239,7 @@ def test_a_busy_machine_is_told_of(
         (result,) = json.loads(ran.out)
         assert result["processor_time_share"] == pytest.approx(share)
         assert ("the threads got 60% of the processor time they asked for" in ran.err) == warned
-    monkeypatch.setattr(bench, "TELLING_S", 1.0)
+    monkeypatch.setattr(bench, "MIN_CPU_S", 1.0)
     (result,) = json.loads(run("bench", gguf, "-p", "6", "-n", "0", "-r", "1", "--json").out)
     assert result["processor_time_share"] is None  # too short to tell
 
@@ -247,7 +247,7 @@ def test_a_busy_machine_is_told_of(
 def test_a_device_is_named_and_threads_that_wait_for_it_are_not(
     run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "TELLING_S", 0.0)
+    monkeypatch.setattr(bench, "MIN_CPU_S", 0.0)
     gpu = FakeEngine(model.calls, device=SimpleNamespace(name="A GPU\x1b"))
     monkeypatch.setattr(FakeModel, "engine", gpu)
     args = ["bench", gguf, "-p", "6", "-n", "0", "-r", "1"]
@@ -439,14 +439,14 @@ def test_batches_of_the_other_program(llama: FakeLlama) -> None:
     ids = streams(2, 2000, 100)
     engine = LlamaCpp(Path("a.gguf"), ids, threads=1, context=700, kv=None)
     assert llama.settings.n_ctx == 2 * 768  # each sequence's room, rounded up
-    engine.hold(600, 2)
+    engine.set_depth(600, 2)
     sizes = [len(call[1]) for call in llama.calls if call[0] == "decode"]
     assert sizes == [512, 88] * 2
     first = llama.calls[0][1]
     assert first[:2] == [(0, 0, ids[0][0], 0), (0, 1, ids[0][1], 0)]
     assert [row[3] for row in first] == [0] * 511 + [1]  # the last one's logits alone
     llama.calls.clear()
-    engine.write(2, 2)
+    engine.decode(2, 2)
     assert llama.calls == [
         ("decode", [(0, 600, ids[0][600], 1), (1, 600, ids[1][600], 1)]),
         ("wait",),
@@ -454,17 +454,17 @@ def test_batches_of_the_other_program(llama: FakeLlama) -> None:
         ("wait",),
     ]
     llama.calls.clear()
-    engine.hold(600, 1)
-    engine.read(1)
+    engine.set_depth(600, 1)
+    engine.prefill(1)
     assert llama.calls == [("cut", 0, 600), ("decode", [(0, 600, ids[0][600], 1)]), ("wait",)]
 
 
 def test_what_the_other_program_cannot_cut_it_reads_again(llama: FakeLlama) -> None:
     engine = LlamaCpp(Path("a.gguf"), streams(1, 99, 100), threads=1, context=99, kv=None)
-    engine.hold(9, 1)
+    engine.set_depth(9, 1)
     llama.can_cut = False
     llama.calls.clear()
-    engine.hold(5, 1)
+    engine.set_depth(5, 1)
     assert llama.calls[:2] == [("cut", 0, 5), ("cut", 0, -1)]
     assert [row[1] for row in llama.calls[2][1]] == [0, 1, 2, 3, 4]
 
@@ -492,7 +492,7 @@ def test_a_batch_that_the_other_program_refuses(llama: FakeLlama) -> None:
     engine = LlamaCpp(Path("a.gguf"), streams(1, 99, 100), threads=1, context=99, kv=None)
     llama.code = 1
     with pytest.raises(TreadleError, match=r"failed to run a batch of 3 tokens \(1\)"):
-        engine.read(3)
+        engine.prefill(3)
 
 
 def test_another_program_that_is_not_there(
@@ -513,12 +513,12 @@ def test_the_real_engine_holds_what_it_is_told() -> None:
     with treadle.load(context=80, n_sequences=2, threads=1) as real:
         ids = streams(2, 80, real.config.n_vocab)
         engine = Treadle(real, ids)
-        engine.hold(40, 2)
-        engine.write(3, 2)
+        engine.set_depth(40, 2)
+        engine.decode(3, 2)
         assert [session.ids for session in engine.sessions] == [row[:43] for row in ids]
-        engine.hold(10, 2)
-        engine.read(20)
-        engine.hold(35, 2)
+        engine.set_depth(10, 2)
+        engine.prefill(20)
+        engine.set_depth(35, 2)
         assert [session.ids for session in engine.sessions] == [row[:35] for row in ids]
         engine.close()
 
@@ -529,7 +529,7 @@ def test_more_sequences_than_their_context_has_tokens() -> None:
 
     with treadle.load(context=8, n_sequences=12, threads=1) as real:
         engine = Treadle(real, streams(12, 8, real.config.n_vocab))
-        engine.hold(0, 12)
-        engine.write(2, 12)
+        engine.set_depth(0, 12)
+        engine.decode(2, 12)
         assert {session.n_past for session in engine.sessions} == {2}
         engine.close()

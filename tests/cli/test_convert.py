@@ -25,7 +25,7 @@ from tests.models.hf_tiny import build, require_transformers
 from tests.reference import kl_divergence
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.matmul.select_activation import by_words
+from treadle.kernels.matmul.select_activation import prefers_q16
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -327,7 +327,7 @@ def test_a_hugging_face_folder(run: Run, tmp_path: Path) -> None:
     ids = list(range(3, 40))
     with treadle.load(folder, threads=1) as a, treadle.load(out, threads=1) as b:
         # q and k in another order; with words a last bit may become a step of an activation.
-        bound = 2e-6 if by_words(by_name("BF16"), a.isa) else 1e-7
+        bound = 2e-6 if prefers_q16(by_name("BF16"), a.isa) else 1e-7
         assert kl_divergence(a.logits(ids), b.logits(ids)) < bound
     assert run("convert", str(folder), str(small), "--type", "Q8_0").code == 0
     with open_gguf(out) as made, open_gguf(small) as quantized:

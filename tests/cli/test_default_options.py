@@ -145,6 +145,14 @@ def test_options_of_other_programs(command: str, words: str, said: str, run: Run
     assert said in ran.err
 
 
+def test_prompts_as_options(run: Run) -> None:
+    for option in ("-p", "--prompt"):
+        ran = run("run", "a", option, "Once")
+        assert (ran.code, ran.out) == (2, "")
+        assert f"{option} is no option of this command: give the prompt without an" in ran.err
+    assert "No such option" in run("serve", "-p", "80").err
+
+
 def test_advice_is_for_options_that_a_command_lacks() -> None:
     assert advice(["--model", "a", "-c", "5"], {"--model"}) is None
     assert advice(["--model", "a"], ()) is not None
@@ -248,10 +256,10 @@ def test_doctor_and_inspect_say_where_it_came_from(
     from treadle.convert.open import packaged_model
 
     path = str(packaged_model())
-    about = doctor.look_at(path, ProgressBar(), template)
+    about = doctor.read_model_file(path, ProgressBar(), template)
     assert about.chat is not None
     assert about.chat["template"] == "file mine.jinja, by option"
-    about = doctor.look_at(path, ProgressBar(), "chatml")
+    about = doctor.read_model_file(path, ProgressBar(), "chatml")
     assert about.chat is not None
     assert about.chat["template"] == "built-in chatml, by option"
     ran = run("doctor", "--chat-template", template)

@@ -146,7 +146,7 @@ def test_a_format_without_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     monkeypatch.setattr(opening, "open_model", without_formats)
     model = write_model(tmp_path / "m.gguf", "llama", 0, (4, 8), 128)
-    about = doctor.look_at(model, ProgressBar())
+    about = doctor.read_model_file(model, ProgressBar())
     assert (list(about.formats), list(about.without_kernel)) == (["F32"], ["F32"])
     assert about.acts == set()
     assert "Q8_0" in about.instead
@@ -239,7 +239,7 @@ def test_a_chat_template_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the file's own: those that are built in say nothing of the model."""
     model = write_model(tmp_path / "m.gguf", "llama", 1, (4, 8), 64)
-    assert doctor.look_at(model, ProgressBar()).chat is None
+    assert doctor.read_model_file(model, ProgressBar()).chat is None
     plain = ChatTemplate("{{ messages }}", bos="", eos="", builtin="plain")
     monkeypatch.setattr(template, "load_template", lambda gguf: plain)
     assert doctor.chat_of(cast(Any, None)) is None

@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
 from treadle.cli.commands.serve import SHARED_BYTES, SHARED_TOKENS, shared_room
-from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling, kv_options
+from treadle.cli.options import KV_TYPES, SAMPLING_OPTIONS, build_sampling, kv_options
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.machine.memory import MemoryBound
 from treadle.sampling.settings import Sampling
@@ -22,7 +22,7 @@ NOT_TYPED = {"custom"}
 
 def test_every_setting_has_an_option() -> None:
     fields = {field.name for field in dataclasses.fields(Sampling)}
-    assert {setting.name for setting in OF_SAMPLING} == fields - NOT_TYPED
+    assert {setting.name for setting in SAMPLING_OPTIONS} == fields - NOT_TYPED
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import log10
-from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -26,10 +24,8 @@ from treadle.cli.ui.svg import (
     SeriesStyle,
     log_scale,
     origin,
-    save,
     spread,
 )
-from treadle.errors import FileError
 
 SVG = "{http://www.w3.org/2000/svg}"
 ORIGIN = "A Processor 9000 · 2026-01-02 · treadle 9"
@@ -409,21 +405,3 @@ def test_spreading() -> None:
     assert spread([10, 50, 11], 15, 0, 100) == [10, 50, 25]
     assert spread([95, 96], 15, 0, 100) == [85, 100]
     assert spread([5.0], 15, 0, 100) == [5]
-
-
-def test_an_earlier_picture_outlives_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "out.svg"
-    (tmp_path / "link.svg").symlink_to(path)
-    save(tmp_path / "link.svg", "<svg>1</svg>")
-    assert path.read_text() == "<svg>1</svg>"
-
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(FileError, match="the disk is full"):
-        save(path, "<svg>2</svg>")
-    assert path.read_text() == "<svg>1</svg>"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.svg", "out.svg"]

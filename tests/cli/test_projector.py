@@ -168,7 +168,7 @@ def flops(media: Path) -> float:
     projector = open_projector(media / "qwen3vl" / "mmproj.gguf", device)
     (prepared,) = prepare(projector, ImageSize(128, 128), None)
     made = steps_of(projector, prepared)
-    total = sum(step.work(each.parts, 0)[1] for each in made for step in each.steps)
+    total = sum(step.cost(each.parts, 0)[1] for each in made for step in each.steps)
     projector.close()
     device.close()
     return float(total)

@@ -55,13 +55,12 @@ def test_ctrl_c_leaves_no_traceback() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_buffers")
 def test_every_command_that_takes_a_model_takes_a_real_one(
     run: Run, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A kernel that another test of this process linked from a cache of its own is not in this one.
     monkeypatch.setattr("treadle.jit.kernel._linked", {})
-    # The speed of caches will do: memory's is read in gigabytes.
-    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))
     model = str(data / "models" / "stories260K.gguf")
     steps = json.loads(run("plan", model, "--match", "L5.*", "--json").out or "[]")
     assert steps == []  # five layers: 0 to 4

@@ -37,7 +37,7 @@ def test_attention_reads_what_its_queries_see(
     n_bytes = len(set().union(*seen)) * 2 * 2 * key_bytes  # a key and a value in each of 2 heads
     n_ops = sum(map(len, seen)) * 6 * 32 * 2 * 2  # a product and a sum with each
     assert spec.history(before, n) == (n_bytes, n_ops)
-    assert step(spec).work([(before, n)]) == (n_bytes, n_ops)
+    assert step(spec).cost([(before, n)]) == (n_bytes, n_ops)
 
 
 def test_other_kernels_have_no_history() -> None:
@@ -48,9 +48,9 @@ def test_weights_are_read_once_a_run_and_history_once_a_sequence() -> None:
     spec = Attention("f16", 2, 2, 32, 1)
     product = step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7)
     parts = [(10, 1), (20, 1), (0, 5)]
-    assert product.work(parts) == (1000, 7 * 7)
+    assert product.cost(parts) == (1000, 7 * 7)
     attention = [spec.history(*part) for part in parts]
-    assert step(spec).work(parts) == (sum(a[0] for a in attention), sum(a[1] for a in attention))
+    assert step(spec).cost(parts) == (sum(a[0] for a in attention), sum(a[1] for a in attention))
 
 
 def test_reading_has_a_share_of_the_stream_too() -> None:
@@ -72,9 +72,9 @@ def test_peaks_of_caches_have_no_stream() -> None:
 
 def test_logits_that_nobody_wants_cost_nothing() -> None:
     output = step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7, count="n_outputs")
-    assert output.work([(0, 512)], 0) == (0, 0)
-    assert output.work([(0, 512)], 1) == (1000, 7)
-    assert output.work([(0, 1)] * 8, 8) == (1000, 56)
+    assert output.cost([(0, 512)], 0) == (0, 0)
+    assert output.cost([(0, 512)], 1) == (1000, 7)
+    assert output.cost([(0, 1)] * 8, 8) == (1000, 56)
 
 
 @pytest.mark.parametrize("n", [1, 5, 9, 40, 512])
@@ -83,13 +83,16 @@ def test_experts_of_few_rows_and_of_many_share_the_work(n: int) -> None:
     rng = np.random.default_rng(1)
     n_expert = 20
     few = range(1, 9)
-    whole = replace(step(Norm("q8", 64, 1, 1e-5), n_bytes=10**9, n_flops=10**9), used=0.1)
-    parts = [replace(whole, met=met) for met in (few, range(few.stop, ANY.stop))]
+    whole = replace(step(Norm("q8", 64, 1, 1e-5), n_bytes=10**9, n_flops=10**9), read_share=0.1)
+    parts = [
+        replace(whole, rows_per_expert=rows_per_expert)
+        for rows_per_expert in (few, range(few.stop, ANY.stop))
+    ]
     sizes = rng.binomial(n, 0.1, (4000, n_expert))
     met = np.isin(sizes, few)
     expected = met.mean(), (sizes * met).sum() / sizes.sum()
-    found = [part.work([(0, n)]) for part in parts]
-    n_bytes, n_ops = whole.work([(0, n)])
+    found = [part.cost([(0, n)]) for part in parts]
+    n_bytes, n_ops = whole.cost([(0, n)])
     assert (found[0][0] / 1e9, found[0][1] / n_ops) == pytest.approx(expected, abs=0.01)
     assert sum(each[0] for each in found) == pytest.approx(n_bytes, abs=2)
     assert sum(each[1] for each in found) == pytest.approx(n_ops, rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import wave
@@ -12,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.speech.scripted import Attempt, recognizer, said, voice
-from treadle.cli.commands import transcribe
+from treadle.cli.commands import serve, transcribe
 from treadle.cli.speech import is_speech_model
 
 HI = Attempt(said(0.0, " hi", 1.0, 1.0, " you", 1.5))
@@ -79,7 +80,13 @@ def test_settings(run: Run, sound: Path, settings: list[Any]) -> None:
     assert (given.seed, given.prompt) == (4, "Names")
 
 
-def test_files_of_text(run: Run, sound: Path, settings: list[Any], tmp_path: Path) -> None:
+def test_files_of_text(
+    run: Run,
+    sound: Path,
+    settings: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = tmp_path / "other.wav"
     other.write_bytes(wav())
     ran = run("transcribe", "-m", "m", str(sound), str(other))
@@ -95,6 +102,16 @@ def test_files_of_text(run: Run, sound: Path, settings: list[Any], tmp_path: Pat
     assert (target / "talk.txt").read_text("utf-8") == "hi\nyou\n"
     assert run("transcribe", "-m", "m", "--beside", "--srt", str(sound)).code == 0
     assert sound.with_suffix(".srt").exists()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        ran = run("transcribe", "-m", "m", "--json", "--output", str(target), str(sound))
+    assert ran.code == 1
+    assert "talk.json: cannot be written: the disk is full" in ran.err
+    assert "hi you" in (target / "talk.json").read_text("utf-8")  # as it was
     blocked = tmp_path / "file"
     blocked.write_text("")
     ran = run("transcribe", "-m", "m", "-o", str(blocked / "x"), str(sound))
@@ -164,3 +181,19 @@ def test_other_commands_say_what_it_is(run: Run, data: Path) -> None:
     ran = run("show", folder)
     assert "sound; gives text" in ran.out
     assert "transcription" in ran.out
+
+
+def test_a_server_of_speech_says_which_options_it_leaves_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "speech_model_path", lambda model, progress: Path(model))
+    monkeypatch.setattr(serve, "_serve_speech", lambda *_: None)
+    ran = run("serve", "m", "--port", "0", "-t", "1", "--alias", "ear", "--api-key", "k")
+    assert (ran.code, ran.err) == (0, "")
+    monkeypatch.setenv("TREADLE_SERVE_CONTEXT", "99")
+    ran = run("serve", "m", "--kv", "q8_0", "--lora", "a.gguf", "--temp", "1")
+    assert ran.code == 0
+    for option in ("--context", "--kv", "--lora", "--temperature"):
+        assert option in ran.err
+    assert "m is a speech model: " in ran.err
+    assert ran.err.endswith(" left out\n")

@@ -31,7 +31,7 @@ from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.select import SHIPPED, TunedTable, matmul
-from treadle.kernels.matmul.select_activation import by_words
+from treadle.kernels.matmul.select_activation import prefers_q16
 from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.machine import topology
@@ -62,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "gemv": ({"mr": (2, 4)},),
     }
     for module in (select, tune, tuned_rows):
-        monkeypatch.setattr(module, "SWEPT", swept)
+        monkeypatch.setattr(module, "TUNING_CANDIDATES", swept)
     monkeypatch.setattr(peaks, "BUFFER_BYTES", (peaks.PIECE, peaks.PIECE))
     monkeypatch.setattr(trial, "buffer_bytes", lambda: 1 << 16)
     monkeypatch.setattr(trial, "LEAST_OPS", 0)
@@ -99,7 +99,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
             assert c["hot_ops_s"] == pytest.approx(n_ops / c["hot_s"])
             assert c["cold_ops_s"] == pytest.approx(n_ops / c["cold_s"])
             assert c["cold_bytes_s"] == pytest.approx(64 * 68 / c["cold_s"])
-            words = sweep["kernel"] != "matrix" and by_words(by_name("Q8_0"), isa)
+            words = sweep["kernel"] != "matrix" and prefers_q16(by_name("Q8_0"), isa)
             act = "bf16" if sweep["kernel"] == "matrix" else "q16" if words else "q8"
             peak = said["peaks"][act]
             assert c["share_of_peak"] == pytest.approx(c["hot_ops_s"] / peak)

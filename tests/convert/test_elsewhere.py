@@ -10,7 +10,7 @@ import pytest
 from tests.models.hf_cases import CASES, Case
 from tests.models.hf_tiny import build, require_transformers
 from treadle.convert.hf.folder import open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.convert.recipe import Options, notes
 
 _GEMMA = CASES["gemma3"].options
@@ -32,7 +32,9 @@ def test_values_that_are_of_another_kind(key: str, value: Any) -> None:
     if key == "attn_logit_softcapping":
         del keys["attention.sliding_window"]
     metadata = {f"llama.{name}": value for name, value in keys.items()}
-    found = read_otherwise({"general.architecture": "llama", **metadata}, ["blk.", "blk.0", "blk"])
+    found = reading_differences(
+        {"general.architecture": "llama", **metadata}, ["blk.", "blk.0", "blk"]
+    )
     assert all("no sliding window" in note for note in found)
 
 
@@ -84,7 +86,7 @@ def test_layers_that_the_file_names_have_windows(arch: str) -> None:
 
     def said(arch: str) -> list[str]:
         keys = {f"{arch}.{key}": value for key, value in window.items()}
-        return read_otherwise({"general.architecture": arch, **keys}, [])
+        return reading_differences({"general.architecture": arch, **keys}, [])
 
     assert said(arch) == []
     assert "it has no sliding window in qwen3" in said("qwen3")[0]
@@ -118,12 +120,14 @@ def test_biases(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["bert", "gpt2", "gpt-oss"])
 def test_biases_that_are_in_all_files(arch: str) -> None:
     names = [f"blk.0.{stem}.bias" for stem in ("attn_output", "ffn_up", "ffn_down")]
-    assert read_otherwise({"general.architecture": arch}, names) == []
+    assert reading_differences({"general.architecture": arch}, names) == []
 
 
 def test_a_tensor_of_treadles_own() -> None:
     keys = {"general.architecture": "nomic-bert-moe"}
-    (note,) = read_otherwise(keys, ["blk.1.ffn_down_exps.weight", "blk.1.ffn_exps_bias.weight"])
+    (note,) = reading_differences(
+        keys, ["blk.1.ffn_down_exps.weight", "blk.1.ffn_exps_bias.weight"]
+    )
     assert "it refuses nomic-bert-moe with ffn_exps_bias.weight" in note
 
 
@@ -140,5 +144,5 @@ def test_a_tensor_of_treadles_own() -> None:
 )
 def test_weights_of_experts(arch: str, norm: Any, said: str) -> None:
     keys = {"general.architecture": arch, f"{arch}.expert_weights_norm": norm}
-    found = read_otherwise(keys, [])
+    found = reading_differences(keys, [])
     assert [said in note for note in found] == ([True] if said else [])

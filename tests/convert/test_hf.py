@@ -40,7 +40,7 @@ from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.safetensors import SafeTensor
 from treadle.files.splits import is_hf
 from treadle.formats import by_name
-from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.select_activation import has_matrix_act
 from treadle.models.load import load_config
 from treadle.profiling.report import row_in_use
 from treadle.tokenizer.tokenizer import load_tokenizer
@@ -212,7 +212,7 @@ def test_half_precision_stays_in_the_file(case: str, dtype: str, tmp_path: Path)
         exact = forward(straight, config, ids)
         # Of a product's numbers: a bf16's, or two bf16's whose low parts do not meet.
         units = {"bfloat16": 2.0**-8}
-        if on_matrix(by_name("F16"), row_in_use()):
+        if has_matrix_act(by_name("F16"), row_in_use()):
             units["float16"] = 2.0**-16
         stages = math.sqrt(config.n_layer * 4)
         share = units[dtype] * stages if dtype in units else rounding(config)
@@ -1141,9 +1141,9 @@ def test_a_conversion_differs_in_no_weight(llama: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_takes_a_directory(llama: Path) -> None:
-    from treadle.cli.commands.doctor import look_at
+    from treadle.cli.commands.doctor import read_model_file
 
-    about = look_at(str(llama), lambda *_: None)  # type: ignore[arg-type]
+    about = read_model_file(str(llama), lambda *_: None)  # type: ignore[arg-type]
     assert about.files == sorted(llama.glob("*.safetensors"))
     assert about.problem is None
 

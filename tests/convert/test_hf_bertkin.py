@@ -20,7 +20,7 @@ from tests.tiny import rounding
 from treadle.api.rerank import Reranker
 from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.sentence import HEAD_ACTIVATION
@@ -139,7 +139,7 @@ def test_what_is_between_the_matrices_of_a_head(tmp_path: Path) -> None:
     score("distilbert", tmp_path / "hf")
     whole = convert(tmp_path / "hf", tmp_path / "whole.gguf")
     with open_gguf(whole) as file:
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
         assert "its scoring head uses tanh; the file says relu" in note
     found: dict[str | None, Any] = {}
     for said in (None, "relu", "tanh", "gelu_erf", "swish"):
@@ -296,7 +296,7 @@ def test_jina_as_it_was_published(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert file.metadata["jina-bert-v3.context_length"] == 126
         assert file.metadata["jina-bert-v3.rope.freq_base"] == 20000.0
         assert "blk.0.attn_qkv.bias" in file.tensors
-        assert read_otherwise(file.metadata, file.tensors) == []
+        assert reading_differences(file.metadata, file.tensors) == []
     for path in (folder, made):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             assert loaded.config.ignored == ()
@@ -406,7 +406,7 @@ def test_gte_as_it_was_published(tmp_path: Path) -> None:
             assert loaded.config.ignored == ()
             assert worst(loaded.states(ids), expected) <= rounding(loaded.config)
     with open_gguf(made) as file:
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
         assert "llama.cpp has no architecture gte" in note
 
 

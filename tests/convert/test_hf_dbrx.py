@@ -19,7 +19,7 @@ from tests.models.hf_tiny import compute_logits, float64_only, require_transform
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
@@ -73,7 +73,7 @@ def test_in_every_way(tmp_path: Path) -> None:
         assert worst(loaded.logits(ids_of()), truth) <= rounding(loaded.config)
     with open_gguf(made) as file:
         assert file.metadata["dbrx.attention.clamp_kqv"] == CLIP
-        assert read_otherwise(file.metadata, file.tensors) == []
+        assert reading_differences(file.metadata, file.tensors) == []
 
 
 def test_what_is_clipped_and_normed_counts(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_is_clipped_and_normed_counts(tmp_path: Path) -> None:
             assert worst(loaded.logits(prompt()), truth) > 1e-2
     with open_gguf(made) as file:
         assert file.metadata["dbrx.attention.clamp_kqv"] == 0.0  # llama.cpp wants the key
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
     assert "in dbrx it normalises expert weights to sum to 1 and ignores" in note
 
 

@@ -24,7 +24,7 @@ from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 
@@ -114,7 +114,7 @@ def test_deepseek(tmp_path: Path) -> None:
     check_truth(made, compute_logits(model, ids_of()))
     names_are_known(made, {"attn_q", "attn_k", "attn_v"})
     with open_gguf(made) as file:
-        assert not read_otherwise(file.metadata, file.tensors)
+        assert not reading_differences(file.metadata, file.tensors)
         assert file.tensors["blk.0.ffn_up.weight"].shape == (96, 64)
         assert file.tensors["blk.1.ffn_up_shexp.weight"].shape == (64, 64)
 
@@ -123,7 +123,7 @@ def test_weights_that_add_up_to_1(tmp_path: Path) -> None:
     """treadle does what the configuration says; llama.cpp asks no key in this architecture."""
     save_first(tmp_path, norm_topk_prob=True)
     source = open_hf_source(tmp_path)
-    (note,) = read_otherwise(source.metadata, source.tensors)
+    (note,) = reading_differences(source.metadata, source.tensors)
     source.close()
     assert "does not normalise expert weights" in note
 

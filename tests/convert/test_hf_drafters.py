@@ -185,7 +185,34 @@ def gemma_dspark(folder: Path) -> Path:
     return write_folder(folder, config, {**shapes, **BLOCK}, **scale)
 
 
-FOLDERS = {f.__name__: f for f in (specforge, speculator, dflash, dspark, gemma_dspark)}
+def dflash2(folder: Path, **change: Any) -> Path:
+    """DFlash 2 as z-lab saves it."""
+    n = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
+    own = {"block_size": 8, "mask_token_id": 4, "target_layer_ids": [1, 4], **n}
+    own |= {"output_multiplier": 0.5, "final_logit_softcapping": 20.0, **change}
+    config = {
+        **LAYER,
+        "architectures": ["DFlash2DraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "is_causal": False,
+        "dflash_config": own,
+        "layer_types": ["sliding_attention"] * 2,
+        "use_sliding_window": True,
+        "sliding_window": 12,
+    }
+    more = {**HEAD_NORMS, **{f"{at}_conv.kernel_projection": (16, 64) for at in _CONVOLVED}}
+    shapes = {name: n for i in range(2) for name, n in layer_of(f"layers.{i}", 64, **more).items()}
+    for i in range(2):
+        shapes |= {f"layers.{i}.{at}_conv.base_kernel": (2, 2, 64) for at in _CONVOLVED}
+    at = "candidate_selector"
+    shapes |= {f"{at}.{which}_codebook": (N_VOCAB, 32) for which in ("predecessor", "successor")}
+    shapes |= {f"{at}.hidden_projection.weight": (32, 64)}
+    return write_folder(folder, config, {**shapes, **BLOCK})
+
+
+_CONVOLVED = ("attention", "mlp")
+FOLDERS = {f.__name__: f for f in (specforge, speculator, dflash, dflash2, dspark, gemma_dspark)}
 KEYS: dict[str, dict[str, Any]] = {
     "specforge": {"eagle3.vocab_size": N_VOCAB},
     "speculator": {
@@ -194,6 +221,19 @@ KEYS: dict[str, dict[str, Any]] = {
         "eagle3.norm_before_fc": True,
     },
     "dflash": {"dflash.block_size": 8, "dflash.target_layers": [2, 5], MASK: 4},
+    "dflash2": {
+        "dflash.block_size": 8,
+        "dflash.target_layers": [2, 5],
+        "dflash.attention.causal": False,
+        "dflash.attention.sliding_window": 12,
+        "dflash.conv_kernel_size": 2,
+        "dflash.conv_group_size": 16,
+        "dflash.selector_rank": 32,
+        "dflash.selector_top_k": 8,
+        "dflash.logit_scale": 0.5,
+        "dflash.final_logit_softcapping": 20.0,
+        MASK: 4,
+    },
     "dspark": {"dflash.target_layers": [2, 5], "dflash.sample_from_anchor": False, MASK: 4},
     "gemma_dspark": {
         "dflash.target_layers": [2, 5],
@@ -230,14 +270,14 @@ def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
             drafter = loaded.stepper.scheduler.drafting.drafter
             assert drafter is not None
             made: list[Any] = []
-            write = drafter.write
+            write = drafter.draft_ids
 
             def kept(wanted: Any, write: Any = write, made: list[Any] = made) -> Any:
                 result = write(wanted)
                 made.append([*result.values()])
                 return result
 
-            drafter.write = kept  # type: ignore[method-assign]
+            drafter.draft_ids = kept  # type: ignore[method-assign]
             text = loaded.generate(ids_of(9), max_tokens=20, temperature=0, ignore_eos=True)
             text.finish()
             texts.append((text.ids, made))
@@ -302,8 +342,8 @@ def test_muse_glimmers_assistant(tmp_path: Path) -> None:
             owner = Owner(loaded.engine.cache.sequence())
             part = BatchItem(owner.seq, ids[:-1], 1, (FIRST,))
             loaded.engine.sample([part], drafts.observer)
-            drafts.read(owner, ids, 1e9)
-            assert drafts.write({owner: (ids, 7)})[owner] == exact.argmax(1).tolist()
+            drafts.prefill_chunk(owner, ids, 1e9)
+            assert drafts.draft_ids({owner: (ids, 7)})[owner] == exact.argmax(1).tolist()
             seq = drafts._texts[owner].seq
             got = drafts.engine.sample([BatchItem(seq, noise, 7, (FIRST,))])
             found = np.array([row.logits() for row in got])
@@ -318,7 +358,8 @@ def test_muse_glimmers_assistant(tmp_path: Path) -> None:
         ({"mask_token_id": None}, "mask_token_id"),
         ({"target_layer_ids": None}, "target_layer_ids: is missing"),
         ({"target_layer_ids": [1, "2"]}, "target_layer_ids: holds '2'"),
-        ({"selector_rank": 4}, r"selector of candidates \(DFlash 2\) is not supported"),
+        ({"selector_rank": 4}, "selector_top_k: is missing"),
+        ({"conv_group_size": 4}, "conv_kernel_size: is missing"),
         ({"markov_head_type": "gated"}, "supports only 'vanilla'"),
         ({"rope_is_neox_style": False}, "rope_is_neox_style"),
     ],

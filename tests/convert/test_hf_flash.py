@@ -18,7 +18,7 @@ from tests.convert.test_hf_pictures import rewrite
 from tests.models.hf_tiny import EPS, N_VOCAB, _draw, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.kernels.activations import ACTIVATIONS, gated
@@ -140,7 +140,7 @@ def test_in_every_way(step: Saved, tmp_path: Path) -> None:
         assert chosen == ["", "silu_to_0.5", "silu_to_0.25"]
         assert file.metadata["step35.rope.dimension_count"] == 32  # twice that of wide layers
         assert file.tensors["rope_freqs.weight"].dequantize()[8:].tolist() == [1.0] * 8
-        assert read_otherwise(file.metadata, file.tensors) == []
+        assert reading_differences(file.metadata, file.tensors) == []
 
 
 def test_a_long_text(tmp_path: Path) -> None:

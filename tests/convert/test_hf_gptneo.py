@@ -17,7 +17,7 @@ from tests.models.hf_tiny import compute_logits
 from tests.reference import forward
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
@@ -74,7 +74,7 @@ def test_the_reference(made: Any) -> None:
     with open_gguf(file) as gguf:
         assert np.abs(forward(gguf, load_config(gguf), ids) - expected).max() < 1e-5
         assert gguf.metadata["gptneo.attention.scale"] == 1.0
-        notes = read_otherwise(gguf.metadata, gguf.tensors)
+        notes = reading_differences(gguf.metadata, gguf.tensors)
         assert any("llama.cpp has no architecture gptneo" in note for note in notes)
 
 

@@ -16,7 +16,7 @@ from tests.convert.test_hf import convert, worst
 from tests.models.test_arch_truth import ids_of
 from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import TreadleError
 from treadle.files.gguf import open_gguf
 
@@ -187,14 +187,14 @@ def test_in_place_and_converted(kind: str, tmp_path: Path) -> None:
         assert list(listed) == config["adapter_token_ids"]
         assert (keys["count"], keys["lora_rank"], keys["router_gain"]) == (3, RANK, 15.0)
         assert keys.get("latest") == (True if kind == "multi" else None)
-        said = " ".join(read_otherwise(file.metadata, file.tensors))
+        said = " ".join(reading_differences(file.metadata, file.tensors))
         assert ("a control token for no adapter" in said) == (kind == "multi")
 
 
 def test_several_switches_of_llama_cpp() -> None:
     keys = {"general.architecture": "graniteswitch", "graniteswitch.adapters.latest": True}
     keys |= {"graniteswitch.adapters.count": 2, "graniteswitch.adapters.token_ids_activate": [1, 2]}
-    assert "the last one does" in read_otherwise(keys, ())[0]
+    assert "the last one does" in reading_differences(keys, ())[0]
 
 
 @pytest.mark.parametrize(

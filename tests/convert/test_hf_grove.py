@@ -19,7 +19,7 @@ from tests.convert.test_hf_bailing import names_are_known
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.active_parameters import active
@@ -118,7 +118,7 @@ def test_small_experts_count(tmp_path: Path) -> None:
 
 def test_what_llama_cpp_computes_otherwise(tmp_path: Path) -> None:
     with open_gguf(convert(save(tmp_path / "hf"), tmp_path / "made.gguf")) as file:
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
     assert "in grovemoe small experts read the other experts' output" in note
 
 

@@ -14,7 +14,7 @@ from tests.convert.test_hf_mixtures import check, check_both, own
 from tests.models.hf_cases import Case
 from tests.models.test_latent import LITE
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 
@@ -93,7 +93,7 @@ def test_biases(family: str, tmp_path: Path) -> None:
         assert {"blk.0.attn_kv_a_mqa.bias", "blk.0.attn_output.bias"} <= biases
         assert ("blk.0.attn_q_a.bias" in biases) == (family != "DeepseekV2")
         assert ("blk.2.ffn_up_shexp.bias" in biases) == (family == "DeepseekV2")
-        (note,) = (n for n in read_otherwise(made.metadata, made.tensors) if "refuses" in n)
+        (note,) = (n for n in reading_differences(made.metadata, made.tensors) if "refuses" in n)
         assert "attn_kv_a_mqa.bias, attn_output.bias" in note.replace(" attn_q_a.bias,", "")
 
 

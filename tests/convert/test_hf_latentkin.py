@@ -20,7 +20,7 @@ from tests.models.hf_tiny import build, compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 
@@ -71,7 +71,7 @@ def test_minicpm3(tmp_path: Path) -> None:
         found = {key.partition(".")[2]: value for key, value in gguf.metadata.items()}
         assert {key: found[key] for key in KEYS} == KEYS
         assert gguf.tensors["blk.0.attn_kv_b.weight"].shape == (4 * 48, 32)
-        assert read_otherwise(gguf.metadata, gguf.tensors) == []
+        assert reading_differences(gguf.metadata, gguf.tensors) == []
 
 
 @pytest.mark.filterwarnings("ignore:with a context over .* long rope factors")
@@ -92,7 +92,7 @@ def test_minicpm3(tmp_path: Path) -> None:
 def test_other_sizes(more: dict[str, Any], says: set[str], tmp_path: Path) -> None:
     """And what llama.cpp makes of them."""
     with open_gguf(check_both(own(MINICPM3, **more), tmp_path)) as gguf:
-        notes = read_otherwise(gguf.metadata, gguf.tensors)
+        notes = reading_differences(gguf.metadata, gguf.tensors)
     assert len(notes) == len(says)
     assert all(any(text in note for note in notes) for text in says)
 
@@ -111,7 +111,7 @@ def test_plm(more: dict[str, Any], tmp_path: Path) -> None:
     check_truth(made, truth)
     check_truth(folder, truth, threads_of=(2,))
     with open_gguf(made) as gguf:
-        notes = read_otherwise(gguf.metadata, gguf.tensors)
+        notes = reading_differences(gguf.metadata, gguf.tensors)
         assert [note.partition(" with ")[2] for note in notes] == (
             ["attn_q_a.weight, output.weight ('wrong number of tensors')"] if more else []
         )
@@ -156,7 +156,7 @@ def test_youtu(more: dict[str, Any], tmp_path: Path) -> None:
         assert found["expert_shared_count"] == 0
         assert not {"expert_count", "expert_gating_func"} & found.keys()
         assert ("attention.q_lora_rank" in found) == (not more)
-        notes = read_otherwise(gguf.metadata, gguf.tensors)
+        notes = reading_differences(gguf.metadata, gguf.tensors)
         assert [note.partition("does ")[2] for note in notes] == (
             ["not load deepseek2 files with 4 layers and without attention.q_lora_rank"]
             if more
@@ -164,7 +164,7 @@ def test_youtu(more: dict[str, Any], tmp_path: Path) -> None:
         )
         for layers, n_vocab, n in ((27, 320, 0), (48, 128256, 0), (48, 320, bool(more))):
             more_keys = {"deepseek2.block_count": layers, "deepseek2.vocab_size": n_vocab}
-            assert len(read_otherwise({**gguf.metadata, **more_keys}, gguf.tensors)) == n
+            assert len(reading_differences({**gguf.metadata, **more_keys}, gguf.tensors)) == n
 
 
 def test_sarvam_as_its_own_code_spelt_it(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_solar_open(more: dict[str, Any], tmp_path: Path) -> None:
     with open_gguf(check_both(case, tmp_path)) as gguf:
         assert gguf.metadata["glm4moe.rope.dimension_count"] == 32
         assert "blk.0.ffn_up.weight" not in gguf.tensors
-        assert read_otherwise(gguf.metadata, gguf.tensors) == []
+        assert reading_differences(gguf.metadata, gguf.tensors) == []
 
 
 def test_solar_open_as_it_is_published() -> None:

@@ -18,7 +18,7 @@ from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 
@@ -69,7 +69,7 @@ def test_in_place_and_converted(size: str, tmp_path: Path) -> None:
         assert found["expert_feed_forward_length"] == 32
         assert found["feed_forward_length"] == 96
         assert found["attention.sliding_window"] == 12
-        (note,) = read_otherwise(gguf.metadata, gguf.tensors)
+        (note,) = reading_differences(gguf.metadata, gguf.tensors)
         assert "attention.sliding_window, attention.temperature_scale" in note
 
 

@@ -23,7 +23,7 @@ from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.load import load_config
@@ -79,7 +79,7 @@ def test_in_every_way(mimo: Saved, tmp_path: Path) -> None:
         assert {(at.head_dim, at.head_dim_v) for at in config.layers} == {(48, 32)}
         assert [(rope.dims, rope.base) for rope in config.ropes] == [(16, 5e6), (16, 1e4)]
         assert config.value_scale == pytest.approx(0.707)
-        assert read_otherwise(file.metadata, file.tensors) == []
+        assert reading_differences(file.metadata, file.tensors) == []
 
 
 def test_cut_back_and_told_again(mimo: Saved) -> None:

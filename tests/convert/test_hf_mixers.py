@@ -21,7 +21,7 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
@@ -118,10 +118,10 @@ def test_as_llama_cpp_writes_it(tmp_path: Path) -> None:
 def test_what_llama_cpp_computes_otherwise(tmp_path: Path) -> None:
     made = convert(changed(tmp_path / "hf"), tmp_path / "made.gguf")
     with open_gguf(made) as file:
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
         assert "in phimoe its norms are RMS norms" in note
         bare = [name for name in file.tensors if not name.endswith("output.bias")]
-        note, _ = read_otherwise(file.metadata, bare)
+        note, _ = reading_differences(file.metadata, bare)
     assert note.endswith("it refuses phimoe without attn_output.bias, output.bias")
 
 

@@ -19,7 +19,7 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.models.load import load_config
@@ -222,7 +222,7 @@ def test_an_output_with_a_bias(tied: bool, tmp_path: Path) -> None:
         assert file.tensors["output.bias"].shape == (N_VOCAB,)
         own_output = file.tensors["output.weight"].data.tobytes()
         assert (own_output == file.tensors["token_embd.weight"].data.tobytes()) == tied
-        (note,) = (n for n in read_otherwise(file.metadata, file.tensors) if "refuses" in n)
+        (note,) = (n for n in reading_differences(file.metadata, file.tensors) if "refuses" in n)
         assert "output.bias" in note
         del file.tensors["output.weight"]
         with pytest.raises(FileError, match=r"output\.bias: has no matrix"):

@@ -21,7 +21,7 @@ from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding, write_model
 from treadle.chat.template.template import load_template
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.tokenizer.tokenizer import load_tokenizer
 
@@ -46,7 +46,7 @@ def test_in_every_way(tmp_path: Path) -> None:
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     check_truth(made, compute_logits(model, ids_of()))
     with treadle.load(made, threads=1) as loaded:
-        (note,) = read_otherwise(loaded.gguf.metadata, loaded.gguf.tensors)
+        (note,) = reading_differences(loaded.gguf.metadata, loaded.gguf.tensors)
         assert "llama.cpp has no architecture nanochat" in note
         assert not any("norm" in name for name in loaded.gguf.tensors)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from tests.convert.test_hf_tokenizer import tiny_byte_level
 from tests.spec_decode.test_mtp import drafter_of
 from tests.spec_decode.tiny_drafters import check_texts, ids_of, load
 from treadle.convert.hf.folder import open_hf_source
+from treadle.convert.open import open_model
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
+from treadle.files.safetensors import open_safetensors
 
 N_LAYER = 4
 N = 64
@@ -208,9 +211,15 @@ def add_dspark(tensors: Tensors, config: dict[str, Any]) -> None:
     }
 
 
-def test_dspark_of_deepseek4(tmp_path: Path) -> None:
-    """The folder is model and drafter; ``convert`` writes the drafter in llama.cpp's names."""
+def test_dspark_of_deepseek4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is model and drafter; ``convert`` writes the drafter in llama.cpp's names. Its
+    weights are opened once.
+    """
     folder = folder_of(tmp_path / "hf", save_v4, add_dspark)
+    opened = Mock(wraps=open_safetensors)
+    monkeypatch.setattr("treadle.convert.hf.folder.open_safetensors", opened)
+    open_model(folder, drafter=True).close()
+    assert opened.call_count == 1
     made = convert(folder, tmp_path / "dspark.gguf", mtp=True)
     with open_gguf(made) as gguf:
         assert gguf.metadata["general.architecture"] == "dflash"

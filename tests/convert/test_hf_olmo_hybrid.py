@@ -24,7 +24,7 @@ from tests.reference import forward
 from tests.tiny import rounding, write_model
 from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
@@ -63,7 +63,7 @@ def test_in_every_way(tmp_path: Path) -> None:
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     check_truth(made, compute_logits(model, ids_of()))
     with open_gguf(made) as file:
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
         config = load_config(file)
     assert "llama.cpp has no architecture olmo_hybrid" in note
     states = [layer.state for layer in config.layers]

@@ -34,7 +34,7 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.archs import ARCHS
 from treadle.models.keys import ArchMetadata
 from treadle.models.load import find_arch
-from treadle.models.rope import read_ropes
+from treadle.models.rope_keys import read_ropes
 
 _TEXT = {
     "vocab_size": N_VOCAB,

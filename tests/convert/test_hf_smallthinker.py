@@ -18,7 +18,7 @@ from tests.convert.test_hf_bailing import names_are_known
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
@@ -108,13 +108,13 @@ def test_without_windows_all_layers_turn(tmp_path: Path) -> None:
         assert all(layer.rope == 0 and not layer.window for layer in model.config.layers)
         exact = forward(model.gguf, model.config, ids_of())
         assert np.abs(model.logits(ids_of()) - exact).max() <= 1e-5 * np.abs(exact).max()
-        assert read_otherwise(model.gguf.metadata, model.gguf.tensors) == []
+        assert reading_differences(model.gguf.metadata, model.gguf.tensors) == []
 
 
 def test_the_window_of_llama_cpp(tmp_path: Path) -> None:
     made = convert(save(tmp_path / "hf"), tmp_path / "made.gguf")
     with open_gguf(made) as file:
-        (note,) = read_otherwise(file.metadata, file.tensors)
+        (note,) = reading_differences(file.metadata, file.tensors)
         assert note.endswith("in smallthinker its window is 4096 tokens; the file says 16")
         key = "smallthinker.expert_count"
         file.metadata = {name: it for name, it in file.metadata.items() if name != key}

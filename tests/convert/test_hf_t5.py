@@ -15,7 +15,7 @@ from tests.convert.test_hf import convert, keys_of
 from tests.models.hf_tiny import N_VOCAB, float64_only, require_transformers
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.convert.recipe import plan_entries
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
@@ -124,7 +124,7 @@ def test_what_is_written(case: str, tmp_path: Path) -> None:
         ):
             assert file.metadata[key.format(arch="t5")] == value
         assert ("output.weight" in file.tensors) == (case != "t5")
-        (said,) = read_otherwise(file.metadata, file.tensors)
+        (said,) = reading_differences(file.metadata, file.tensors)
         assert said.endswith("it multiplies no logits of t5; the file says 0.125")
     source = open_hf_source(tmp_path / "hf")
     found = {e.tensor.name: e.type.name for e in plan_entries(source, by_name("Q8_0"))}

@@ -20,7 +20,7 @@ from tests.models.hf_tiny import compute_logits
 from tests.reference import forward
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
@@ -217,13 +217,13 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 def test_llama_cpp_reads_them_alike(case: str, more: dict[str, Any], tmp_path: Path) -> None:
     save(own(CASES[case], **more), tmp_path)
     source = open_hf_source(tmp_path)
-    assert read_otherwise(source.metadata, source.tensors) == []
+    assert reading_differences(source.metadata, source.tensors) == []
     source.close()
 
 
 def test_the_one_base_of_mellum(tmp_path: Path) -> None:
     save(own(CASES["mellum"]), tmp_path)
     source = open_hf_source(tmp_path)
-    (note,) = read_otherwise(source.metadata, source.tensors)
+    (note,) = reading_differences(source.metadata, source.tensors)
     assert note.endswith("llama.cpp uses RoPE base 500000 in window layers; the file says 10000")
     source.close()

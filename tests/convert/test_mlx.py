@@ -467,12 +467,8 @@ def test_a_trained_model_tells_its_story(stories: Path, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_take_the_folder(
-    stories: Path, data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The speed of memory is not the point.
-    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))
-
+@pytest.mark.usefixtures("small_buffers")
+def test_the_commands_take_the_folder(stories: Path, data: Path, tmp_path: Path, run: Run) -> None:
     def told(*words: str) -> str:
         ran = run(*words)
         assert ran.code == 0, ran.err

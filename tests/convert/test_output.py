@@ -20,7 +20,7 @@ import pytest
 
 from treadle.convert import writer
 from treadle.convert.detect import open_source
-from treadle.convert.page_cache import PAGE, before_opening
+from treadle.convert.page_cache import PAGE, record_page_cache
 from treadle.convert.partial_file import PartFile
 from treadle.convert.recipe import Options, nearest_format
 from treadle.convert.sources.source import FILE_TYPES, Source, SourceTensor
@@ -54,7 +54,7 @@ def write_model(
 def run(
     source: Path, target: Path, say: Callable[[str], None] = lambda text: None, **how: Any
 ) -> list[Path]:
-    cache = before_opening(source)
+    cache = record_page_cache(source)
     opened = open_source(source)
     try:
         return convert(opened, target, Options(**how), say=say, cache=cache)
@@ -556,7 +556,7 @@ def test_pages_are_dropped_as_the_work_goes_on(tmp_path: Path) -> None:
     """Also those that a reader's mapping holds: a model larger than memory leaves others alone."""
     source = write_model(tmp_path / "a.gguf", n=2, shape=(1024, 512))
     make_cold(source)
-    cache = before_opening(source)
+    cache = record_page_cache(source)
     gguf = open_gguf(source)
     for tensor in gguf.tensors.values():
         before = int(tensor.data.sum())
@@ -719,7 +719,7 @@ def test_many_files_at_once(tmp_path: Path) -> None:
     tensor = open_gguf(tmp_path / "3.gguf").tensors["x"]
     gc.collect()  # mappings that earlier tests have let go of
     n_before = len(os.listdir("/proc/self/fd"))
-    cache = before_opening(tmp_path)
+    cache = record_page_cache(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == n_before
     cache.drop([tensor])
     cache.close()

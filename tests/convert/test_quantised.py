@@ -32,7 +32,7 @@ from treadle.convert.sources.derived_tensors import (
     DerivationRule,
     make_tensors,
     stacked,
-    turned,
+    transposed,
     upper,
 )
 from treadle.convert.writer import convert as write_checked
@@ -414,7 +414,7 @@ def test_a_rule_that_moves_rows_moves_blocks(plain: Plain, tmp_path: Path) -> No
     moved: dict[str, tuple[Any, ...]] = {
         "upper": (("a.weight",), upper, "Q4_0", truth["a"][:32]),
         "both": (("a.weight", "b.weight"), stacked, "Q4_0", np.stack([truth["a"], truth["b"]])),
-        "turned": (("b.weight",), turned, "BF16", rounded(truth["b"], "bfloat16").T),
+        "transposed": (("b.weight",), transposed, "BF16", rounded(truth["b"], "bfloat16").T),
         "mixed": (
             ("a.weight", "c.weight"),
             stacked,

@@ -21,7 +21,7 @@ from tests.convert.quantised_files import (
     torch_of,
 )
 from treadle.convert.quantized.checkpoint import unquantised
-from treadle.convert.sources.derived_tensors import DerivationRule, make_tensors, turned, upper
+from treadle.convert.sources.derived_tensors import DerivationRule, make_tensors, transposed, upper
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor, open_safetensors
@@ -258,7 +258,7 @@ def test_a_rule_takes_a_factor_into_the_weights(tmp_path: Path) -> None:
         tmp_path, {f"a.{end}": p for end, p in parts.items()}, {"quant_method": "modelopt"}
     )
     assert {t.dtype for t in found.values()} == {"NVFP4", "F32"}
-    for make, expected in ((upper, weights[:16]), (turned, weights.T)):
+    for make, expected in ((upper, weights[:16]), (transposed, weights.T)):
         made = make_tensors(found, [DerivationRule(("a.weight",), {"b.weight": make})])
         assert list(made) == [f"{AT}b.weight"]
         np.testing.assert_array_equal(values(made[f"{AT}b.weight"]), rounded(expected, "bfloat16"))

@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import WriteTiny
 from treadle.devices.cpu.device import Cpu
 from treadle.devices.wgpu.dispatch import calls_of
+from treadle.devices.wgpu.isa_row import WGSL
 from treadle.devices.wgpu.memory import CHUNK, GpuMemory, GpuWeights
 from treadle.devices.wgpu.pages import check_pages, loading, storing
-from treadle.devices.wgpu.row import WGSL
 from treadle.devices.wgpu.shader import FOLD, Dispatch, Shader, fold, literal
 from treadle.errors import NoMemoryError, UnsupportedError
 from treadle.files.gguf import open_gguf

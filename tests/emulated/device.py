@@ -40,7 +40,7 @@ class GuestCpu(Cpu):
     def memory(self, n_bytes: int, *, host: bool = False) -> HostMemory:
         pages = self.guest.pages(-(-max(n_bytes, 1) // PAGE) * PAGE)
         pages[:] = 0  # an earlier test's
-        return HostMemory.of(pages[:n_bytes])
+        return HostMemory.wrap(pages[:n_bytes])
 
     def weights(self, name: str, array: np.ndarray) -> Const:
         memory = self.memory(array.nbytes)

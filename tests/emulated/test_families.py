@@ -22,7 +22,7 @@ from tests.kernels import rows
 from tests.models.hf_tiny import N_VOCAB
 from tests.tiny import rounding
 from tests.tiny_t5 import write_t5
-from treadle.api.encoder import open_encoder
+from treadle.api.encoder_decoder import open_encoder
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.batch import BatchItem
@@ -50,6 +50,7 @@ FAMILIES = {
     "inkling": "neon_dotprod",
     "axk2": "rvv256",
     "solar-open2": "neon_i8mm",
+    "gigachat35": "neon_bf16",
     "cohere-compass": "rvv128",
     "deepseek4": "rvv256",
     "glm5-next": "neon_i8mm",
@@ -69,6 +70,7 @@ HOST = (rows.NARROW.name, "portable")
 # first ones meet the plain row, the second ones the narrow one.
 OWN_NARROW = (
     *("lfm3", "bailingmoe3", "graniteswitch", "inkling", "solar-open2"),
+    "gigachat35",
     *("hy_v4", "dots3note", "maple", "hrm_text"),
 )
 OWN_PLAIN = ("muse-glimmer", "kimi-k3", "axk2", "cohere-compass", "talkie")

@@ -9,7 +9,7 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from treadle.api.engine_plans import telling_plans, text_plans
+from treadle.api.engine_plans import probe_plans, text_plans
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.engine import CHUNK
 from treadle.plan.plan import Plan
@@ -77,7 +77,7 @@ def test_nothing_is_lowered_ahead_where_nothing_is_missing(
 def test_plans_that_tell_about_all_others(model: treadle.Model) -> None:
     plans = [*text_plans(model)]
     assert len(set(plans)) == len(plans)
-    first, few = telling_plans(model)
+    first, few = probe_plans(model)
     assert first == plans[0]
     assert (first.key.n_tokens, first.key.n_outputs) == (1, 1)
     assert (few.key.n_tokens, few.key.n_outputs) == (model.engine.few[-1], 1)

@@ -538,7 +538,7 @@ def test_texts_that_share_runs(pooling: str, tiny: WriteTiny) -> None:
         engine = model.engine
         engine.config = replace(engine.config, pooling=pooling)
         engine.plan(64, 2, "embedding").check()
-        n_before = engine.cache.room()
+        n_before = engine.cache.available_pages()
         batches = list(engine.together(texts))
         assert [len(batch) for batch in batches] == [5, 1, 3, 2, 29]
         found = np.concatenate([engine.embed(batch) for batch in batches])
@@ -547,7 +547,7 @@ def test_texts_that_share_runs(pooling: str, tiny: WriteTiny) -> None:
             pooled = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[pooling]
             error = np.abs(row - pooled / np.linalg.norm(pooled)).max()
             assert error <= 4 * rounding(model.config), len(ids)
-        assert engine.cache.room() == n_before
+        assert engine.cache.available_pages() == n_before
         check_pages(engine.cache, [])
 
 

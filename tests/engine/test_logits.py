@@ -146,13 +146,13 @@ def test_rows_that_nobody_holds_are_not_copied(
     model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    keep = LogitsBatch.keep
+    keep = LogitsBatch.snapshot
 
     def counted(rows: LogitsBatch) -> None:
         copied.append(1)
         keep(rows)
 
-    monkeypatch.setattr(LogitsBatch, "keep", counted)
+    monkeypatch.setattr(LogitsBatch, "snapshot", counted)
     engine = model.engine
     with closing(engine.cache.sequence()) as seq:
         held = one_row(engine, seq, 5)

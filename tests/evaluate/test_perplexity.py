@@ -38,7 +38,7 @@ from treadle.evaluate.score import surprise
 from treadle.evaluate.windows import schedule
 from treadle.files import target
 from treadle.formats import by_name
-from treadle.kernels.matmul.select_activation import by_words
+from treadle.kernels.matmul.select_activation import prefers_q16
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "llamacpp_perplexity.json").read_text())
 
@@ -71,7 +71,7 @@ def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> 
     next to nothing: half of the divergence from F32 is left.)
     """
     isa = rows.VECTORS[-1].name
-    words = by_words(by_name(fmt), rows.VECTORS[-1])
+    words = prefers_q16(by_name(fmt), rows.VECTORS[-1])
     known = GOLDEN["measured"][f"{n_ctx}/{fmt}"]
     folder = data / "models" / "babyllama105"
     with (
@@ -162,7 +162,7 @@ def test_writing_loses_no_more_than_reading_where_both_meet_words(data: Path) ->
         against = ReferenceModel(base.engine, windows)
         found = measure(model.engine, windows, against=against, as_written=True).summary()
     assert found.kl is not None
-    if by_words(by_name("Q8_0"), isa):
+    if prefers_q16(by_name("Q8_0"), isa):
         assert found.kl.value < 0.7 * known["kl"]
     else:
         assert found.kl.value == pytest.approx(known["kl"], abs=2 * known["kl_error"])

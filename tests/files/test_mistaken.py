@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from treadle.convert.detect import find_kind
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
-from treadle.files.mistaken import what_is
+from treadle.files.mistaken import describe_file
 from treadle.files.safetensors import open_safetensors, read_json
 
 LFS = (
@@ -58,17 +58,17 @@ def zipped() -> bytes:
     ],
 )
 def test_what_it_is(head: bytes, what: str) -> None:
-    assert (what_is(head) or "").startswith(what)
+    assert (describe_file(head) or "").startswith(what)
 
 
 @pytest.mark.parametrize("head", [b"", b"GG", b"hello", b"\x93NUMPY\1\0\xff\xfe", bytes(8)])
 def test_nothing_is_said_of_what_nobody_knows(head: bytes) -> None:
-    assert what_is(head) is None
+    assert describe_file(head) is None
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes(head: bytes) -> None:
-    what = what_is(head)
+    what = describe_file(head)
     assert what is None or what.isprintable()
 
 

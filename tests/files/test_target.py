@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -10,7 +11,14 @@ import pytest
 
 from treadle.errors import FileError
 from treadle.files.gguf_writer import GGUFWriter
-from treadle.files.target import check_not_read, check_target, files_of, new_file, part_of
+from treadle.files.target import (
+    check_not_read,
+    check_target,
+    files_of,
+    new_file,
+    part_of,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -106,3 +114,21 @@ def test_every_file_of_a_model_is_a_source(tmp_path: Path) -> None:
         with pytest.raises(FileError, match="is also the input"):
             check_target(config, files_of(source), force=True)
     check_target(tmp_path / "other.gguf", files_of(shards[0], folder), force=True)
+
+
+def test_an_earlier_text_outlives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.svg"
+    (tmp_path / "link.svg").symlink_to(path)
+    write_text(tmp_path / "link.svg", "<svg>1</svg>")
+    assert path.read_text() == "<svg>1</svg>"
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(FileError, match="the disk is full"):
+        write_text(path, "<svg>2</svg>")
+    assert path.read_text() == "<svg>1</svg>"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.svg", "out.svg"]

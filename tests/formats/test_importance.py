@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from treadle.devices.cpu.quantizer import quantize_rows
+from treadle.devices.cpu.weight_quantizer import quantize_rows
 from treadle.formats import FORMATS, Format
 
 F32Array = npt.NDArray[np.float32]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from treadle.devices.cpu.quantizer import Searcher
+from treadle.devices.cpu.weight_quantizer import Searcher
 from treadle.files.gguf import open_gguf
 from treadle.formats import GGML_TYPES, Format, format, grids, scale_search, signs
 from treadle.formats.grids import Codebook
@@ -295,7 +295,7 @@ def test_signs_come_off_and_go_on(even: bool, weighted: bool) -> None:
     rng = np.random.default_rng(5)
     x = rng.standard_normal((50, 256)).astype(np.float32)
     weights = rng.random((50, 256)).astype(np.float32) if weighted else None
-    magnitude, sign = signs.take_off(x, weights, even)
+    magnitude, sign = signs.split_signs(x, weights, even)
     back = magnitude.reshape(-1, 8) * signs.plus_minus()[sign.reshape(-1)]
     assert np.array_equal(back.reshape(x.shape), x)
     if not even:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.devices.cpu.quantizer import Searcher
+from treadle.devices.cpu.weight_quantizer import Searcher
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import FORMATS, GGML_TYPES, Format, format, k_search
@@ -492,3 +492,13 @@ def test_a_row_agrees_with_the_table(fmt: Format) -> None:
     known.setdefault(42, ("Q2_0", 64, 18, 0))  # newer than the package
     assert known[fmt.ggml_id] == (fmt.name, fmt.block, fmt.dtype.itemsize, 0)
     assert GGML_TYPES.get(fmt.ggml_id, known[fmt.ggml_id]) == known[fmt.ggml_id]
+
+
+def test_which_types_have_codes_is_known_without_their_modules() -> None:
+    for number, fmt in FORMATS.items():
+        assert FORMATS.has_codes(number) == (fmt.codes is not None)
+        if number in FORMATS.made:
+            made = FORMATS.made.pop(number)
+            assert FORMATS.has_codes(number) == (made.codes is not None)
+            FORMATS.made[number] = made
+    assert not FORMATS.has_codes(-5)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from treadle.errors import ForkedError
-from treadle.grammar.async_mask import LateBits
+from treadle.grammar.async_mask import AsyncBits
 
 
 class Held:
@@ -23,7 +23,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     """But has what was made before."""
     held = Held()
     pid = os.getpid()
-    late = LateBits(held)
+    late = AsyncBits(held)
     assert held.began.wait(60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getpid", lambda: pid + 1)

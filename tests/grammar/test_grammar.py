@@ -39,7 +39,7 @@ def test_from_the_first_token_to_the_end(bytes_tokenizer: Tokenizer) -> None:
     assert matcher.accepting
     assert not matcher.done
     assert allowed(matcher, 259) == [2, 3 + ord("c")]  # the end, or one more
-    assert matcher.later().wait() == matcher.bits()
+    assert matcher.start_bits().wait() == matcher.bits()
     copy = matcher.copy()
     matcher.accept(3 + ord("c"))
     assert matcher.done

@@ -13,7 +13,7 @@ from tests.tokenizer.vocabularies import accepts
 from treadle.errors import GrammarError
 from treadle.grammar.gbnf import parse_gbnf
 from treadle.grammar.grammar import Grammar, _complaints, _lark
-from treadle.grammar.lexemes import larks
+from treadle.grammar.lexemes import lark_forms
 from treadle.tokenizer.tokenizer import Tokenizer
 
 ATOMS = ['"a"', '"b"', '"ab"', "[ab]", "[^a]", "[é-ê]", '"è"', "x", "y", "root", '("a" | x)', "x*"]
@@ -43,7 +43,7 @@ def test_every_form_means_the_same(
 ) -> None:
     rules = parse_gbnf(f"root ::= ({root})\nx ::= ({x})\ny ::= ({y})")
     try:
-        forms = list(larks(rules))
+        forms = list(lark_forms(rules))
     except GrammarError:
         assert not any(matches(rules, text) for text in texts)
         return
@@ -66,7 +66,7 @@ def test_every_form_means_the_same(
 def test_recursion(
     bytes_tokenizer: Tokenizer, grammar: str, good: list[str], bad: list[str]
 ) -> None:
-    for form in larks(parse_gbnf(grammar)):
+    for form in lark_forms(parse_gbnf(grammar)):
         for text in good + bad:
             assert reads(form, bytes_tokenizer, text) == (text in good), (form, text)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
+from treadle import isa
 from treadle.errors import UnsupportedError
 from treadle.isa import ROWS, choose, runnable
 from treadle.jit.host import host_features
@@ -99,3 +102,11 @@ def test_rows_are_whole(row: object) -> None:
     assert row.vector_bits % 128 == 0
     assert row.lanes == row.vector_bits // 32
     assert row.regs in (16, 32)
+
+
+def test_all_rows_of_a_family_need_its_feature() -> None:
+    """Else a CPU without it would not be offered them."""
+    for family, feature in isa.FAMILIES.items():
+        rows = import_module(f"treadle.isa.{family}").ROWS
+        assert all(feature in row.needs for row in rows)
+        assert {row.name for row in rows} <= ROWS.keys()

@@ -44,7 +44,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return emit(ir_text, isa)
 
     monkeypatch.setattr(compile, "emit_object", count)
-    monkeypatch.setattr(compile_pool, "WORTH_MS", float("inf"))  # here, not in processes
+    monkeypatch.setattr(compile_pool, "MIN_FORK_MS", float("inf"))  # here, not in processes
     return seen
 
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(kernel, "_linked", {})
     monkeypatch.setattr(kernel, "_compiled_elsewhere", {})
     monkeypatch.setattr(kernel, "_pools", [CompilePool()])
-    monkeypatch.setattr(compile_pool, "WORTH_MS", 0.0)
+    monkeypatch.setattr(compile_pool, "MIN_FORK_MS", 0.0)
     monkeypatch.setattr(fork_safety, "may_fork", lambda: True)
     kernel._warn.cache_clear()
     yield tmp_path / "kernels"
@@ -156,7 +156,7 @@ def test_where_no_process_is_forked(
         patch.setenv("TREADLE_COMPILE_PROCESSES", "1")
         assert not kernel.compile_ahead(SPECS, ISA)
     with monkeypatch.context() as patch:
-        patch.setattr(compile_pool, "WORTH_MS", 1e6)
+        patch.setattr(compile_pool, "MIN_FORK_MS", 1e6)
         assert not kernel.compile_ahead(SPECS, ISA)
     with monkeypatch.context() as patch:
         patch.setattr(fork_safety, "may_fork", lambda: False)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from treadle.isa import ROWS
-from treadle.jit.host import ASKED_FOR, permitted
+from treadle.jit.host import FEATURES_TO_REQUEST, permitted
 from treadle.system import SYSTEM
 
 FEATURES = {"avx2", "amx-bf16", "amx-tile"}
 
 
 def test_what_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SYSTEM, "lends_tiles", lambda: False)
+    monkeypatch.setattr(SYSTEM, "request_tiles", lambda: False)
     assert permitted(FEATURES) == FEATURES - {"amx-tile"}
-    monkeypatch.setattr(SYSTEM, "lends_tiles", lambda: True)
+    monkeypatch.setattr(SYSTEM, "request_tiles", lambda: True)
     assert permitted(FEATURES) == FEATURES
 
 
@@ -22,7 +22,7 @@ def test_a_cpu_without_them_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def refuse() -> bool:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(SYSTEM, "lends_tiles", refuse)
+    monkeypatch.setattr(SYSTEM, "request_tiles", refuse)
     assert permitted({"avx2"}) == {"avx2"}
 
 
@@ -35,4 +35,4 @@ def test_another_architecture_has_none_to_lend(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_x86_row_with_matrix_registers_asks() -> None:
     for row in (row for row in ROWS.values() if not row.triple):
-        assert bool(row.matrix) == bool(row.needs & ASKED_FOR), row.name
+        assert bool(row.matrix) == bool(row.needs & FEATURES_TO_REQUEST), row.name

@@ -15,7 +15,7 @@ from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.profiles import MixProfiles
+from treadle.kernels.attention.relative_logits import RelativeLogits
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.row_attention import RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads
@@ -29,7 +29,7 @@ from treadle.kernels.elementwise.altup import (
     Predict,
     SpreadStreams,
 )
-from treadle.kernels.elementwise.bank import MixBank
+from treadle.kernels.elementwise.attention_residuals import AttentionResidual
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control_vectors import AddDirections
@@ -69,6 +69,7 @@ from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.ladder import LadderSearchKernel
 from treadle.kernels.quantize.offset import OffsetSearchKernel
 from treadle.kernels.quantize.signed import SignedSearchKernel
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.recurrent.convolution import Convolution
@@ -326,8 +327,8 @@ ATTENTIONS = [
     Attention("q8_0", 12, 4, 32, 1, reach=21),
     Attention("bf16", 6, 6, 20, 3, 90, 1, 20.0, causal=False, reach=40),
     # Numbers of each query by distance: past their reach and not, a window of as many keys.
-    Attention("f16", 8, 2, 64, 4, profiled=48),
-    Attention("q8_0", 4, 4, 32, 1, 33, 1, profiled=33),
+    Attention("f16", 8, 2, 64, 4, rel_extent=48),
+    Attention("q8_0", 4, 4, 32, 1, 33, 1, rel_extent=33),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
@@ -627,8 +628,8 @@ ROUTES = [
     Route(37, 3, "softmax", jitter=0.25),
     Route(24, 5, "softmax", True, 0.05, per=2),
     Route(37, 5, "sqrt_softplus", True, 1.5, bias=True),
-    Route(37, 5, "sigmoid", True, 8.0, bias=True, sinks=2),
-    Route(37, 5, "sigmoid", True, 8.0, bias=True, sinks=3, of_sinks=True),
+    Route(37, 5, "sigmoid", True, 8.0, bias=True, n_shared=2),
+    Route(37, 5, "sigmoid", True, 8.0, True, n_shared=3, own_shared=True),
 ]
 TOKEN_ROUTES = [
     RouteByToken(37, 5, "sqrt_softplus", True, 1.5),
@@ -679,6 +680,7 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
+    LatentStore("norm", "f16", 3, 48, 32, 40, 16, 0.2, EPS, normed=False),
     LatentStore("none", "q4_0", 2, 64, 64, 32, 0, 0.2, EPS),
     LatentStore("neox", "f32", 2, 40, 32, 24, 8, 0.2, EPS),
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
@@ -718,7 +720,7 @@ HYPER_STREAMS = [
     *(ScoreStreams(k, 3) for k in (64, 37)),
     *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
     *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
-    *(MixBank(k, n, EPS) for k, n in ((64, 2), (37, 1))),
+    *(AttentionResidual(k, n, EPS) for k, n in ((64, 2), (37, 1))),
 ]
 STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
 MANIFOLDS = [
@@ -755,7 +757,7 @@ ROW_SCORES = [
 ROW_CHOICES = [RowChoice(5, 4), RowChoice(3, 16)]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
-PROFILES = [MixProfiles(3, 5, 37), MixProfiles(2, 16, 64)]
+RELATIVE_LOGITS = [RelativeLogits(3, 5, 37), RelativeLogits(2, 16, 64)]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 TIMES = [ScaleColumns(96, 0.707), ScaleColumns(37, 2.0)]
 WEIGHS = [ScaleByExpert(96, 16), ScaleByExpert(37, 5), ScaleByExpert(64, 1)]
@@ -823,6 +825,7 @@ STATES = [
     OutputGate("silu", 96, 3, EPS),
     OutputGate("silu", 70, 2, EPS, first=True),
     OutputGate("sigmoid", 96, 3, EPS),
+    OutputGate("sigmoid", 96, 3, EPS, gain=2.0),
     Xielu(172),
     Xielu(96, 3),
     OutputGate("softplus", 172),
@@ -830,6 +833,12 @@ STATES = [
     OutputGate("sigmoid", 111, 3, one=True),
     SplitHalves(16, 4),
     SplitHalves(5, 3),
+]
+BLOCK_CONVOLUTIONS = [
+    BlockConvolution(64, 3, 8),
+    BlockConvolution(160, 2, 16),
+    BlockConvolution(90, 4, 6),
+    BlockConvolution(35, 1, 5),
 ]
 SELECTIVES = [
     Selective(48, 16),
@@ -912,6 +921,7 @@ ALL: list[Spec] = [
     *TOPS,
     *SEARCHES,
     *STATES,
+    *BLOCK_CONVOLUTIONS,
     *SELECTIVES,
     *WKVS,
     *LATENTS,
@@ -932,7 +942,7 @@ ALL: list[Spec] = [
     *CHOICES,
     *ATTENTIONS_CHOSEN,
     *PACK_HEADS,
-    *PROFILES,
+    *RELATIVE_LOGITS,
     *TEMPERS,
     *TIMES,
     *WEIGHS,

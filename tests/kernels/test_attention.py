@@ -35,9 +35,9 @@ from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.profiles import profile_values
 from treadle.kernels.attention.records import ITEM, MERGE, PAGE
 from treadle.kernels.attention.relative_bias import row_values
+from treadle.kernels.attention.relative_logits import relative_values
 from treadle.kernels.attention.work_item import SPAN, alibi_slopes
 from treadle.kernels.spec import numbered
 
@@ -139,11 +139,11 @@ def distances_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
     return made * 4
 
 
-def profiles_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
+def rel_logits_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
     """A number of each query for each distance; past the reach none."""
     n = sum(sequence.n for sequence in BATCH)
-    made = np.zeros((n, spec.n_head, profile_values(spec.profiled)), np.float32)
-    made[..., PAGE:-PAGE] = 4 * rng.standard_normal((n, spec.n_head, spec.profiled))
+    made = np.zeros((n, spec.n_head, relative_values(spec.rel_extent)), np.float32)
+    made[..., PAGE:-PAGE] = 4 * rng.standard_normal((n, spec.n_head, spec.rel_extent))
     return made
 
 
@@ -170,7 +170,7 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     if spec.alibi:
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
     if (
-        spec.reach or spec.profiled
+        spec.reach or spec.rel_extent
     ):  # of a number below 6 * 4: the rounding of LOG2_E, and of the sum
         score += 2 * U32 * 6 * 4
     if spec.words:
@@ -227,7 +227,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
     sinks = sinks_of(spec, rng)
     args["sinks"] = memory.copy(sinks, name="sinks")
     args["distances"] = memory.copy(distances_of(spec, rng), name="distances")
-    args["profiles"] = memory.copy(profiles_of(spec, rng), name="profiles")
+    args["rel_logits"] = memory.copy(rel_logits_of(spec, rng), name="rel_logits")
 
     # The twin does not split; that splitting changes nothing is what is tested.
     whole, _ = build_run(spec, cache, split=False)
@@ -280,7 +280,7 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
         parts = {"out": out, "partials": partials, "out_stride": width}
         parts["sinks"] = sinks_of(spec, np.random.default_rng(3))
         parts["distances"] = distances_of(spec, np.random.default_rng(3))
-        parts["profiles"] = profiles_of(spec, np.random.default_rng(4))
+        parts["rel_logits"] = rel_logits_of(spec, np.random.default_rng(4))
         given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], few=0, **parts, **cache.places)
         spec.run_ref(given, run)
         merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)

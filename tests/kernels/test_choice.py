@@ -19,8 +19,8 @@ from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
-from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits, matmul
-from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.select import SHIPPED, TUNING_CANDIDATES, TunedTable, fits, matmul
+from treadle.kernels.matmul.select_activation import has_matrix_act
 from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS, batch_sizes
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_outer import OUTER
@@ -51,7 +51,7 @@ def test_what_is_shipped_fits(isa: Isa) -> None:
         assert isinstance(spec, Gemv) == (tokens < MANY), what
         short = not fmt.codes and fmt.name != "F32"
         few = isa.matrix is not None and short and tokens > isa.matrix.float_tokens
-        on_registers = (tokens == PROMPT or few) and on_matrix(fmt, isa)
+        on_registers = (tokens == PROMPT or few) and has_matrix_act(fmt, isa)
         assert (select.family(spec) == "matrix") == on_registers, what
         bytes_ = isa is AMX and MANY <= tokens <= VECTOR_TOKENS and fmt.codes is not None
         assert isinstance(spec, BytesGemm) == bytes_, what
@@ -117,10 +117,10 @@ def test_a_row_says_its_own_tiles() -> None:
 
 def test_matrix_registers_are_for_prompts() -> None:
     """F64 would lose bits; F32 has three parts, too many for few tokens, and for other machines."""
-    assert {fmt.name for fmt in READ if not on_matrix(fmt, AMX)} == {"F64"}
+    assert {fmt.name for fmt in READ if not has_matrix_act(fmt, AMX)} == {"F64"}
     assert AMX.matrix
     two_parts = replace(AMX, matrix=replace(AMX.matrix, parts=2))
-    assert {fmt.name for fmt in READ if not on_matrix(fmt, two_parts)} == {"F32", "F64"}
+    assert {fmt.name for fmt in READ if not has_matrix_act(fmt, two_parts)} == {"F32", "F64"}
     few, many = (matmul(Q8_0, NO_BYTES, 2048, n) for n in (16, 17))
     assert few == select.gemm(Q8_0, VNNI, 2048, tokens=16)
     assert many == MatrixGemm("Q8_0", "bf16", 2048, 16, 32)
@@ -129,7 +129,7 @@ def test_matrix_registers_are_for_prompts() -> None:
     assert matmul(f32, AMX, 2048, 16) == matmul(f32, VNNI, 2048, 16)
     assert matmul(f32, AMX, 2048, 16) == FloatLanes("F32", "f32", 2048, 8, 32, groups=8)
     assert [select.gemm(f32, VNNI, 2048, tokens=n).nr for n in (16, 9)] == [8, 9]
-    assert not any(on_matrix(fmt, VNNI) for fmt in READ)
+    assert not any(has_matrix_act(fmt, VNNI) for fmt in READ)
     assert select.gemm(Q8_0, AMX, 2048) == many
     assert select.gemm(Q8_0, AMX, 2048, matrix=False) == few
 
@@ -325,7 +325,7 @@ def test_every_swept_field_makes_a_kernel_of_its_own(spec: Gemm | Gemv) -> None:
     """In its name, so in the cache: a tuned kernel is never taken for another."""
     variants = [
         replace(spec, **{name: value})  # type: ignore[arg-type]
-        for stage in SWEPT[spec.op]
+        for stage in TUNING_CANDIDATES[spec.op]
         for name, values in stage.items()
         for value in values
         if value != getattr(spec, name)

@@ -7,11 +7,11 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import PROFILES
+from tests.kernels.registry import RELATIVE_LOGITS
 from treadle.jit.language import Isa
-from treadle.kernels.attention.profiles import MixProfiles, by_place, profile_values
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.attention.relative_bias import buckets, by_distance, row_values
+from treadle.kernels.attention.relative_bias import biases_by_distance, buckets, row_values
+from treadle.kernels.attention.relative_logits import RelativeLogits, by_place, relative_values
 from treadle.models.archs import REACH
 
 
@@ -37,7 +37,7 @@ def test_buckets_are_those_of_transformers(n: int, reach: int) -> None:
 def test_numbers_by_distance() -> None:
     """A row for each head; as many values past the reach, to both sides, as a page has keys."""
     matrix = np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
-    made = by_distance(matrix, REACH)
+    made = biases_by_distance(matrix, REACH)
     assert made.shape == (3, row_values(REACH))
     middle = REACH + PAGE  # distance 0
     for head in range(3):
@@ -49,26 +49,26 @@ def test_numbers_by_distance() -> None:
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", PROFILES, ids=registry.name)
-def test_profiles_are_mixed(
-    spec: MixProfiles, isa: Isa, memory: Memory, rng: np.random.Generator
+@pytest.mark.parametrize("spec", RELATIVE_LOGITS, ids=registry.name)
+def test_relative_logits(
+    spec: RelativeLogits, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """A sum of ``rank`` products, each rounded once; zeros beyond the reach."""
     n = 5
     column = 3
     stride = spec.n_head * spec.rank + 6
     x = rng.standard_normal((n, stride)).astype(np.float32)
-    profiles = rng.standard_normal((spec.rank, spec.reach)).astype(np.float32)
-    width = spec.n_head * profile_values(spec.reach)
+    proj = rng.standard_normal((spec.rank, spec.reach)).astype(np.float32)
+    width = spec.n_head * relative_values(spec.reach)
     expected = np.full(n * width, np.nan)
     args = {"stride": stride, "column": column}
-    spec.run_ref(spec.args(x=x, profiles=by_place(profiles).ravel(), out=expected, **args), Run(n))
+    spec.run_ref(spec.args(x=x, proj=by_place(proj).ravel(), out=expected, **args), Run(n))
     mixes = x[2, column : column + spec.n_head * spec.rank].reshape(spec.n_head, -1)
     third = expected.reshape(n, spec.n_head, -1)[2]
-    assert np.allclose(third[:, PAGE + spec.reach - 1], mixes @ profiles[:, 0])  # distance 0
-    assert np.allclose(third[:, PAGE], mixes @ profiles[:, -1])
+    assert np.allclose(third[:, PAGE + spec.reach - 1], mixes @ proj[:, 0])  # distance 0
+    assert np.allclose(third[:, PAGE], mixes @ proj[:, -1])
     out = memory.array((n * width,), np.float32, name="out")
-    given = {"x": memory.copy(x), "profiles": memory.copy(by_place(profiles)), "out": out}
+    given = {"x": memory.copy(x), "proj": memory.copy(by_place(proj)), "out": out}
     call(spec, isa, memory, {**args, **given}, Run(n), n * spec.n_head)
-    allowed = spec.rank * U32 * 2 * spec.rank * np.abs(x).max() * np.abs(profiles).max()
+    allowed = spec.rank * U32 * 2 * spec.rank * np.abs(x).max() * np.abs(proj).max()
     assert_close(out, expected, allowed, spec.name)

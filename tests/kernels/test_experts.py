@@ -39,7 +39,7 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
     2. Scores of half of the tokens are whole numbers, so that many are equal.
     """
     n = 9
-    stride = spec.n + spec.sinks + 3
+    stride = spec.n + spec.n_shared + 3
     scores = rng.standard_normal((n, stride)).astype(np.float32)
     scores[::2] = rng.integers(-2, 3, scores[::2].shape)
     # Of one group many are equal, too. Of several, the sums of each one's two best must not be
@@ -52,22 +52,26 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
         "scores": scores,
         "bias": bias if spec.bias else None,
         "scales": scales if spec.own else None,
+        "shared_scales": scales[: spec.n_shared] if spec.own_shared else None,
     }
-    chosen = np.zeros(n * spec.n_given, np.int32)
-    weights = np.zeros(n * spec.n_given)
-    args = spec.args(**given, chosen=chosen, weights=weights, stride=stride)
-    spec.run_ref(args, Run(n))
-    if not spec.bias and spec.n_groups == 1 and not spec.of_sinks:
-        for row, few in zip(scores, chosen.reshape(n, -1), strict=True):
+    results = {"chosen": spec.n_used, "weights": spec.n_used}
+    if spec.n_shared:
+        results |= {"shared_chosen": spec.n_shared, "shared_weights": spec.n_shared}
+    kinds = {x: np.int32 if x.endswith("chosen") else np.float32 for x in results}
+    exact = {x: np.zeros(n * width, kinds[x]) for x, width in results.items()}
+    spec.run_ref(spec.args(**given, **exact, stride=stride), Run(n))
+    if not spec.bias and spec.n_groups == 1:
+        for row, few in zip(scores, exact["chosen"].reshape(n, -1), strict=True):
             order = (np.argsort(-row[: spec.n], kind="stable") // spec.per).tolist()
             assert few.tolist() == order[: spec.n_used]
     copies = {name: None if a is None else memory.copy(a, name=name) for name, a in given.items()}
-    made = memory.array(chosen.shape, np.int32, name="chosen")
-    weighed = memory.array(chosen.shape, np.float32, name="weights")
-    out = {"chosen": made, "weights": weighed, "stride": stride}
-    call(spec, isa, memory, {**copies, **out}, Run(n), n)
-    assert np.array_equal(made, chosen)
-    assert_close(weighed, weights, 16 * U32 * np.abs(weights), spec.name)
+    out = {x: memory.array(each.shape, kinds[x], name=x) for x, each in exact.items()}
+    call(spec, isa, memory, {**copies, **out, "stride": stride}, Run(n), n)
+    for x, want in exact.items():
+        if x.endswith("chosen"):
+            assert np.array_equal(out[x], want)
+        else:
+            assert_close(out[x], want, 16 * U32 * np.abs(want), spec.name)
 
 
 # places

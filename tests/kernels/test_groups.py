@@ -88,7 +88,7 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         some.run_ref(some.args(**{**args, "x": raw, "y": twin}), run)
         seen = []
         for expert, here in tiles_of(tiles):
-            one = replace(spec.of({3: 4}.get(len(here), len(here))), experts=0)
+            one = replace(spec.gemv_for({3: 4}.get(len(here), len(here))), experts=0)
             none = np.zeros((len(here), like.stride), np.float32)
             mine = x[token_of[here]]
             own = replace(parts[expert], spec=one, n=len(here), x=mine, residual=none)

@@ -12,7 +12,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import HYPER_STREAMS, NGRAMS, TABLE_GATHERS
 from treadle.isa.isa import Isa
-from treadle.kernels.elementwise.bank import MixBank
+from treadle.kernels.elementwise.attention_residuals import AttentionResidual
 from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.streams import (
@@ -52,9 +52,9 @@ def widths_of(spec: Any) -> tuple[dict[str, int], str, dict[str, int], int, str]
         more = {"mix_stride": PITCH, "y_stride": PITCH, "column": 2}
         given = {"x": n * k, "y": k, "mix": n + 2, "base": 2 * n, "scale": 2}
         return given, "x", more, n, "n_tokens"
-    if isinstance(spec, MixBank):
-        more = {"bank_stride": PITCH, "out_stride": PITCH, "column": 3}
-        return {"bank": n * k, "x": k + 3, "w": k}, "out", more, 1, "n_tokens"
+    if isinstance(spec, AttentionResidual):
+        more = {"blocks_stride": PITCH, "out_stride": PITCH, "column": 3}
+        return {"blocks": n * k, "x": k + 3, "w": k}, "out", more, 1, "n_tokens"
     assert isinstance(spec, ScoreStreams)
     more = {"value_stride": PITCH, "column": 3}
     return {"key": n * k, "query": n * k, "value": k + 3}, "out", more, n, "n_tokens"

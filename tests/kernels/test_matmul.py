@@ -242,7 +242,7 @@ class Problem:
     def run(self) -> Run:
         if self.spec.outputs:
             return Run(n_tokens=99, output_rows=np.arange(self.n, dtype=np.int32))
-        return Run(n_tokens=self.n)
+        return Run(n_tokens=self.n // self.spec.per)
 
     def _args(self, **more: Any) -> dict[str, Any]:
         sizes = {"stride": self.stride, "rows": self.heights, "column": self.columns}
@@ -697,6 +697,18 @@ def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> No
             assert (again.view(np.uint32) == first.view(np.uint32)).all(), spec.name
 
 
+def test_several_rows_of_a_token(memory: Memory, rng: np.random.Generator) -> None:
+    """The bits of as many tokens."""
+    few = next(s for s in GEMVS if s.nr == 4 and not (s.outputs or s.experts or s.heads))
+    for spec, n, per in ((few, 4, 2), (few, 3, 3), (GEMMS[0], 21, 3)):
+        problem = random(spec, rows.VECTORS[-1], rng, n, heights(spec)[0])
+        first = problem.compute(memory)
+        of_tokens = replace(problem, spec=replace(spec, per=per))
+        again = of_tokens.compute(memory)
+        assert (again.view(np.uint32) == first.view(np.uint32)).all(), spec.name
+        assert np.array_equal(of_tokens.reference(), problem.reference(), equal_nan=True)
+
+
 # Of large blocks batches of all sizes meet the same kernel.
 ORDERED = [
     f.name
@@ -766,5 +778,9 @@ def test_every_row_meets_every_kind_of_product() -> None:
 def test_names_are_the_specs_own() -> None:
     names = [s.name for s in registry.ALL]
     assert len(set(names)) == len(names)
+    of: dict[str, set[type]] = {}  # op: the classes that define it
+    for kind in {type(spec) for spec in registry.ALL}:
+        of.setdefault(kind.op, set()).add(next(c for c in kind.__mro__ if "op" in vars(c)))
+    assert {op: kinds for op, kinds in of.items() if len(kinds) > 1} == {}
     assert GEMMS[1].name == "gemm_Q8_0_q8_k32_mr1_nr6_bias"
     assert replace(GEMMS[0], bias=True).name != GEMMS[0].name

@@ -180,7 +180,7 @@ def test_row_store(spec: RowStore, isa: Isa, memory: Memory, rng: np.random.Gene
     arrays = {"key": key}
     if spec.eps is not None:
         arrays["norm"] = (1 + rng.random(spec.head_dim)).astype(np.float32)
-    if spec.turns_back:
+    if spec.rotates_back:
         turn = rng.uniform(0, 6, spec.rope_dims // 2)
         arrays["back"] = np.concatenate([np.cos(turn), np.sin(turn)]).astype(np.float32)
     args = {"k_stride": key.shape[1], "k_column": 5, "page_bytes": page_bytes}

@@ -10,7 +10,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import TEMPERS, TIMES, WEIGHS
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
-from treadle.models.rope import still
+from treadle.models.rope import scale_only
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -84,7 +84,7 @@ def test_weigh(spec: ScaleByExpert, isa: Isa, memory: Memory, rng: np.random.Gen
 
 def test_a_table_that_turns_nothing() -> None:
     """Its angles are 0; what it gives grows where a position passes a multiple."""
-    table = still(0.5, 16, ahead=1)
+    table = scale_only(0.5, 16, ahead=1)
     angles, factor = table.frequencies()
     assert angles.tolist() == [0.0]
     assert factor == 1.0

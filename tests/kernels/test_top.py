@@ -17,7 +17,7 @@ from tests.kernels.harness import U32, Memory, Picked, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.softcap import PIECE, Softcap
 from treadle.kernels.elementwise.top_logits import (
-    NOBODY,
+    PADDING_ID,
     PARTIAL,
     SLICE,
     WORD_KEYS,
@@ -105,7 +105,7 @@ def check(x: np.ndarray, isa: Isa, picked: list[Picked], **given: Any) -> None:
         assert made["values"][:n].tolist() == values.tolist()
         assert (made["values"][n:] == -INF).all()
         behind = made["ids"][n:]
-        assert ((behind >= x.shape[1]) | (behind == NOBODY)).all()
+        assert ((behind >= x.shape[1]) | (behind == PADDING_ID)).all()
         if look.total:
             assert made["total"] == pytest.approx(total, rel=TOTAL_ERROR)
 

@@ -19,8 +19,8 @@ from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
-from treadle.kvcache.page_pool import GONE, pages_within
-from treadle.kvcache.state_slots import NONE, WORTH, StateSlots
+from treadle.kvcache.page_pool import FREED, pages_within
+from treadle.kvcache.state_slots import MIN_SAVING, NO_CHECKPOINT, StateSlots
 from treadle.models.cache_spec import PoolSpec, StateSpec
 
 N_CTX = 7 * PAGE
@@ -51,19 +51,19 @@ def check_pages(cache: KVCache, live: list[Sequence]) -> None:
         nodes += children
         waiting += children
     for which, pool in enumerate(cache.pools):
-        counted = Counter(p for seq in live for p in seq.pages[which] if p != GONE)
-        counted.update(node.pages[which] for node in nodes if node.pages[which] != GONE)
+        counted = Counter(p for seq in live for p in seq.pages[which] if p != FREED)
+        counted.update(node.pages[which] for node in nodes if node.pages[which] != FREED)
         assert [counted[p] for p in range(pool.n_pages)] == pool.holders
         assert sorted(pool.free) == [p for p in range(pool.n_pages) if not counted[p]]
         in_tree = {node.pages[which] for node in nodes}
-        assert pool.idle == sum(counted[p] == 1 for p in in_tree if p != GONE)
-        assert pool.promised == sum(seq.promised[which] for seq in live)
-        assert pool.room >= 0
+        assert pool.idle == sum(counted[p] == 1 for p in in_tree if p != FREED)
+        assert pool.reserved == sum(seq.reserved[which] for seq in live)
+        assert pool.n_available >= 0
     for seq in live:
         for pool, pages in zip(cache.pools, seq.pages, strict=True):
             assert len(pages) == -(-len(seq) // PAGE)
             last_seen = pool.first_seen(len(seq))
-            assert GONE not in pages[last_seen:]
+            assert FREED not in pages[last_seen:]
         assert len(seq.nodes) <= len(seq) // PAGE
         for p, node in enumerate(seq.nodes):
             assert node.ids == tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
@@ -72,16 +72,18 @@ def check_pages(cache: KVCache, live: list[Sequence]) -> None:
             assert node.parent is (seq.nodes[p - 1] if p else cache.tree.root_of(seq.lora))
     assert set(cache.tree.leaves) == {node for node in nodes if not node.next}
     for pool in cache.windows:
-        kept = {node for node in nodes if node.pages[pool.index] != GONE}
+        kept = {node for node in nodes if node.pages[pool.index] != FREED}
         assert set(cache.tree.kept[pool]) == kept
     if cache.states:
         held = Counter(slot for seq in live for slot in seq.slots)
-        held.update(node.state for node in nodes if node.state != NONE)
+        held.update(node.state for node in nodes if node.state != NO_CHECKPOINT)
         slots = cache.slots
         assert slots._holders == [held[slot] for slot in range(slots.n_slots)]
         assert sorted([*held, *slots._free]) == list(range(slots.n_slots))
-        assert Counter(slots.saved) == Counter(node for node in nodes if node.state != NONE)
-        assert len(slots._used) <= slots._most_used
+        assert Counter(slots.saved) == Counter(
+            node for node in nodes if node.state != NO_CHECKPOINT
+        )
+        assert len(slots._used) <= slots._max_used
         assert slots.room == cache.n_sequences - sum(bool(seq.slots) for seq in live)
     tails = [node for node in nodes if len(node.ids) < PAGE]
     assert Counter(tail for each in cache.tree._tails.values() for tail in each) == Counter(tails)
@@ -112,7 +114,7 @@ class Walk(RuleBasedStateMachine):
         for which in range(len(self.cache.pools)):
             for at in range(start, len(seq)):
                 page = seq.pages[which][at // PAGE]
-                assert page != GONE
+                assert page != FREED
                 tokens = self.contents.setdefault((which, page), [-1] * PAGE)
                 tokens[at % PAGE] = seq.ids[at]
 
@@ -170,7 +172,7 @@ class Walk(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), n=st.integers(0, N_CTX))
     def truncate(self, which: int, n: int) -> None:
         seq = self.live[which % len(self.live)]
-        self.cache.truncate(seq, self.cache.visible(seq, min(n, len(seq))))
+        self.cache.truncate(seq, self.cache.max_truncation(seq, min(n, len(seq))))
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 9), n=st.integers(0, N_CTX), seed=st.integers(0, 3))
@@ -179,11 +181,11 @@ class Walk(RuleBasedStateMachine):
         seq = self.live[which % len(self.live)]
         n = min(n, N_CTX - len(seq))
         before = lists(seq)
-        promised = list(seq.promised)
+        promised = list(seq.reserved)
         try:
             self.cache.reserve(seq, n)
         except NoRoomError:
-            assert (lists(seq), seq.promised) == (before, promised)
+            assert (lists(seq), seq.reserved) == (before, promised)
             with pytest.raises(NoRoomError):
                 self.cache.check_room(seq, n)
             return
@@ -228,7 +230,7 @@ class Walk(RuleBasedStateMachine):
             for which in range(len(self.cache.pools)):
                 for p, page in enumerate(seq.pages[which]):
                     ids = seq.ids[p * PAGE : (p + 1) * PAGE]
-                    if page != GONE:
+                    if page != FREED:
                         assert self.contents[which, page][: len(ids)] == ids
 
     def teardown(self) -> None:
@@ -488,24 +490,24 @@ def test_a_window_keeps_what_it_needs_and_no_more() -> None:
         cache.extend(seq, range(start, min(start + 500, n_ctx)))
         cache.commit(seq)
         check_pages(cache, [seq])
-    kept = [page for page in seq.pages[1] if page != GONE]
+    kept = [page for page in seq.pages[1] if page != FREED]
     assert len(kept) == 4  # 100 tokens lie in at most 5 pages, and 3200 is where a page ends
-    assert GONE not in seq.pages[0]
+    assert FREED not in seq.pages[0]
 
 
 def test_a_window_can_go_back_only_as_far_as_its_pages() -> None:
     cache = KVCache(specs(0, 64), CPU, N_CTX)
     seq = filled(cache, range(200))  # pages 0..3 are gone: the next token sees 137 and later
-    assert lists(seq)[1][:5] == [GONE] * 4 + [seq.pages[1][4]]
-    assert cache.visible(seq, 195) == 195
-    assert cache.visible(seq, 192) == 192
-    assert cache.visible(seq, 190) == 0
-    assert cache.visible(seq, 0) == 0
+    assert lists(seq)[1][:5] == [FREED] * 4 + [seq.pages[1][4]]
+    assert cache.max_truncation(seq, 195) == 195
+    assert cache.max_truncation(seq, 192) == 192
+    assert cache.max_truncation(seq, 190) == 0
+    assert cache.max_truncation(seq, 0) == 0
     # but the tree still has the window of an earlier place
     kept = cache.match(seq, [*range(190), -1])
     assert kept == 160
-    assert GONE in seq.pages[1][:3]
-    assert GONE not in seq.pages[1][3:]
+    assert FREED in seq.pages[1][:3]
+    assert FREED not in seq.pages[1][3:]
     check_pages(cache, [seq])
 
 
@@ -655,7 +657,7 @@ def test_a_checkpoint_is_the_state_itself() -> None:
     cache.extend(seq, range(64, 70))
     cache.commit(seq)
     assert node.state not in seq.slots
-    assert (cache.visible(seq, 69), cache.visible(seq, 63)) == (64, 0)
+    assert (cache.max_truncation(seq, 69), cache.max_truncation(seq, 63)) == (64, 0)
     assert known(cache, range(100)) == 64
     other = cache.sequence(range(100))
     assert (other.ids, other.slots[0]) == (list(range(64)), node.state)
@@ -671,27 +673,27 @@ def test_tokens_that_are_written_leave_few_checkpoints() -> None:
     for token in range(1, 2 * PAGE):
         cache.extend(seq, [token])
         cache.commit(seq)
-    assert [node.state for node in seq.nodes] == [NONE, NONE]
+    assert [node.state for node in seq.nodes] == [NO_CHECKPOINT, NO_CHECKPOINT]
 
 
 def test_a_long_prompt_is_cut_at_its_last_page() -> None:
-    cache = KVCache(SEEN, CPU, 4 * WORTH)
+    cache = KVCache(SEEN, CPU, 4 * MIN_SAVING)
     seq = cache.sequence()
-    assert cache.cut(seq, range(WORTH + 5)) == WORTH + 5  # there is no state
-    cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * WORTH)
+    assert cache.run_length(seq, range(MIN_SAVING + 5)) == MIN_SAVING + 5  # there is no state
+    cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * MIN_SAVING)
     seq = cache.sequence()
-    lengths = [cache.cut(seq, range(n)) for n in (5, WORTH - 1, WORTH + 5)]
-    assert lengths == [5, WORTH - 1, WORTH]
-    cache.extend(seq, range(WORTH))
+    lengths = [cache.run_length(seq, range(n)) for n in (5, MIN_SAVING - 1, MIN_SAVING + 5)]
+    assert lengths == [5, MIN_SAVING - 1, MIN_SAVING]
+    cache.extend(seq, range(MIN_SAVING))
     cache.commit(seq)
     # What is saved already is worth no run.
-    lengths = [cache.cut(seq, range(n)) for n in (5, PAGE + 3, WORTH + 3)]
-    assert lengths == [5, PAGE + 3, WORTH]
+    lengths = [cache.run_length(seq, range(n)) for n in (5, PAGE + 3, MIN_SAVING + 3)]
+    assert lengths == [5, PAGE + 3, MIN_SAVING]
 
 
 def test_a_prompt_that_begins_like_another_is_cut_where_they_part() -> None:
     """Their beginning is short, but it comes again: the third finds it."""
-    cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * WORTH)
+    cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * MIN_SAVING)
 
     def read(ids: list[int]) -> list[int]:
         """How many tokens are found, and those of each run."""
@@ -700,7 +702,7 @@ def test_a_prompt_that_begins_like_another_is_cut_where_they_part() -> None:
         sizes.append(cache.match(seq, ids))
         while len(seq.ids) < len(ids):
             left = ids[len(seq.ids) :]
-            sizes.append(cache.cut(seq, left))
+            sizes.append(cache.run_length(seq, left))
             cache.extend(seq, left[: sizes[-1]])
             cache.commit(seq)
         seq.close()
@@ -717,7 +719,11 @@ def test_a_prompt_that_begins_like_another_is_cut_where_they_part() -> None:
 def test_a_state_does_not_go_back() -> None:
     cache = with_state()
     seq = filled(cache, range(100))
-    assert (cache.visible(seq, 100), cache.visible(seq, 99), cache.visible(seq, 64)) == (100, 0, 0)
+    assert (
+        cache.max_truncation(seq, 100),
+        cache.max_truncation(seq, 99),
+        cache.max_truncation(seq, 64),
+    ) == (100, 0, 0)
     assert known(cache, range(100)) == 0  # the tree has pages, and no state to go with them
     assert cache.match(seq, [*range(100), 5]) == 100
     assert cache.match(seq, [*range(90), 5]) == 0
@@ -729,12 +735,12 @@ def test_what_reads_alone_shares_once_it_retires(window: int) -> None:
     cache = KVCache(specs(0, window), CPU, 400, n_sequences=3) if window else with_state()
     first = filled(cache, range(100))
     seq = cache.sequence()
-    seq.alone = True
+    seq.is_unshared = True
     assert cache.match(seq, range(200, 300)) == cache.match(seq, range(100)) == 0
     cache.extend(seq, range(100))
     cache.commit(seq)
     for mine, others in zip(seq.pages, first.pages, strict=True):
-        assert not ({*mine} & {*others}) - {GONE}
+        assert not ({*mine} & {*others}) - {FREED}
     assert cache.match(seq, [*range(100), 5]) == 100  # its own
     check_pages(cache, [first, seq])
     cache.retire(seq)

@@ -7,7 +7,15 @@ import pytest
 from tests.kvcache.test_cache import CPU, SEEN, check_pages, known, specs
 from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
-from treadle.kvcache.state_slots import AGAIN, NONE, PARTING, RUN, SYSTEM, WORTH, StateSlots
+from treadle.kvcache.state_slots import (
+    MIN_SAVING,
+    MIN_SAVING_AT_BRANCH,
+    NO_CHECKPOINT,
+    PARTING,
+    RUN,
+    SYSTEM,
+    StateSlots,
+)
 from treadle.models.cache_spec import StateSpec
 
 SSM = StateSpec("ssm", (9,), 5)
@@ -17,7 +25,7 @@ HEAD = list(range(SYSTEM_END))
 
 def with_states(*windows: int, n_sequences: int = 3, kv_bytes: int | None = None) -> KVCache:
     pools = specs(*windows) if windows else SEEN
-    n_ctx = 32 * WORTH
+    n_ctx = 32 * MIN_SAVING
     return KVCache((*pools, SSM), CPU, n_ctx, n_sequences=n_sequences, kv_bytes=kv_bytes)
 
 
@@ -28,7 +36,7 @@ def read(cache: KVCache, ids: list[int], system_end: int = 0) -> tuple[Sequence,
     sizes = [cache.match(seq, ids)]
     while len(seq.ids) < len(ids):
         left = ids[len(seq.ids) :]
-        sizes.append(cache.cut(seq, left))
+        sizes.append(cache.run_length(seq, left))
         cache.extend(seq, left[: sizes[-1]])
         cache.commit(seq)
     return seq, sizes
@@ -69,14 +77,14 @@ def test_a_system_prompt_at_a_page_edge_needs_no_page() -> None:
 
 
 def test_a_short_system_prompt_is_worth_no_run() -> None:
-    n = AGAIN - 1
+    n = MIN_SAVING_AT_BRANCH - 1
     assert read(with_states(), [*HEAD[:n], *question(0)], n)[1] == [0, n + 20]
 
 
 def test_a_question_is_not_cut_because_of_what_is_saved_within_a_page() -> None:
     """A checkpoint within a page saves what one at an earlier edge would."""
     cache = with_states()
-    head = list(range(WORTH + 40))
+    head = list(range(MIN_SAVING + 40))
     for i in range(2):
         seq, sizes = read(cache, [*head, *question(i, 50)], len(head))
         seq.close()
@@ -162,16 +170,16 @@ def test_states_that_prompts_use_give_way_last() -> None:
     seq, _ = read(cache, [*HEAD, *question(0)], SYSTEM_END)
     seq.close()
     for i in range(1, 9):
-        seq, _ = read(cache, question(i, 3 * WORTH))
+        seq, _ = read(cache, question(i, 3 * MIN_SAVING))
         seq.close()
     assert known(cache, [*HEAD, 5]) == SYSTEM_END
-    used = [question(i, WORTH) for i in range(20, 30)]
+    used = [question(i, MIN_SAVING) for i in range(20, 30)]
     for ids in used:  # each is found once more
         for _ in range(2):
             seq, _ = read(cache, [*ids, 5, 5])
             seq.close()
     assert known(cache, [*HEAD, 5]) == 0  # the least recently used of them
-    assert known(cache, [*used[-1], 5]) == WORTH
+    assert known(cache, [*used[-1], 5]) == MIN_SAVING
     check_pages(cache, [])
 
 
@@ -179,16 +187,16 @@ def test_a_long_text_keeps_few_checkpoints() -> None:
     """Where any beginning of it goes on in another way, less than half of it is read again, or less
     than two runs.
     """
-    n = 256 * WORTH
+    n = 256 * MIN_SAVING
     cache = KVCache((*SEEN, SSM), CPU, n)
     cache.slots = cache.tree.slots = StateSlots(1, 60)
     seq = cache.sequence()
-    for _ in range(n // WORTH):
-        cache.extend(seq, range(WORTH))
+    for _ in range(n // MIN_SAVING):
+        cache.extend(seq, range(MIN_SAVING))
         cache.commit(seq)
-    kept = [p * PAGE for p, node in enumerate(seq.nodes, 1) if node.state != NONE]
+    kept = [p * PAGE for p, node in enumerate(seq.nodes, 1) if node.state != NO_CHECKPOINT]
     assert len(kept) <= 4 * 8
     assert kept[-1] == n
     for before, after in zip([0, *kept], kept, strict=False):
-        assert after - before <= max(2 * WORTH, min(before, n - after) // 2)
+        assert after - before <= max(2 * MIN_SAVING, min(before, n - after) // 2)
     assert {cache.slots.place_of(node) for node in cache.slots.saved} == {RUN}

@@ -134,7 +134,7 @@ def test_damaged_bounds_are_named(name: str, values: list[float], said: str, fil
     like = gguf.tensors["v.blk.0.attn_q.input_min"]
     assert like.format is not None
     data = np.array(values, np.float32).view(np.uint8)
-    gguf.tensors[name] = like.made(name, (len(values),), like.format, data)
+    gguf.tensors[name] = like.in_memory(name, (len(values),), like.format, data)
     with pytest.raises(FileError, match=said) as refused:
         opened(gguf)
     assert name.removeprefix("v.") in str(refused.value)
@@ -169,6 +169,6 @@ def test_another_bound_is_another_picture_for_the_cache(file: Path) -> None:
     like = gguf.tensors[name]
     assert like.format is not None
     data = np.array([-0.5], np.float32).view(np.uint8)
-    gguf.tensors[name] = like.made(name, (1,), like.format, data)
+    gguf.tensors[name] = like.in_memory(name, (1,), like.format, data)
     assert opened(gguf).prepare(picture(), MAX_ROWS).digest != one.digest
     assert opened(file).prepare(picture(), MAX_ROWS).digest == one.digest

@@ -59,7 +59,7 @@ def test_cut_at_every_token(case: DecoderCase, media: Path) -> None:
     with load(media, case) as model:
         prompt = prompt_of(model, media, case)
         for at in range(1, len(prompt.ids)):
-            if model.engine.media.cut(prompt.ids[:at]) != at:
+            if model.engine.media.run_length(prompt.ids[:at]) != at:
                 continue  # a run cannot end here
             with model.session() as session:
                 first = session.logits(prompt.ids[:at])

@@ -289,7 +289,7 @@ def test_states_are_the_truth_s(name: str, data: Path, device: Device) -> None:
     family = made(clip_of(case, data))
     truth = truth_of(case, data)["tower"]
     family.projectors = ()
-    family.joined = lambda states, grid: states  # type: ignore[method-assign]
+    family.projector_input = lambda states, grid: states  # type: ignore[method-assign]
     prepared = family.prepare(picture(97, 61), case.max_rows)
     assert off(rows_of(family, prepared, device), truth.reshape(-1, truth.shape[-1])) < NEAR
 
@@ -419,13 +419,13 @@ def test_mistral_3_joins_values_before_patches(data: Path, device: Device) -> No
     case = BY_NAME["mistral3"]
     family = made(clip_of(case, data))
     truth = truth_of(case, data)["projected"]
-    joined = family.joined
+    joined = family.projector_input
 
     def wrong(states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         rows = joined(states, grid)
         return rows.reshape(len(rows), -1, 4).transpose(0, 2, 1).reshape(rows.shape)
 
-    family.joined = wrong  # type: ignore[method-assign]
+    family.projector_input = wrong  # type: ignore[method-assign]
     prepared = family.prepare(picture(97, 61), None)
     assert off(rows_of(family, prepared, device), truth) > 100 * WRONG
 
@@ -468,7 +468,7 @@ def reshaped(clip: ClipConfig, name: str, *shape: int) -> ClipConfig:
     data = np.zeros(4 * n, np.uint8)
     f32 = next(t.format for t in view.tensors.values() if t.type_name == "F32")
     assert f32 is not None
-    view.tensors = {**view.tensors, name: tensor.made(name, shape, f32, data)}
+    view.tensors = {**view.tensors, name: tensor.in_memory(name, shape, f32, data)}
     return replace(clip, gguf=view)
 
 

@@ -34,7 +34,7 @@ def values_of(projector: Projector, made: PreparedMedia) -> np.ndarray:
     family = projector.family("image")
     (only,) = made.inputs
     if isinstance(family, Qwen25Vl):  # joining undoes the order of the windows
-        return family.joined(only.patches, only.grid).reshape(only.patches.shape)
+        return family.projector_input(only.patches, only.grid).reshape(only.patches.shape)
     return only.patches
 
 

@@ -218,7 +218,7 @@ def test_states_are_the_truth_s(name: str, data: Path) -> None:
     made = prepared(case, projector)
     tower.projectors = []
     tower.family.projectors = ()
-    tower.family.joined = lambda states, grid: states  # type: ignore[method-assign]
+    tower.family.projector_input = lambda states, grid: states  # type: ignore[method-assign]
     expected = truth_of(name, data)["tower"].reshape(-1, 64)
     assert off(projector.encode(replace(made, n_rows=len(expected))), expected) < NEAR
 

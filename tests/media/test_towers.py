@@ -506,8 +506,8 @@ def test_other_types_are_refused_by_name(data: Path) -> None:
         opened(BY_NAME["gemma3"], data, {"clip.projector_type": "next_year"})
     with pytest.raises(UnsupportedError, match="'moshi' are not supported"):
         hf_names_of("moshi", "config.json")
-    assert all(table.prefixes for table in HF_NAMES.every())
-    assert len(FAMILIES.every()) == len(FAMILIES.names())
+    assert all(table.prefixes for table in HF_NAMES.all_constants())
+    assert len(FAMILIES.all_constants()) == len(FAMILIES.names())
 
 
 def test_a_model_of_text_is_no_projector(data: Path) -> None:

@@ -24,7 +24,6 @@ from treadle.api.model import Model
 from treadle.engine.batch import BatchItem
 from treadle.models.archs import ARCHS, STANDALONE
 from treadle.models.control_vector import ControlVector
-from treadle.models.graphs import main_output
 
 IDS: list[int] = np.random.default_rng(7).integers(3, N_VOCAB, 40).tolist()
 PAIRS = [(IDS[:9], IDS[20:32]), (IDS[3:12], IDS[8:15]), (IDS[30:], IDS[14:20])]
@@ -103,7 +102,7 @@ def test_equals_transformers_with_hooks(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     theirs, path = made_of(name, tmp_path)
     with treadle.load(path, threads=2) as model:
-        first, second = draw(model, 1), draw(model, 2).within(2, 2)
+        first, second = draw(model, 1), draw(model, 2).for_layers(2, 2)
     loaded: list[Any] = [(first, 0.5), second]
     with treadle.load(path, threads=2, kv="f32", control_vectors=loaded) as model:
         allowed = rounding(model.config)
@@ -174,7 +173,7 @@ def test_every_architecture_adds_them(arch: str, tmp_path: Path) -> None:
         vector = ControlVector("v", {2: draw(model, 3).directions[2]})
     with treadle.load(path, threads=1, kv="f32", n_sequences=2, control_vectors=vector) as model:
         engine = model.engine
-        output = main_output(model.config)
+        output = model.config.main_output
         seqs = [engine.cache.sequence(lora=lora) for lora in (((0, 0.5),), ())]
         parts = [BatchItem(seq, IDS[:5], 0) for seq in seqs]
         ready = engine._plan_of(parts, output)

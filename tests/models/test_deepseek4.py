@@ -13,7 +13,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.models.test_indexed import changed
-from tests.models.ways import check_truth
+from tests.models.ways import check_float64
 from tests.spec_decode.tiny_drafters import load
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
@@ -36,7 +36,7 @@ def test_agrees_with_float64(n_ctx: int, kv: str, tiny: WriteTiny) -> None:
         assert model.config.ignored == ()
         for n in (1, model.engine.max_tokens):
             model.plan(n).check()
-        check_truth(model, ids)
+        check_float64(model, ids)
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8_0", "q4_0"])

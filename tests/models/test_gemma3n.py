@@ -24,7 +24,7 @@ from tests.stepwise import walk
 from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf_source
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, Tensor, open_gguf
@@ -215,16 +215,16 @@ def test_what_llama_cpp_reads_otherwise(made: Made) -> None:
     published sizes for those of all files.
     """
     source = open_hf_source(made.folder)
-    *_, lost = read_otherwise(source.metadata, source.tensors)  # behind one of windows
+    *_, lost = reading_differences(source.metadata, source.tensors)  # behind one of windows
     assert lost.endswith("it refuses gemma3n whose last 3 layers have no attn_k and attn_v")
     whole = {*source.tensors, *(f"blk.{i}.attn_k.weight" for i in range(N_LAYER))}
-    *_, sizes = read_otherwise(source.metadata, whole)
+    *_, sizes = reading_differences(source.metadata, whole)
     assert "the first 20 layers have keys and values and the first 10 gates are sparse" in sizes
     published: dict[str, Any] = {"block_count": 25, "attention.shared_kv_layers": 5}
     published["attention.sliding_window"] = 0
     published["activation_sparsity_scale"] = [1.6448535919189453] * 10 + [-math.inf] * 15
     keys = source.metadata | {f"gemma3n.{key}": value for key, value in published.items()}
-    assert not read_otherwise(keys, {f"blk.{i}.attn_k.weight" for i in range(25)})
+    assert not reading_differences(keys, {f"blk.{i}.attn_k.weight" for i in range(25)})
     source.close()
 
 

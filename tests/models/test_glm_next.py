@@ -13,7 +13,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.models.test_indexed import changed
-from tests.models.ways import check_truth
+from tests.models.ways import check_float64
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.kernels.attention.records import PAGE
@@ -32,7 +32,7 @@ def test_agrees_with_float64(tiny: WriteTiny) -> None:
         assert model.config.ignored == ()
         for n in (1, 64):
             model.plan(n).check()
-        check_truth(model, ids)
+        check_float64(model, ids)
 
 
 @pytest.mark.parametrize("kv", ["f16", "q4_0"])

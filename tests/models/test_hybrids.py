@@ -18,7 +18,7 @@ from treadle.engine.batch import BatchItem
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.kernels.attention.records import PAGE
-from treadle.kvcache.prefix_hit import why_left
+from treadle.kvcache.prefix_hit import reuse_stop_reason
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 from treadle.spec_decode.ngram import Lookup
@@ -78,7 +78,7 @@ def test_a_prompt_is_found_up_to_its_last_page(model: treadle.Model, truth: np.n
         # Where a text goes another way, the last checkpoint before is where it begins.
         other = [*ids[: 5 * PAGE], *text(LONG, 8)]
         assert second.match(other) == 0
-        assert why_left(engine.cache, second.seq, other) == "state"
+        assert reuse_stop_reason(engine.cache, second.seq, other) == "state"
         logits = second.prefill(other)
         first.close()
     check(model, other, logits)

@@ -16,6 +16,7 @@ from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.reference import forward
 from tests.tiny import INDEXERS, rounding
+from tests.twins import logits_of_twins
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
@@ -51,11 +52,8 @@ def test_agrees_with_float64(arch: str, tiny: WriteTiny) -> None:
         allowed = rounding(model.config) * np.abs(exact).max()
         assert np.abs(model.logits(ids) - exact).max() <= allowed
         engine = model.engine
-        plan, arena = engine.run_reference([BatchItem(engine.cache.sequence(), ids, len(ids))])
-        buffer = plan.outputs["logits"]
-        at = plan.offsets[buffer]
-        rows = arena[at : at + len(ids) * buffer.row_bytes].view(np.float32).reshape(len(ids), -1)
-        assert np.abs(rows[:, : model.config.n_vocab] - exact).max() <= allowed
+        _, rows = logits_of_twins(engine, [BatchItem(engine.cache.sequence(), ids, len(ids))])
+        assert np.abs(rows - exact).max() <= allowed
 
 
 @pytest.mark.parametrize("arch", ARCHS)

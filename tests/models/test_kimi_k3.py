@@ -25,6 +25,7 @@ from tests.models.test_arch_truth import check_truth, ids_of
 from tests.models.ways import PORTABLE, check_instruction_set, check_returns
 from tests.reference import forward
 from tests.tiny import rounding, write_model
+from tests.twins import logits_of_twins
 from treadle.chat.template.template import load_template
 from treadle.convert.hf.folder import open_hf
 from treadle.engine.batch import BatchItem
@@ -102,11 +103,7 @@ def test_twins_of_kernels(tmp_path: Path) -> None:
         assert kinds[1] == ("latent_wide", "experts_routed", "situ_1.5_4")
         exact = forward(model.gguf, model.config, ids)
         engine = model.engine
-        plan, arena = engine.run_reference([BatchItem(engine.cache.sequence(), ids, len(ids))])
-        buffer = plan.outputs["logits"]
-        at = plan.offsets[buffer]
-        twins = arena[at : at + len(ids) * buffer.row_bytes].view(np.float32)
-        found = twins.reshape(len(ids), -1)[:, : exact.shape[1]]
+        _, found = logits_of_twins(engine, [BatchItem(engine.cache.sequence(), ids, len(ids))])
         assert worst(found, exact) <= rounding(model.config)
 
 

@@ -15,7 +15,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.models.test_indexed import changed
-from tests.models.ways import check_truth
+from tests.models.ways import check_float64
 from tests.tiny import HYPERS
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
@@ -43,7 +43,7 @@ def test_agrees_with_float64(tiny: WriteTiny) -> None:
         assert model.config.ignored == ()
         for n in (1, 64):
             model.plan(n).check()
-        check_truth(model, ids)
+        check_float64(model, ids)
 
 
 def test_texts_that_share_pages(tiny: WriteTiny) -> None:

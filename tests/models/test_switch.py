@@ -21,6 +21,7 @@ from tests.models.ways import NARROW, check_instruction_set
 from tests.reference import forward
 from tests.reference_switch import chosen
 from tests.tiny import SWITCH, rounding
+from tests.twins import logits_of_twins
 from treadle.api.model import Model
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
@@ -183,15 +184,13 @@ def test_the_cut_changes_no_bit(path: Path) -> None:
 @pytest.mark.slow
 def test_every_step_is_its_twin(model: Model) -> None:
     ids = TEXTS["two"][:50]
-    plan, arena = model.engine.run_reference([BatchItem(model.engine.cache.sequence(), ids, 50)])
+    parts = [BatchItem(model.engine.cache.sequence(), ids, 50)]
+    plan, found = logits_of_twins(model.engine, parts)
     plan.check()
     assert "L0.attn.qkv.lora_b" in {step.label for step in plan}
     model.plan(1).check()
     assert not any("lora" in step.label for step in model.plan(1))
-    buffer = plan.outputs["logits"]
-    at = plan.offsets[buffer]
-    twins = arena[at : at + 50 * buffer.row_bytes].view(np.float32).reshape(50, -1)
-    check(model, twins[:, : model.config.n_vocab], exact(model, ids))
+    check(model, found, exact(model, ids))
 
 
 @pytest.mark.slow

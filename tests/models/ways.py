@@ -13,6 +13,7 @@ import treadle
 from tests.kernels import rows
 from tests.reference import forward
 from tests.tiny import rounding
+from tests.twins import logits_of_twins
 from treadle.engine.batch import BatchItem
 from treadle.kernels.attention.records import PAGE
 
@@ -20,7 +21,7 @@ NARROW = rows.NARROW.name  # AVX2, or what this machine has in its place
 PORTABLE = "portable"
 
 
-def check_truth(model: treadle.Model, ids: list[int]) -> None:
+def check_float64(model: treadle.Model, ids: list[int]) -> None:
     """Logits against float64: in one go, by decode, and by the twins of all kernels."""
     exact = forward(model.gguf, model.config, ids)
     allowed = 2 * rounding(model.config) * np.abs(exact).max()
@@ -30,11 +31,8 @@ def check_truth(model: treadle.Model, ids: list[int]) -> None:
     with closing(model.session()) as session:
         decoded = np.concatenate([session.logits([token]) for token in ids])
     assert np.abs(decoded - exact).max() <= allowed
-    plan, arena = engine.run_reference([BatchItem(engine.cache.sequence(), ids, len(ids))])
-    buffer = plan.outputs["logits"]
-    at = plan.offsets[buffer]
-    twins = arena[at : at + len(ids) * buffer.row_bytes].view(np.float32).reshape(len(ids), -1)
-    assert np.abs(twins[:, : model.config.n_vocab] - exact).max() <= allowed
+    _, twins = logits_of_twins(engine, [BatchItem(engine.cache.sequence(), ids, len(ids))])
+    assert np.abs(twins - exact).max() <= allowed
 
 
 def check_returns(path: Path) -> None:

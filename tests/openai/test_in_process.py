@@ -171,7 +171,8 @@ def test_an_unread_stream_waits_and_ends(local: httpx2.Client) -> None:
     """Its request is paused while another text is written, and cancelled when it is closed."""
     long = {**TEXT, "max_tokens": 400, "ignore_eos": True}
     with local.stream("POST", "/v1/completions", json={**long, "stream": True}) as response:
-        next(response.iter_raw())
+        chunks = response.iter_raw()  # kept: the end of an iterator ends its request
+        next(chunks)
         server: InProcessServer = local._transport._server  # type: ignore[attr-defined]
         (output,) = server.service.engine.outputs.values()
         assert local.post("/v1/completions", json=long).status_code == 200

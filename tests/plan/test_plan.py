@@ -195,9 +195,9 @@ def test_embeddings_are_read_a_row_for_each_token(tiny: WriteTiny) -> None:
     (step,) = plan.match("token_embd")
     (width,), n_vocab = step.shape, plan.match("output")[0].shape[0]
     row = width // 32 * 34
-    assert step.work([(0, 1)]) == (row, 0)
-    assert row * 7 < step.work([(100, 8)])[0] < row * 8
-    assert row * n_vocab // 2 < step.work([(0, 512)])[0] < row * n_vocab
+    assert step.cost([(0, 1)]) == (row, 0)
+    assert row * 7 < step.cost([(100, 8)])[0] < row * 8
+    assert row * n_vocab // 2 < step.cost([(0, 512)])[0] < row * n_vocab
 
 
 def listing(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from treadle.engine.engine import OUTPUTS
 from treadle.formats import Format, by_name
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import TunedTable, matmul
-from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.select_activation import has_matrix_act
 from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.plan.plan import Plan
 from treadle.profiling.report import row_in_use
@@ -32,7 +32,7 @@ TABLE = TunedTable(
     {w: {"mr": 1, "nr": nr} for nr, w in enumerate(FORMATS, 2)},
     {(w, n): {"mr": 1} for w in FORMATS for n in GEMV_TOKENS},
     {w: (1, 2, 4)[i % 3] for i, w in enumerate(FORMATS)},
-    {w: {"mr": 2 + 2 * (i % 2)} for i, w in enumerate(FORMATS) if on_matrix(by_name(w), ISA)},
+    {w: {"mr": 2 + 2 * (i % 2)} for i, w in enumerate(FORMATS) if has_matrix_act(by_name(w), ISA)},
 )
 
 
@@ -114,7 +114,7 @@ def test_determinism_survives_a_row(tiny: WriteTiny) -> None:
     with engine_of(tiny("llama", "Q8_0"), deterministic=True) as engine:
         ids = text(30)
         rows = [prefill(engine, ids, n) for n in (1, 2, 7, 30)]
-        nr = 1 if on_matrix(by_name("Q8_0"), ISA) else 2
+        nr = 1 if has_matrix_act(by_name("Q8_0"), ISA) else 2
         assert {(family(s), s.nr) for s in products(engine.plan(1))} == {("gemm", nr)}
     for other in rows[1:]:
         np.testing.assert_array_equal(other, rows[0])

@@ -28,7 +28,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_spec_comes_back_from_json() -> None:
     """All in one test: as tests of their own they cost ten times what they do."""
     for spec in [*registry.ALL, StepLoop()]:
-        about = {"name": spec.name, **kernel.about(spec, rows.ALL[0])}
+        about = {"name": spec.name, **kernel.describe_spec(spec, rows.ALL[0])}
         back = kernel_inspect.spec_of(json.loads(json.dumps(about)))
         assert (back, type(back), back.name) == (spec, type(spec), spec.name)
 
@@ -59,7 +59,7 @@ def test_of_several_instruction_sets_the_one_in_use(monkeypatch: pytest.MonkeyPa
 def test_names_that_cannot_be_looked_into() -> None:
     with pytest.raises(CacheError, match="no kernel gemv_none in"):
         kernel_inspect.ir("gemv_none")
-    about = {"name": SPEC.name, **kernel.about(SPEC, rows.ALL[0])}
+    about = {"name": SPEC.name, **kernel.describe_spec(SPEC, rows.ALL[0])}
     for change, reason in (
         ({"module": "os", "spec": "Norm"}, r"made by os\.Norm, which this version"),
         ({"module": "treadle.kernels.absent"}, "which this version of treadle does not have"),
@@ -72,7 +72,7 @@ def test_names_that_cannot_be_looked_into() -> None:
 
 
 def test_an_instruction_set_that_has_no_row() -> None:
-    about = kernel.about(SPEC, rows.ALL[0])
+    about = kernel.describe_spec(SPEC, rows.ALL[0])
     cache.write(SPEC.name, "key", b"code", {**about, "isa": "sve9"})
     with pytest.raises(CacheError, match="is for sve9, which this version of treadle"):
         kernel_inspect.ir(SPEC.name)

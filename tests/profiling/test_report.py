@@ -597,11 +597,11 @@ def test_pages_of_a_file(tmp_path: Path) -> None:
     huge = residence.huge_bytes(path)
     assert huge is None or (huge % residence.HUGE == 0 and huge <= path.stat().st_size)
     os.sync()  # what is not on disk yet cannot be dropped
-    assert residence.read_anew(path) == residence.huge_bytes(path)
+    assert residence.reread(path) == residence.huge_bytes(path)
     assert residence.resident_bytes(path) == path.stat().st_size
     assert path.read_bytes() == bytes(range(256)) * (5 << 12)
     path.write_bytes(b"")
-    assert residence.read_anew(path) is None
+    assert residence.reread(path) is None
     assert residence.huge_bytes(path) is None
 
 

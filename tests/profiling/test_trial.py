@@ -25,7 +25,7 @@ from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm, RegisterTile
-from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.select_activation import has_matrix_act
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.matmul.tile import MatmulTile
 from treadle.profiling import trial as trial_module
@@ -124,7 +124,7 @@ def slipped(results: Callable[..., Results], by: float) -> Callable[..., Results
 @pytest.mark.parametrize("fmt", [F32, Q8_0], ids=lambda fmt: fmt.name)
 def test_a_wrong_kernel_is_found_out(kind: type, isa: Isa, fmt: Format) -> None:
     right = select.gemm(fmt, isa, 256)
-    assert isinstance(right, MatrixGemm) == on_matrix(fmt, isa)
+    assert isinstance(right, MatrixGemm) == has_matrix_act(fmt, isa)
     wrong = type("Wrong", (kind, type(right)), {})(fmt.name, right.act, 256, right.mr, right.nr)
     with trial_of(fmt, isa) as trial:
         assert trial.compile(right) is None

@@ -26,7 +26,7 @@ from treadle.profiling.tune import (
     ROUNDS,
     Sweep,
     Variant,
-    cross,
+    measure_crossover,
     sweep,
     swept_fields,
     tune,
@@ -169,7 +169,7 @@ def test_every_tile_that_fits_is_tried_once_and_the_others_are_counted() -> None
         assert len({s.name for s in specs}) == len(specs)
         assert shipped in specs
         assert all(fits(spec, isa) for spec in specs)
-        tile = select.SWEPT["gemm"][0]
+        tile = select.TUNING_CANDIDATES["gemm"][0]
         every = {(mr, nr) for mr in tile["mr"] for nr in tile["nr"]} | {(shipped.mr, shipped.nr)}
         tried = {(s.mr, s.nr) for s in specs}
         assert found.left_out == len(every - tried) > 0
@@ -261,7 +261,9 @@ def crossing(gemv_wins_up_to: int) -> Cost:
     ("wins", "tokens"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (9, 8), (99, CROSSOVER[-1])]
 )
 def test_gemv_is_for_as_many_tokens_as_it_wins_at(wins: int, tokens: int) -> None:
-    found = cross(FakeTimer(crossing(wins)), Q8_0, VNNI, K, SHIPPED, runs=3, progress=quiet)
+    found = measure_crossover(
+        FakeTimer(crossing(wins)), Q8_0, VNNI, K, SHIPPED, runs=3, progress=quiet
+    )
     assert found.tokens == tokens
     assert found.gemv_s == {n: float(n) for n in CROSSOVER}
     assert found.gemm_s == dict.fromkeys(CROSSOVER, wins + 0.5)
@@ -273,7 +275,7 @@ def test_one_lucky_number_is_no_crossover() -> None:
     def cost(spec: Matmul, n: int) -> float:
         return {2: 1.0, 4: 3.0, 8: 1.0, 16: 1.0}[n] if spec.op == "gemv" else 2.0
 
-    found = cross(FakeTimer(cost), Q8_0, VNNI, K, SHIPPED, runs=1, progress=quiet)
+    found = measure_crossover(FakeTimer(cost), Q8_0, VNNI, K, SHIPPED, runs=1, progress=quiet)
     assert found.tokens == 2
 
 
@@ -284,18 +286,20 @@ def test_vectors_are_for_as_many_tokens_as_they_win_at(wins: int, vectors: int) 
     def cost(spec: Matmul, n: int) -> float:
         return {"gemv": 0.1, "gemm": float(n), "matrix": wins + 0.5}[select.family(spec)]
 
-    found = cross(FakeTimer(cost), Q8_0, AMX, K, SHIPPED, runs=1, progress=quiet)
+    found = measure_crossover(FakeTimer(cost), Q8_0, AMX, K, SHIPPED, runs=1, progress=quiet)
     assert (found.tokens, found.vector_tokens) == (CROSSOVER[-1], vectors)
     assert found.matrix_s == dict.fromkeys(CROSSOVER, wins + 0.5)
     for fmt, isa in ((by_name("F32"), TWO_PARTS), (Q8_0, VNNI)):
-        other = cross(FakeTimer(crossing(4)), fmt, isa, K, SHIPPED, runs=1, progress=quiet)
+        other = measure_crossover(
+            FakeTimer(crossing(4)), fmt, isa, K, SHIPPED, runs=1, progress=quiet
+        )
         assert (other.vector_tokens, other.matrix_s) == (None, {})
 
 
 def test_a_wrong_gemv_has_no_crossover() -> None:
     timer = FakeTimer(crossing(99))
     timer.broken = [select.gemv(Q8_0, VNNI, K, 4)]
-    assert cross(timer, Q8_0, VNNI, K, SHIPPED, runs=1, progress=quiet).tokens == 2
+    assert measure_crossover(timer, Q8_0, VNNI, K, SHIPPED, runs=1, progress=quiet).tokens == 2
 
 
 # -- all of it ------------------------------------------------------------------------------------
@@ -341,7 +345,7 @@ def test_matrix_registers_are_swept_where_they_serve() -> None:
     sweeps, crossed, table = tune(timer, Q8_0, AMX, K, N, runs=1)
     wanted = [("gemm", N), ("matrix", N), *(("gemv", n) for n in GEMV_TOKENS)]
     assert [(s.kernel, s.tokens) for s in sweeps] == wanted
-    parts = [kc for kc in select.SWEPT["matrix"][0]["kc"] if kc < K]
+    parts = [kc for kc in select.TUNING_CANDIDATES["matrix"][0]["kc"] if kc < K]
     assert [v.name for v in sweeps[1].variants] == [
         f"mr {mr} kc {kc}" for mr, kc in product((2, 4, 8, 16), parts)
     ]

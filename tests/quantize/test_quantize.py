@@ -90,7 +90,7 @@ def llama_cpps(target: Target) -> str:
 def test_what_stands_in_for_another_has_the_size_of_llama_cpps() -> None:
     made = described(MODELS["rows32"])
     recipe = make_recipe(made, find_mix("Q3_K_M"))
-    assert {pair: len(targets) for pair, targets in recipe.instead.items()} == {
+    assert {pair: len(targets) for pair, targets in recipe.fallbacks.items()} == {
         ("Q3_K", "IQ4_NL"): 33,
         ("Q5_K", "Q5_1"): 2,
         ("Q4_K", "Q5_0"): 22,

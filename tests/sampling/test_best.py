@@ -72,7 +72,7 @@ class Allows:
         self.allowed, self.accepted = allowed, list[int]()
         if bits:
             made = np.packbits(allowed, bitorder="little").tobytes()
-            self.later = lambda: SimpleNamespace(wait=lambda: made)
+            self.start_bits = lambda: SimpleNamespace(wait=lambda: made)
 
     def mask(self, logits: np.ndarray) -> None:
         logits[~self.allowed] = -np.inf
@@ -275,7 +275,7 @@ def test_an_error_of_the_grammars_comes_when_the_row_is_there() -> None:
             raise GrammarError("stuck")
 
     constraint = Stuck(np.zeros(N, bool), bits=False)
-    constraint.later = lambda: SimpleNamespace(wait=lambda: b"")
+    constraint.start_bits = lambda: SimpleNamespace(wait=lambda: b"")
     sampler = Sampler(Sampling(), N, constraint=constraint)
     with pytest.raises(GrammarError, match="stuck"):
         sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.query()), [1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.sampling.recommended import read_generation, recommended
+from treadle.sampling.recommended import read_generation_config, recommended
 from treadle.sampling.settings import Sampling
 
 
@@ -20,7 +20,7 @@ def test_a_gguf_file() -> None:
 
 
 def test_a_generation_config() -> None:
-    found = read_generation(
+    found = read_generation_config(
         {
             "do_sample": True,
             "temperature": 0.6,
@@ -42,5 +42,5 @@ def test_a_generation_config() -> None:
     assert recommended(found) == Sampling(
         temperature=0.6, top_k=20, top_p=0.95, repeat_penalty=1.05
     )
-    assert read_generation({"do_sample": False, "temperature": 1.0}) == {}
+    assert read_generation_config({"do_sample": False, "temperature": 1.0}) == {}
     assert recommended({}) == Sampling()

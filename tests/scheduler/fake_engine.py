@@ -105,6 +105,6 @@ class FakeEngine:
 
 def check_scheduler(scheduler: Scheduler, *others: Any) -> None:
     """Pages are counted right, and nothing is held or reserved for nobody."""
-    scheduler.settle()
+    scheduler.process_inbox()
     held = [request.seq for request in scheduler.queue.running if request.session is None]
     check_pages(scheduler.engine.cache, [*held, *others])  # type: ignore[list-item]

@@ -12,12 +12,15 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
+from tests.loras import draw_pairs, write_gguf
 from tests.selftest.checks import SMALL, kernels_of
 from treadle.devices.cpu.device import Cpu
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.records import PAGE, SPLIT
+from treadle.models.control_vector import ControlVector
 from treadle.selftest import twin_results
 from treadle.selftest.model_check import CheckReport, check_kernels, check_model
+from treadle.selftest.texts import check_text
 from treadle.selftest.thread_check import check_threads
 
 
@@ -54,6 +57,39 @@ def test_other_models(tiny: WriteTiny, arch: str, weights: str, kernel: str) -> 
     assert report.failures == []
     names = " ".join(sorted({each.kernel for each in report.kernels}))
     assert kernel in names
+
+
+def test_adapters_and_control_vectors(path: Path, tmp_path: Path) -> None:
+    """The twins run the text with the model's own ones, as the kernels do."""
+    lora = write_gguf(tmp_path / "one.gguf", draw_pairs(path, 4, 4))
+    rows = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
+    vector = ControlVector("v", {1: rows[0], 2: rows[1]}, "llama")
+    for given in ({"lora": [lora]}, {"control_vectors": [vector]}):
+        with treadle.load(path, **SMALL, **given) as model:
+            found = check_text(model)
+        assert (found.problem, found.skipped) == ("", "")
+        assert found.apart < 1e-3
+
+
+@pytest.mark.slow
+def test_kernels_of_adapters_and_control_vectors(path: Path, tmp_path: Path) -> None:
+    lora = write_gguf(tmp_path / "one.gguf", draw_pairs(path, 4, 4))
+    vector = ControlVector("v", {1: np.ones(64, np.float32)}, "llama")
+    with treadle.load(path, **SMALL, lora=[lora], control_vectors=[vector]) as model:
+        report = CheckReport({}, {}, quick=True)
+        check_kernels(model, report)
+    assert report.failures == []
+    names = " ".join(sorted({each.kernel for each in report.kernels}))
+    assert "add_directions" in names
+    assert "lora_down" in names
+
+
+def test_sums_with_rows_of_a_norm(tiny: WriteTiny) -> None:
+    """Behind a norm whose rows no padding widens, a product or a sum of experts adds the norm's own
+    rows: f32 in a buffer of bytes.
+    """
+    report = kernels_of(tiny("nomic-bert-moe", "F32", n_embd=128))
+    assert report.failures == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import treadle
 from tests.server.conftest import running, talking
 from treadle.errors import FileError
 from treadle.server.http.api_errors import ApiError
-from treadle.server.http.api_keys import ApiKey, KeyRing, read_keys
+from treadle.server.http.api_keys import ApiKey, ApiKeyStore, read_keys
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-def refused(ring: KeyRing, key: ApiKey) -> str:
+def refused(ring: ApiKeyStore, key: ApiKey) -> str:
     """Retry-After of a request that may not begin."""
     with pytest.raises(ApiError) as caught:
         ring.begin(key)
@@ -89,7 +89,7 @@ def test_files_that_are_none(file: Path) -> None:
 def test_limits_of_a_key(file: Path) -> None:
     file.write_text("a requests=2\nb requests-per-minute=2\nc tokens-per-minute=60\n")
     clock = Clock()
-    ring = KeyRing((), file, clock=clock)
+    ring = ApiKeyStore((), file, clock=clock)
     at_once, rate, tokens = ring
 
     leases = [ring.begin(at_once), ring.begin(at_once)]
@@ -118,7 +118,7 @@ def test_a_file_that_changes(file: Path) -> None:
     file.write_text("a requests=1\n")
     clock = Clock()
     told: list[str] = []
-    ring = KeyRing(["option"], file, told.append, clock)
+    ring = ApiKeyStore(["option"], file, told.append, clock)
     assert [key.name for key in ring] == ["key-1", "line-1"]
     found = ring.find({"authorization": "Bearer a"})
     assert found is not None
@@ -135,7 +135,7 @@ def test_a_file_that_changes(file: Path) -> None:
     again = ring.find({"x-api-key": "a"})
     assert again is not None
     refused(ring, again)  # what it uses is not forgotten
-    assert (ring.turn(again), ring.turn(bob)) == (1, 2)
+    assert (ring.fairness_number(again), ring.fairness_number(bob)) == (1, 2)
     for broken in ("", "c requests=x\n"):
         change(broken)
         assert ring.find({"x-api-key": "b"}) is bob
@@ -200,7 +200,7 @@ def test_tokens_are_counted(
 def test_a_file_seen_twice_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("a\n")
     clock = Clock()
-    ring = KeyRing((), file, clock=clock)
+    ring = ApiKeyStore((), file, clock=clock)
     looks: list[object] = []
     stat = os.stat
 

@@ -54,7 +54,7 @@ class Scribe:
         output.answer.push(next(ids, None))
         while not output.stream.is_streamed and not output.answer.done:
             output.answer.push(next(ids, None))
-        output.stream.wakeup.ring()
+        output.stream.wakeup.notify()
         if not output.answer.done:
             output.stream.loop.call_soon(self._write, output, ids)
 

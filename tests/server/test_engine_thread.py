@@ -14,7 +14,7 @@ import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
 from tests.server.test_streams import soon
-from treadle.api.engine_plans import EnginePlan, telling_plans, text_plans
+from treadle.api.engine_plans import EnginePlan, probe_plans, text_plans
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.scheduler.request import Request
@@ -381,7 +381,7 @@ def test_all_plans_are_compiled_together(
         service.close()
     own = threading.current_thread().name
     assert [entry for entry in begun if entry[0] == own] == [
-        (own, plan.key.n_tokens, False) for plan in telling_plans(model)
+        (own, plan.key.n_tokens, False) for plan in probe_plans(model)
     ]
     assert [entry[1:] for entry in begun if entry[0] != own] == [
         (plan.key.n_tokens, idle and i > 0) for i, plan in enumerate(text_plans(model))

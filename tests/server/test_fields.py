@@ -14,7 +14,12 @@ from treadle.sampling import Sampling
 from treadle.server.http import body_fields
 from treadle.server.http.api_errors import ApiError, named
 from treadle.server.requests import generation_request
-from treadle.server.requests.generation_request import SAMPLERS, check_text, read_asked, read_prompt
+from treadle.server.requests.generation_request import (
+    SAMPLERS,
+    check_text,
+    read_generation,
+    read_prompt,
+)
 
 
 def test_every_setting_of_sampling_has_a_field() -> None:
@@ -88,7 +93,7 @@ OWN = {"response_format": {"type": "json_schema", "json_schema": OWN_INNER}}
 
 
 def read(model: treadle.Model, body: dict[str, Any]) -> generation_request.GenerationRequest:
-    return read_asked(body, model, Sampling(temperature=0.5))
+    return read_generation(body, model, Sampling(temperature=0.5))
 
 
 def test_what_is_asked(model: treadle.Model) -> None:

@@ -34,7 +34,7 @@ def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
         return all(output.progress() in (None, output.last_progress) for output in outputs)
 
     def wait(*given: Any) -> Any:
-        service.engine._ring()  # else it would be while the step runs
+        service.engine._wake_streams()  # else it would be while the step runs
         until(told)
         return step(*given)
 
@@ -142,7 +142,7 @@ def test_places_in_the_queue_go_down(
     def watch(*args: Any, **settings: Any) -> Any:
         found = step(*args, **settings)
         waiting = service.engine.scheduler.queue.waiting
-        places.extend(request.place for request in waiting)
+        places.extend(request.queue_position for request in waiting)
         return found
 
     monkeypatch.setattr(service.engine.scheduler, "step", watch)

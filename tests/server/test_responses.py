@@ -198,7 +198,7 @@ def test_a_stream_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> int:
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr(StreamPiece, "said", fails)
+    monkeypatch.setattr(StreamPiece, "parsed_parts", fails)
     with talking(service, raise_server_exceptions=False) as client:
         answer = client.post(PATH, json={"input": "hi", "stream": True, **GREEDY})
     events = named(answer.text)

@@ -67,7 +67,7 @@ def test_a_text_is_saved_erased_and_restored(
 
     assert act(client, 2, "erase").json() == {"id_slot": 2, "n_erased": n}
     assert act(client, 2, "save", "none.bin").status_code == 400  # it is empty
-    assert model.engine.cache.known(model.tokenize(PROMPT)) == 0
+    assert model.engine.cache.n_cached_tokens(model.tokenize(PROMPT)) == 0
     assert write(client, id_slot=1)["tokens_cached"] == 0
     act(client, 1, "erase")
 
@@ -109,9 +109,9 @@ def test_what_other_texts_go_on_from_is_not_erased(
     write(client, id_slot=0)
     write(client, id_slot=1, prompt=PROMPT + PROMPT)
     act(client, 0, "erase")
-    assert model.engine.cache.known(model.tokenize(PROMPT + PROMPT)) > 0
+    assert model.engine.cache.n_cached_tokens(model.tokenize(PROMPT + PROMPT)) > 0
     act(client, 1, "erase")
-    assert model.engine.cache.known(model.tokenize(PROMPT + PROMPT)) == 0
+    assert model.engine.cache.n_cached_tokens(model.tokenize(PROMPT + PROMPT)) == 0
 
 
 @pytest.mark.parametrize(

@@ -387,11 +387,11 @@ def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
 def test_a_bell_keeps_a_ring_that_nobody_waits_for() -> None:
     async def listen() -> AsyncIterator[bool]:
         bell = Wakeup(asyncio.get_running_loop())
-        bell.ring()
-        bell.ring()
+        bell.notify()
+        bell.notify()
         yield await bell.wait(60)
         yield await bell.wait(0.001)
-        asyncio.get_running_loop().call_soon(bell.ring)
+        asyncio.get_running_loop().call_soon(bell.notify)
         yield await bell.wait(60)
 
     async def collect() -> list[bool]:

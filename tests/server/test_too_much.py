@@ -19,7 +19,7 @@ from treadle.server.http.api_errors import ApiError
 from treadle.server.http.http_io import Bodies, encode, encode_large, is_large, parse_any
 from treadle.server.protocols.openai import completions
 from treadle.server.requests import http_responses
-from treadle.server.requests.generation_request import read_asked
+from treadle.server.requests.generation_request import read_generation
 from treadle.server.requests.service import Service
 
 HI = [{"role": "user", "content": "hi"}]
@@ -131,7 +131,7 @@ def test_texts_that_are_no_prompt_are_not_tokenized_either(
 ) -> None:
     long = "x " * (512 * model.n_ctx)
     with pytest.raises(ApiError, match="at least"):
-        read_asked({"logit_bias": [[long, 1]]}, model, model.sampling)
+        read_generation({"logit_bias": [[long, 1]]}, model, model.sampling)
     tool = {"type": "function", "function": {"name": "f", "description": long}}
     error = post(client, "/v1/chat/completions", 400, messages=HI, tools=[tool])["error"]
     assert "at least" in error["message"]

@@ -22,7 +22,7 @@ from treadle.mcp.session import ToolOutput
 from treadle.server.http.api_errors import GoneError
 from treadle.server.requests.generation_request import GenerationRequest
 from treadle.server.requests.service import Service
-from treadle.server.requests.tool_turns import ToolTurns
+from treadle.server.requests.tool_turns import ToolCallLoop
 
 CHAT = "/v1/chat/completions"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -184,16 +184,16 @@ def test_a_request_that_is_given_up_before_its_first_answer_began() -> None:
     """As by a server that stops while pictures of the prompt are fetched."""
     told: list[BaseException] = []
     why = GoneError()
-    stream = SimpleNamespace(is_streamed=False, ids=set(), give_up=told.append)
+    stream = SimpleNamespace(is_streamed=False, ids=set(), abort=told.append)
 
     async def begin(*args: Any, **settings: Any) -> Any:
-        turns.give_up(why)
+        turns.abort(why)
         return stream
 
     service: Any = SimpleNamespace(tool_turns=set(), begin=begin)
     servers: Any = SimpleNamespace(toolbox=SimpleNamespace(bounds=ToolBounds()))
     unread: Any = None
-    turns = ToolTurns(unread, service, unread, servers)
+    turns = ToolCallLoop(unread, service, unread, servers)
     asyncio.run(turns.begin({}))
     assert told == [why]
 

@@ -311,7 +311,7 @@ def test_texts_go_on_between_the_runs_of_a_long_one(
         n = 3 * model.engine.max_tokens + 5
         alone = post(client, "/embedding", content=[5] * n, **pooling)
         model.engine.cache.forget()
-        before = model.engine.cache.room()
+        before = model.engine.cache.available_pages()
         answers: list[Any] = []
 
         def ask() -> None:
@@ -330,12 +330,12 @@ def test_texts_go_on_between_the_runs_of_a_long_one(
         kinds = [kind == "logits" for kind in ran]
         assert kinds == [False, True, False, False, False]
         model.engine.cache.forget()  # what the text has left
-        assert model.engine.cache.room() == before
+        assert model.engine.cache.available_pages() == before
 
 
 def test_who_leaves_costs_one_run_at_most(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(write(), context=4096) as (model, service, _):
-        before, gone = model.engine.cache.room(), threading.Event()
+        before, gone = model.engine.cache.available_pages(), threading.Event()
         ran = watch(model, monkeypatch, lambda: gone.wait(60))
 
         async def leave() -> None:
@@ -349,7 +349,7 @@ def test_who_leaves_costs_one_run_at_most(write: Write, monkeypatch: pytest.Monk
             gone.set()
 
         asyncio.run(leave())
-        until(lambda: not service.engine._jobs and model.engine.cache.room() == before)
+        until(lambda: not service.engine._jobs and model.engine.cache.available_pages() == before)
         assert ran == ["embedding"]
 
 

@@ -166,8 +166,8 @@ def test_drafts_are_those_of_transformers(
             owner = Owner(engine.cache.sequence())
             part = BatchItem(owner.seq, ids[:-1], 1, (LogitsQuery(first=True),))
             engine.sample([part], drafter.observer)
-            assert drafter.knows(owner, ids)
-            assert not drafter.knows(owner, [*ids, 3])  # the model has not run its last but one
+            assert drafter.can_draft(owner, ids)
+            assert not drafter.can_draft(owner, [*ids, 3])  # the model has not run its last but one
             engine.sample([part._replace(ids=[9])], drafter.observer)  # wrong, and taken back
             engine.truncate(owner.seq, len(ids) - 1)
             wanted[owner] = ids, 3
@@ -176,8 +176,8 @@ def test_drafts_are_those_of_transformers(
             engine.truncate(owner.seq, max(len(ids) - 2, 0))
             part = BatchItem(owner.seq, ids[len(owner.seq) : -1], 1, (LogitsQuery(first=True),))
             engine.sample([part], drafter.observer)
-            assert drafter.knows(owner, ids)
-        made = drafter.write(wanted)
+            assert drafter.can_draft(owner, ids)
+        made = drafter.draft_ids(wanted)
         for sizes in ((1, 1), (4, 4), (512, 128)):
             drafter.engine.plan(*sizes, "ahead").check()
         allowed = 2 * rounding(model.config)
@@ -225,8 +225,8 @@ def test_an_output_in_clusters(
             owner = Owner(model.engine.cache.sequence())
             part = BatchItem(owner.seq, ids[:-1], 1, (LogitsQuery(first=True),))
             model.engine.sample([part], drafter.observer)
-            assert drafter.knows(owner, ids)
-            assert drafter.write({owner: (ids, 4)})[owner] == drafted
+            assert drafter.can_draft(owner, ids)
+            assert drafter.draft_ids({owner: (ids, 4)})[owner] == drafted
             for sizes in ((1, 1), (4, 4), (512, 128)):
                 drafter.engine.plan(*sizes, "ahead").check()
             for (found, tokens), row in zip(kept, exact, strict=True):
@@ -284,7 +284,7 @@ def test_the_self_test_checks_its_kernels(saved: Saved) -> None:
         model_check.check_kernels(model, report)
         own = drafter_of(model).engine
         assert not len(own.cache.sequence())
-        assert all(not pool.promised for pool in model.engine.cache.pools)
+        assert all(not pool.reserved for pool in model.engine.cache.pools)
     assert report.passed
     labels = {kernel.label for kernel in report.kernels}
     assert {"nextn.pre_projection", "nextn.post_projection"} <= labels

@@ -1,5 +1,5 @@
-"""DFlash and DSpark: what they draft is what plain numpy makes of the model's states in float64;
-texts are those without them.
+"""DFlash 1 and 2 and DSpark: what they draft is what plain numpy makes of the model's states in
+float64; texts are those without them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.reference import Layer, fed, log_softmax, normed, rms_norm, rope, tensor_of
+from tests.reference import Layer, fed, gated, log_softmax, normed, rms_norm, rope, tensor_of
 from tests.spec_decode import tiny_drafters as tiny
 from tests.spec_decode.tiny_drafters import HOW, N_EMBD, Owner, ids_of, load
 from tests.tiny import rounding
@@ -21,8 +21,16 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import TARGET_LAYERS, tokens_of
-from treadle.models.drafters.dflash import ANCHORED, BLOCK, MASK
+from treadle.models.drafters.dflash import (
+    ANCHORED,
+    BLOCK,
+    CONV_GROUP,
+    CONV_TAPS,
+    MASK,
+    SELECTOR_RANK,
+    SELECTOR_TOP,
+)
+from treadle.models.drafters.target import TARGET_LAYERS, tokens_of
 from treadle.selftest import model_check
 from treadle.spec_decode.dflash import BlockDrafter
 
@@ -35,12 +43,24 @@ GEMMA = {
     "attention.value_scale": 0.5,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+CHOSEN = {
+    **{CONV_TAPS: 3, CONV_GROUP: 8, SELECTOR_RANK: 16, SELECTOR_TOP: 8},
+    "logit_scale": 0.5,
+    "final_logit_softcapping": 4.0,
+}
 NORMS = ("post_attention_norm.weight", "post_ffw_norm.weight", "layer_output_scale.weight")
 VARIANTS: dict[str, dict[str, Any]] = {
     "dflash": {"keys": KEYS | WINDOWS},
     "own": {"keys": KEYS, "own": ("output.weight", "token_embd.weight"), "n_draft": 100},
     "dspark": {"keys": KEYS | GEMMA, "n_markov": 32, "own": NORMS, "alone": True},
     "bonus": {"keys": KEYS | {ANCHORED: False}, "n_markov": 32},
+    "dflash2": {"keys": KEYS | WINDOWS | CHOSEN, "n_selector": 16},
+    "dflash2 own": {
+        "keys": KEYS | CHOSEN | {CONV_TAPS: 2, CONV_GROUP: 16},
+        "n_selector": 16,
+        "own": ("output.weight", "token_embd.weight"),
+        "n_draft": 100,
+    },
     "causal": {"keys": KEYS | {"attention.causal": True}},
 }
 
@@ -78,8 +98,21 @@ def drafter_of(model: treadle.Model) -> BlockDrafter:
     return made
 
 
+def convolved(maps: Layer, stem: str, x: np.ndarray, delta: np.ndarray, side: int) -> np.ndarray:
+    """One of a sublayer's convolutions within a block."""
+    taps = maps.at.block_taps
+    if taps is None:
+        return x
+    base = maps.tensor(f"blk.{maps.i}.{stem}_conv_base")[side]
+    delta = delta.reshape(len(x), 2, taps.n, -1)[:, side]
+    weights = base + np.repeat(delta, taps.group, 2)
+    before = np.concatenate([np.zeros((taps.n - 1, x.shape[1])), x])
+    shifted = [before[taps.n - 1 - j :][: len(x)] for j in range(taps.n)]
+    return np.asarray(np.einsum("tjd,jtd->td", weights, np.array(shifted)))
+
+
 def twin(config: Config, tensor: Any, features: np.ndarray, block: list[int]) -> np.ndarray:
-    """Logits of a block behind the tokens of ``features``, in float64, without a bias by tokens."""
+    """The last normed states of a block behind the tokens of ``features``, in float64."""
     h = rms_norm(features @ tensor("fc.weight").T, tensor("enc.output_norm.weight"), 1e-5)
     x = tensor("token_embd.weight")[block] * config.embd_scale
     n = len(h)
@@ -87,6 +120,8 @@ def twin(config: Config, tensor: Any, features: np.ndarray, block: list[int]) ->
     for i, at in enumerate(config.layers):
         maps = Layer(config, i, tensor)
         own = maps.norm(x, "attn_norm")
+        delta = maps.linear(own, "attn_conv_proj") if at.block_taps else own
+        own = convolved(maps, "attn", own, delta, 0)
 
         def heads(rows: np.ndarray, stem: str, maps: Layer = maps) -> np.ndarray:
             weight = maps.tensor(f"blk.{maps.i}.attn_{stem}.weight")
@@ -110,11 +145,36 @@ def twin(config: Config, tensor: Any, features: np.ndarray, block: list[int]) ->
         score = np.einsum("qhd,khd->hqk", q, k) * config.attn_scale
         weight = np.exp(log_softmax(np.where(seen, score, -np.inf)))
         y = np.einsum("hqk,khd->qhd", weight, v).reshape(len(x), -1) * config.value_scale
-        y = y @ tensor(f"blk.{i}.attn_output.weight").T
-        x = fed(config, i, x + maps.norm(y, "post_attention_norm"), tensor)
+        y = convolved(maps, "attn", y @ tensor(f"blk.{i}.attn_output.weight").T, delta, 1)
+        x = x + maps.norm(y, "post_attention_norm")
+        if at.block_taps:
+            inner = maps.norm(x, "ffn_norm")
+            delta = maps.linear(inner, "ffn_conv_proj")
+            inner = gated(maps, convolved(maps, "ffn", inner, delta, 0))
+            x = x + convolved(maps, "ffn", inner, delta, 1)
+        else:
+            x = fed(config, i, x, tensor)
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
-    return np.asarray(normed(x, tensor("output_norm.weight"), config) @ tensor("output.weight").T)
+    return np.asarray(normed(x, tensor("output_norm.weight"), config))
+
+
+def logits_of(config: Config, tensor: Any, h: np.ndarray) -> np.ndarray:
+    """The logits of normed states, without a bias by tokens."""
+    logits = h @ tensor("output.weight").T * config.logit_scale
+    cap = config.logit_softcap
+    return np.asarray(cap * np.tanh(logits / cap) if cap else logits)
+
+
+def chosen(tensor: Any, n: int, h: np.ndarray, logits: np.ndarray, tokens: Any, last: int) -> int:
+    """The selector's choice among the ``n`` largest logits of a place whose normed states are
+    ``h``, behind the token ``last``: an index of a row.
+    """
+    best = np.argsort(-logits, kind="stable")[:n]
+    place = tensor("selector_hidden.weight") @ h
+    behind = tensor("selector_successor.weight")[best if tokens is None else tokens[best]]
+    scores = logits[best] + behind @ (place * tensor("selector_predecessor.weight")[last])
+    return int(best[scores.argmax()])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -132,16 +192,21 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
         features = []
         for ids in texts:
             owner = Owner(engine.cache.sequence())
-            assert not own.knows(owner, ids)
+            assert not own.can_draft(owner, ids)
             engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
             features.append(own._states[owner.seq].rows.astype(np.float64))
-            while not own.knows(owner, ids):
-                own.read(owner, ids, 1e9)
+            while not own.can_draft(owner, ids):
+                own.prefill_chunk(owner, ids, 1e9)
             wanted[owner] = ids, 5
-        drafted = own.write(wanted)
-        assert own.write(wanted) == drafted
+        drafted = own.draft_ids(wanted)
+        assert own.draft_ids(wanted) == drafted
         for sizes in ((1, 1), (4, 4), (16, 16)):
-            for output in ("logits", "keys", *(["markov"] if traits.n_markov else ())):
+            more = [
+                word
+                for word, n in (("markov", traits.n_markov), ("choosing", traits.n_selector))
+                if n
+            ]
+            for output in ("logits", "keys", *more):
                 made.plan(*sizes, output).check()
         tensor = tensor_of(made.gguf)
         tokens = tokens_of(made.gguf, config.n_vocab)
@@ -149,14 +214,19 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
             exact = tiny.states_before(model, ids[:-1], traits.layers)
             assert np.abs(rows - exact).max() <= rounding(model.config) * np.abs(exact).max()
             block = [ids[-1], *[traits.mask] * (n - traits.anchored)]
-            logits = twin(config, tensor, rows, block)[-n:]
+            h = twin(config, tensor, rows, block)[-n:]
+            logits = logits_of(config, tensor, h)
             found = []
             token = ids[-1]
             for i in range(n):
                 if traits.n_markov:
                     bias = tensor("markov_w1.weight")[token] @ tensor("markov_w2.weight").T
                     logits[i] += bias
-                token = int(logits[i].argmax())
+                if traits.n_selector:
+                    given = (h[i], logits[i], tokens, token)
+                    token = chosen(tensor, traits.n_candidates, *given)
+                else:
+                    token = int(logits[i].argmax())
                 token = token if tokens is None else int(tokens[token])
                 found.append(token)
             assert drafted[owner] == found
@@ -168,12 +238,12 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
                 got = np.array([row.logits() for row in made.sample([part])])
                 allowed = 2 * rounding(config) * np.abs(logits).max()
                 assert np.abs(got - logits).max() <= allowed
-                own._take_back(own._texts[owner])
+                own._drop_block(own._texts[owner])
             owner.seq.close()
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", ["dflash", "dspark"])
+@pytest.mark.parametrize("name", ["dflash", "dspark", "dflash2"])
 def test_the_text_is_that_without_it(
     name: str, how: dict[str, Any], files: dict[str, Path]
 ) -> None:
@@ -192,7 +262,15 @@ def test_one_that_is_right_is_believed(files: dict[str, Path]) -> None:
         ({"keys": KEYS | {TARGET_LAYERS: [1, 9]}}, r"layers \[1, 9\], the model has 6"),
         ({"keys": KEYS, "wrong": {TARGET_LAYERS: "all"}}, "target_layers: is 'all'"),
         ({"keys": KEYS, "n_embd": 128}, "reads states of 128 values, the model has 64"),
-        ({"keys": KEYS, "wrong": {"selector_top_k": 4}}, r"selector .*DFlash 2.* not supported"),
+        ({"keys": KEYS, "wrong": {SELECTOR_TOP: 4}}, "selector_predecessor.weight: .* is missing"),
+        ({"keys": KEYS | CHOSEN, "n_selector": 16, "wrong": {SELECTOR_RANK: 8}}, "selector_prede"),
+        ({"keys": KEYS | CHOSEN, "n_selector": 16, "wrong": {SELECTOR_TOP: 65}}, "is 65"),
+        ({"keys": KEYS | CHOSEN, "n_selector": 16, "wrong": {CONV_GROUP: 24}}, "divisor of 64"),
+        ({"keys": KEYS | CHOSEN, "n_selector": 16, "wrong": {CONV_TAPS: 2}}, "attn_conv_base"),
+        (
+            {"keys": KEYS, "n_markov": 8, "wrong": {SELECTOR_TOP: 8}},
+            "selector beside a Markov head is not supported",
+        ),
         ({"keys": KEYS, "wrong": {BLOCK: 1}}, "block_size: is 1"),
         ({"keys": KEYS, "wrong": {"hidden_activation": "relu"}}, "'relu': treadle supports gelu"),
     ],
@@ -214,11 +292,11 @@ def test_states_of_many_texts(files: dict[str, Path]) -> None:
         for ids in texts:
             owner = Owner(model.engine.cache.sequence())
             model.engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
-            while not own.knows(owner, ids):
-                own.read(owner, ids, 1e9)
-            own._take_back(own._texts[owner])
+            while not own.can_draft(owner, ids):
+                own.prefill_chunk(owner, ids, 1e9)
+            own._drop_block(own._texts[owner])
             wanted[owner] = ids, 3
-        drafted = own.write(wanted)
+        drafted = own.draft_ids(wanted)
         assert all(len(found) == 3 for found in drafted.values())
         for owner, (ids, _) in wanted.items():  # the states again, and read in parts
             model.engine.truncate(owner.seq, 0)
@@ -226,7 +304,7 @@ def test_states_of_many_texts(files: dict[str, Path]) -> None:
             own.engine.cache.truncate(own._texts[owner].seq, 0)
             own._texts[owner].n = own._texts[owner].start = 0
         own.engine.max_tokens = 32
-        assert own.write(wanted) == drafted
+        assert own.draft_ids(wanted) == drafted
         for owner in wanted:
             owner.seq.close()
 
@@ -243,8 +321,9 @@ def test_a_drafter_is_no_model(files: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_the_self_test_checks_its_kernels(files: dict[str, Path]) -> None:
-    with load(files["model"], files["dspark"], n_sequences=4, context=1100) as model:
+@pytest.mark.parametrize("name", ["dspark", "dflash2"])
+def test_the_self_test_checks_its_kernels(name: str, files: dict[str, Path]) -> None:
+    with load(files["model"], files[name], n_sequences=4, context=1100) as model:
         report = model_check.CheckReport({}, {}, quick=True)
         model_check.check_kernels(model, report)
     assert report.passed

@@ -24,7 +24,7 @@ from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.attention.records import PAGE
-from treadle.spec_decode.draft_model import LEAST, Drafter, check_vocabularies
+from treadle.spec_decode.draft_model import MIN_CHUNK, Drafter, check_vocabularies
 from treadle.spec_decode.ngram import DraftController
 
 
@@ -96,7 +96,7 @@ def test_texts_are_those_without_drafts(data: st.DataObject, window: int, n_ctx:
         assert request.ids == alone(world, prompt, len(request.answer.ids))
     drafter = world.scheduler.drafting.drafter
     assert drafter is not None
-    drafter.keep(())
+    drafter.keep_only(())
     check_draft_pages(world)
 
 
@@ -142,7 +142,7 @@ def test_a_long_prompt_is_read_from_nearer_its_end() -> None:
     assert drafter is not None
     engine: Any = drafter.engine
     assert engine.runs
-    assert LEAST <= sum(len(ids) for run in engine.runs for ids, _ in run) < 1000
+    assert MIN_CHUNK <= sum(len(ids) for run in engine.runs for ids, _ in run) < 1000
     assert all(at + len(ids) < 1000 for run in engine.runs for ids, at in run)
 
 
@@ -180,7 +180,7 @@ def test_a_second_model_that_fails_is_left_out() -> None:
 class Always(DraftController):
     """Drafts whatever they cost: the clock decides nothing."""
 
-    left = 1e9
+    loss_left_s = 1e9
 
     def allows(self, *_: Any) -> bool:
         return True
@@ -298,7 +298,7 @@ def test_closing_while_it_writes(tiny: WriteTiny) -> None:
     model.stepper.scheduler.drafting.controller = Always()
     drafter = model.stepper.scheduler.drafting.drafter
     assert drafter is not None
-    usual, closer = drafter.write, threading.Thread(target=model.close)
+    usual, closer = drafter.draft_ids, threading.Thread(target=model.close)
 
     def write(wanted: Any) -> Any:
         if wanted and not closer.is_alive():
@@ -307,7 +307,7 @@ def test_closing_while_it_writes(tiny: WriteTiny) -> None:
             assert closer.is_alive()
         return usual(wanted)
 
-    drafter.write = write  # type: ignore[method-assign]
+    drafter.draft_ids = write  # type: ignore[method-assign]
     with pytest.raises(TreadleError, match="the model is closed"):
         model.generate([5, 6, 7] * 9, max_tokens=200, temperature=0, ignore_eos=True).finish()
     closer.join()

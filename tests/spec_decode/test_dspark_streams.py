@@ -19,12 +19,12 @@ from tests.spec_decode.tiny_drafters import HOW, N_EMBD, Owner, ids_of, load
 from tests.tiny import COMPRESSED, rounding
 from treadle.engine.batch import BatchItem
 from treadle.errors import TreadleError
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.archs import WITH_KEY
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import TARGET_LAYERS
 from treadle.models.drafters.dflash import BLOCK, MASK
+from treadle.models.drafters.target import TARGET_LAYERS
 from treadle.selftest import model_check
 
 ROW = WITH_KEY["dflash"][1]
@@ -54,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model and its drafter; and a model with a drafter that is always right."""
     root = tmp_path_factory.mktemp("dspark")
     model = tiny.target(root / "model.gguf", "deepseek4")
-    made = {"model": model, "sure model": _adds_nothing(model, root / "sure.gguf")}
+    made = {"model": model, "sure model": tiny.adds_nothing(model, root / "sure.gguf")}
     made["drafter"] = tiny.write_drafter(root / "drafter.gguf", "dflash", KEYS, **SIZES)
 
     def right(tensors: dict[str, np.ndarray]) -> None:
@@ -71,22 +71,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     given = SIZES | {"n_markov": N_EMBD, "change": right}
     made["sure"] = tiny.write_drafter(root / "right.gguf", "dflash", KEYS, **given)
     return made
-
-
-def _adds_nothing(path: Path, to: Path) -> Path:
-    """The model with layers that add nothing."""
-    with open_gguf(path) as file:
-        writer = GGUFWriter(to)
-        for key, value in file.metadata.items():
-            given = value if isinstance(value, (str, int, float)) else list(value)
-            writer.add(key, given, file.types.get(key))
-        for name, tensor in file.tensors.items():
-            data = tensor.data.copy()
-            if "attn_output_b" in name or "ffn_down" in name:
-                data[:] = 0
-            writer.add_tensor(name, tensor.shape, tensor.ggml_type, data)
-        writer.write()
-    return to
 
 
 def twin(config: Config, tensor: Any, features: np.ndarray, block: list[int]) -> np.ndarray:
@@ -157,11 +141,11 @@ def test_drafts_against_float64(files: dict[str, Path]) -> None:
             owner = Owner(engine.cache.sequence())
             engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
             features.append(own._states[owner.seq].rows.astype(np.float64))
-            while not own.knows(owner, ids):
-                own.read(owner, ids, 1e9)
+            while not own.can_draft(owner, ids):
+                own.prefill_chunk(owner, ids, 1e9)
             wanted[owner] = ids, 5
-        drafted = own.write(wanted)
-        assert own.write(wanted) == drafted
+        drafted = own.draft_ids(wanted)
+        assert own.draft_ids(wanted) == drafted
         for sizes in ((1, 1), (4, 4), (16, 16)):
             for output in ("logits", "keys", "markov"):
                 made.plan(*sizes, output).check()
@@ -179,7 +163,7 @@ def test_drafts_against_float64(files: dict[str, Path]) -> None:
                 [row.logits() for row in made.sample([BatchItem(seq, block, n, (FIRST,))])]
             )
             assert np.abs(got - logits).max() <= 2 * rounding(config) * np.abs(logits).max()
-            own._take_back(own._texts[owner])
+            own._drop_block(own._texts[owner])
             found = []
             token = ids[-1]
             for i in range(n):

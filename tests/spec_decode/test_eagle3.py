@@ -21,8 +21,8 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.config import Config
-from treadle.models.drafters.beside_model import D2T, tokens_of
 from treadle.models.drafters.eagle3 import N_TARGET
+from treadle.models.drafters.target import D2T, tokens_of
 from treadle.models.load import load_config
 from treadle.selftest import model_check
 from treadle.spec_decode.eagle3 import Eagle3Drafter
@@ -120,7 +120,7 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
         engine.truncate(owner.seq, len(ids) - 2)
         engine.sample([BatchItem(owner.seq, [9], 1, (FIRST,))], own.observer)  # wrong
         engine.truncate(owner.seq, len(ids) - 2)
-        assert not own.knows(owner, ids)
+        assert not own.can_draft(owner, ids)
         engine.sample([BatchItem(owner.seq, ids[-2:-1], 1, (FIRST,))], own.observer)
         made = own.engine.config
         assert made.draft is not None
@@ -128,10 +128,10 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
         exact = tiny.states_before(model, ids[:-1], made.draft.layers)
         assert np.abs(features - exact).max() <= rounding(model.config) * np.abs(exact).max()
 
-        assert not own.knows(owner, ids)
-        own.read(owner, ids, 1e9)
-        assert own.knows(owner, ids)
-        drafted = own.write({owner: (ids, 4)})[owner]
+        assert not own.can_draft(owner, ids)
+        own.prefill_chunk(owner, ids, 1e9)
+        assert own.can_draft(owner, ids)
+        drafted = own.draft_ids({owner: (ids, 4)})[owner]
         tensor = tensor_of(own.engine.gguf)
         tokens = tokens_of(own.engine.gguf, N_VOCAB)
 
@@ -143,13 +143,13 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
         best = exact[-4:].argmax(1)
         assert drafted == [int(x) if tokens is None else int(tokens[x]) for x in best]
         seq = own.engine.cache.sequence()
-        own.own_observer.give(features[: len(ids) - 1].astype(np.float32), own=False)
+        own.own_observer.set_inputs(features[: len(ids) - 1].astype(np.float32), own=False)
         found = []
         for part in ([*ids[1:]], *([token] for token in drafted[:3])):
             item = BatchItem(seq, part, len(part), (FIRST,))
             rows = own.engine.sample([item], own.own_observer)
             found += [row.logits().copy() for row in rows]
-            own.own_observer.give(own.own_observer.rows[-1:], own=True)
+            own.own_observer.set_inputs(own.own_observer.rows[-1:], own=True)
         allowed = 2 * rounding(made) * np.abs(exact).max()
         assert np.abs(np.array(found) - exact).max() <= allowed
         seq.close()

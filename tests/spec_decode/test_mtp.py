@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.lowered import lowered
 from tests.reference import fed, normed, tensor_of
 from tests.reference import mixed as attended
 from tests.reference_compressed import blended, mix_of
@@ -31,7 +32,7 @@ from treadle.quantize.imatrix.matrix import missing
 from treadle.quantize.mixes import WANTS_IMATRIX
 from treadle.quantize.plan import find_mix, make_recipe, parse_rule
 from treadle.quantize.write import write
-from treadle.spec_decode.mtp import KEPT, HiddenStates, NextnDrafter
+from treadle.spec_decode.mtp import MAX_STATES, HiddenStates, NextnDrafter
 
 LAYERS = 3  # of the model; the one behind them predicts
 STEM = f"blk.{LAYERS}.nextn."
@@ -131,9 +132,30 @@ def drafter_of(model: treadle.Model) -> NextnDrafter:
 
 def test_the_layer_against_float64(path: Path) -> None:
     """The model's states, and the layer's logits of them; ``tests/reference.py`` has each alone."""
+    check_layer(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_embd", [128, 64])
+def test_the_projection_of_streams(n_embd: int, tmp_path: Path) -> None:
+    """By plans of all sizes, which read its matrix once; with streams that are in place, and with
+    narrow ones that are copied.
+    """
+    path = write_nextn(tmp_path / "v4.gguf", "deepseek4", n_embd=n_embd)
+    for deterministic in (False, True):
+        check_layer(path, (1, 2, 4, 8), deterministic=deterministic)
+    with load(path) as model:
+        engine = drafter_of(model).engine
+        for n in (1, 2, 4, engine.max_tokens):
+            products = lowered(engine, n, 1, "ahead").match("nextn*eh_proj")
+            assert [step.n_bytes for step in products] == [4 * 2 * n_embd**2]
+
+
+def check_layer(path: Path, cuts: tuple[int, ...] = (), **settings: Any) -> None:
+    """Its logits in one go, and in chunks of some lengths."""
     ids = ids_of(20)
     n = 19
-    with load(path, kv="f32") as model:
+    with load(path, kv="f32", **settings) as model:
         own = drafter_of(model)
         engine = model.engine
         with closing(engine.cache.sequence()) as seq:
@@ -148,7 +170,17 @@ def test_the_layer_against_float64(path: Path) -> None:
         own.own_observer.given = states[:n]
         with closing(made.cache.sequence()) as seq:
             rows = made.sample([BatchItem(seq, ids[1:], n)], own.own_observer)
-            found = np.array([row.logits() for row in rows])
+            found = {n: np.array([row.logits() for row in rows])}
+        for cut in cuts:
+            made.cache.forget()
+            chunks = []
+            with closing(made.cache.sequence()) as seq:
+                for at in range(0, n, cut):
+                    some = ids[1 + at : 1 + min(n, at + cut)]
+                    own.own_observer.given = states[at : at + len(some)]
+                    rows = made.sample([BatchItem(seq, some, len(some))], own.own_observer)
+                    chunks += [row.logits() for row in rows]
+            found[cut] = np.array(chunks)
         made.plan(1, 1, "ahead").check()
         engine.plan(1, 1, "ahead").check()
 
@@ -166,7 +198,9 @@ def test_the_layer_against_float64(path: Path) -> None:
             x = fed(config, 0, attended(config, 0, x[:, 0], tensor, kept={}), tensor)
             x = normed(x, tensor("output_norm.weight"), config)
         exact = x @ tensor("output.weight").T
-        assert np.abs(found - exact).max() <= 2 * rounding(config) * np.abs(exact).max()
+        allowed = 2 * rounding(config) * np.abs(exact).max()
+        for cut, logits in found.items():
+            assert np.abs(logits - exact).max() <= allowed, cut
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -290,14 +324,14 @@ def test_states_of_a_text() -> None:
         [1, 2, 7, 8],
         [10, 11, 112, 113],
     )
-    kept.settle([0] * 10 + [1, 2, 7, 9])
+    kept.drop_rejected([0] * 10 + [1, 2, 7, 9])
     assert (kept.end, kept.rows[:, 0].tolist()) == (13, [10, 11, 112])
     kept.drop(12)
     assert (kept.start, kept.ids, len(kept.rows)) == (12, [7], 1)
     kept.put(20, [5], rows[20:21])  # others were run unseen
     assert (kept.start, kept.ids) == (20, [5])
     kept.put(21, list(range(600)), rows[21:621])
-    assert (kept.end, len(kept.ids), len(kept.rows)) == (621, KEPT, KEPT)
+    assert (kept.end, len(kept.ids), len(kept.rows)) == (621, MAX_STATES, MAX_STATES)
     kept.put(3, [4], rows[3:4])  # another text in its place
     assert (kept.start, kept.ids) == (3, [4])
 

@@ -26,8 +26,8 @@ from treadle.scheduler.scheduler import Scheduler
 from treadle.spec_decode.ngram import (
     LOSS,
     MOST,
-    OLD,
     RECENT,
+    STALE_STEPS,
     WIDTH,
     AcceptanceTracker,
     Draft,
@@ -201,29 +201,29 @@ def test_lookup() -> None:
 def test_a_track_learns_from_guesses_that_were_never_run() -> None:
     track = AcceptanceTracker()
     text = [1, 2, 3]
-    track.guessed(3, [4, 5, 6])
-    track.guessed(3, [9, 9])  # the first is followed
-    assert [track.settle(text + more) for more in ([], [4], [4, 5], [4, 5, 6, 7])] == [
+    track.note_guess(3, [4, 5, 6])
+    track.note_guess(3, [9, 9])  # the first is followed
+    assert [track.compare_guess(text + more) for more in ([], [4], [4, 5], [4, 5, 6, 7])] == [
         None,
         None,
         None,
         1.0,
     ]
-    assert (track.odds, track.length) == (1.0, MOST)
-    track.guessed(3, [4, 8, 6])
-    assert track.settle([*text, 4, 5]) == 0.5
-    assert track.odds is not None
-    assert 0.5 < track.odds < 1
+    assert (track.acceptance, track.length) == (1.0, MOST)
+    track.note_guess(3, [4, 8, 6])
+    assert track.compare_guess([*text, 4, 5]) == 0.5
+    assert track.acceptance is not None
+    assert 0.5 < track.acceptance < 1
     for _ in range(9):
-        track.guessed(3, [0])
-        assert track.settle([*text, 4]) == 0.0
-    assert (track.odds < 0.1, track.length) == (True, 1)
-    assert track.settle([*text, 4]) is None  # nothing is open
+        track.note_guess(3, [0])
+        assert track.compare_guess([*text, 4]) == 0.0
+    assert (track.acceptance < 0.1, track.length) == (True, 1)
+    assert track.compare_guess([*text, 4]) is None  # nothing is open
 
 
 def guess(n: int, odds: float) -> Draft:
     track = AcceptanceTracker()
-    track.odds = odds
+    track.acceptance = odds
     return Draft([0] * n, "text", track)
 
 
@@ -237,9 +237,9 @@ def test_a_gate_bounds_what_is_lost(steps: list[tuple[int, float, float]]) -> No
         n_drafted = n * MOST if gate.allows(n, n * MOST) else 0
         if n_drafted:
             extra = gate.times.predicted(n + n_drafted) - gate.times.predicted(n)
-            assert extra <= gate.left + 1e-9
+            assert extra <= gate.loss_left_s + 1e-9
         gate.note(n, n_drafted, int(share * n_drafted), seconds)
-        assert gate.left <= 2 * LOSS * gate._total + 1e-9
+        assert gate.loss_left_s <= 2 * LOSS * gate._total + 1e-9
 
 
 def test_a_gate_saves_up_no_more_than_some_steps() -> None:
@@ -287,7 +287,7 @@ def test_what_steps_took_long_ago_is_forgotten() -> None:
     """Else a long text's steps would keep a short one from drafts for ever."""
     gate = DraftController()
     gate.note(1, 3, 0, 100.0)
-    for _ in range(2 * OLD):
+    for _ in range(2 * STALE_STEPS):
         gate.note(1, 0, 0, 1.0)
     assert gate.choose(1, [guess(3, 0.9)], 512) == 1
 
@@ -300,7 +300,7 @@ def test_guesses_that_were_never_run_open_and_close_the_gate() -> None:
         world.scheduler.step()
     first = request.answer.timings.n_drafted
     assert first < 30  # of 75 guesses, while it is not known that they are wrong
-    assert (request.tracks["text"].odds or 1) < 0.1
+    assert (request.tracks["text"].acceptance or 1) < 0.1
     world.run()
     assert request.answer.timings.n_accepted > 150
 
@@ -369,7 +369,7 @@ def test_what_a_grammar_forces_is_known_though_a_run_was_stopped() -> None:
     with treadle.load(threads=1, context=64) as model:
         matcher = Grammar.from_regex("The answer: [0-9]", model.tokenizer).matcher()
         assert model.detokenize(matcher.forced()).startswith("The answer")
-        late = matcher.later()  # of a step that Ctrl-C has stopped
+        late = matcher.start_bits()  # of a step that Ctrl-C has stopped
         ids = matcher.forced()
         assert late.wait()
         assert ids

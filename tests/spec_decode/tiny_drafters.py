@@ -19,13 +19,15 @@ from tests.tiny import keys as usual_keys
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kvcache.sequence import Sequence
 from treadle.models.archs import ARCHS, Arch
-from treadle.models.drafters.beside_model import D2T, I64
+from treadle.models.drafters.dflash import SELECTOR
+from treadle.models.drafters.target import D2T, I64, PREDECESSOR, SUCCESSOR
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import ArchMetadata
 
 N_VOCAB = SIZES["n_vocab"]
 N_EMBD = SIZES["n_embd"]
 N_LAYER = 6  # of a model
+SELECTOR_TENSORS = (PREDECESSOR, SUCCESSOR, f"{SELECTOR}.weight")
 Change = Callable[[dict[str, np.ndarray]], None]
 
 
@@ -44,6 +46,7 @@ def write_drafter(
     wrong: Mapping[str, Any] | None = None,
     n_draft: int = 0,
     n_markov: int = 0,
+    n_selector: int = 0,
     vocabulary: bool = True,
     alone: bool = False,
     change: Change = lambda tensors: None,
@@ -52,8 +55,8 @@ def write_drafter(
 ) -> Path:
     """``row``: in place of the architecture's. ``keys``: of the architecture, or whole ones with
     "tokenizer." in front. ``own``: further tensors that it has. ``wrong``: keys that its tensors
-    know nothing of. ``n_draft``: tokens that it drafts, 0 for all. ``alone``: keys are values as
-    well.
+    know nothing of. ``n_selector``: rank of a selector. ``n_draft``: tokens that it drafts, 0 for
+    all. ``alone``: keys are values as well.
     """
     size: dict[str, Any] = SIZES | {"n_layer": 1, **sizes}
     made = usual_keys(size) | {key: n for key, n in keys.items() if not key.startswith("tokeni")}
@@ -65,6 +68,8 @@ def write_drafter(
     if n_markov:
         tensors["markov_w1.weight"] = SimpleNamespace(shape=(size["n_vocab"], n_markov))
         own = (*own, "markov_w1.weight", "markov_w2.weight")
+    if n_selector:
+        own = (*own, *SELECTOR_TENSORS)
     for name in (*own, *(() if alone else ("blk.0.attn_v.weight",))):
         tensors.setdefault(name, SimpleNamespace(shape=(size["n_vocab"], size["n_embd"])))
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors=tensors)
@@ -168,10 +173,10 @@ def adds_nothing(path: Path, to: Path) -> Path:
             given = value if isinstance(value, (str, int, float)) else list(value)
             writer.add(key, given, file.types.get(key))
         for name, tensor in file.tensors.items():
-            values = tensor.dequantize()
-            if name.endswith(("attn_output.weight", "ffn_down.weight")):
-                values = np.zeros_like(values)
-            writer.add_tensor(name, tensor.shape, "F32", values.astype(np.float32))
+            data = tensor.data.copy()
+            if "attn_output" in name or "ffn_down" in name:
+                data[:] = 0
+            writer.add_tensor(name, tensor.shape, tensor.ggml_type, data)
         writer.write()
     return to
 

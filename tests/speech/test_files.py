@@ -29,6 +29,7 @@ from treadle.convert.whisper.languages import LANGUAGES, special_names
 from treadle.convert.whisper.open import is_whisper, open_whisper
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.files.splits import shown_name
 from treadle.speech.alignment_heads import usual_heads
 from treadle.speech.read import read_parts
 from treadle.tokenizer.tokenizer import load_tokenizer
@@ -140,6 +141,15 @@ def test_ctranslate2_without_a_tokenizer(data: Path, tmp_path: Path) -> None:
     (folder / "vocabulary.txt").unlink()
     with pytest.raises(FileError, match="without a vocabulary"):
         open_whisper(folder)
+
+
+def test_shown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown_name(Path("whisper-base/model.bin")) == "whisper-base"
+    assert shown_name(Path("models/whisper-base")) == "whisper-base"
+    assert shown_name(Path("models/a.gguf")) == "a.gguf"
+    monkeypatch.chdir(tmp_path)
+    assert shown_name(Path("model.bin")) == tmp_path.name
+    assert shown_name(Path("/model.bin")) == "model.bin"
 
 
 def test_kinds_of_checkpoints(data: Path, tmp_path: Path) -> None:

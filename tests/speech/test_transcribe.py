@@ -213,8 +213,14 @@ def test_languages_and_tasks() -> None:
     assert named.language == "en"
     with pytest.raises(TreadleError, match=r"language='fr': expected a code.*"):
         speech.transcribe(voice(2.0), language="fr")
+    named = speech.transcribe(voice(2.0), language="Auto", **GREEDY).finish()
+    assert named.language == "de"
+    with pytest.raises(TreadleError, match="language=0: expected a text"):
+        speech.transcribe(voice(2.0), language=0)  # type: ignore[arg-type]
     with pytest.raises(TreadleError, match="did you mean german"):
         language_code("germn", LANGUAGES)
+    with pytest.raises(TreadleError, match=r"or a name$"):
+        language_code("deu", LANGUAGES)  # ISO 639-2
     assert language_code("pt-BR", LANGUAGES) == "pt"
     assert language_code("Mandarin", LANGUAGES) == "zh"
     alone = recognizer(HI, config=config_of(ENGLISH))

@@ -97,20 +97,20 @@ def called(system: System, name: str, *types: Any) -> Any:
 
 
 def test_macos_sleeps_on_a_word(mac: MacOS) -> None:
-    assert not mac.NAPS
+    assert not mac.SLEEP_POLLS
     wake = called(mac, "wake", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32)
     check_sleep(mac, lambda word: wake(word, 4, 0))
 
 
 def test_freebsd_sleeps_on_a_word(bsd: FreeBSD) -> None:
-    assert not bsd.NAPS
+    assert not bsd.SLEEP_POLLS
     calls = bsd.calls()
     wake = called(bsd, "wake", *[ctypes.c_long] * 5)
     check_sleep(bsd, lambda word: wake(calls["futex"], word, calls["how"], 1 << 30))
 
 
 def test_windows_sleeps_on_a_word(win: Windows) -> None:
-    assert not win.NAPS
+    assert not win.SLEEP_POLLS
     check_sleep(win, called(win, "wake", None, ctypes.c_void_p))
     assert called(win, "offer", ctypes.c_int)() == 1
 
@@ -133,7 +133,9 @@ def test_without_such_a_call_a_thread_naps(bare: Windows, monkeypatch: pytest.Mo
         assert "wake" not in system.calls()
         system.sleep(0, 7)  # not an address that anybody reads
     assert naps == [0.001] * len(systems)
-    assert [MacOS().NAPS, FreeBSD().NAPS, bare.NAPS, Posix().NAPS] == [True] * 4
+    assert [MacOS().SLEEP_POLLS, FreeBSD().SLEEP_POLLS, bare.SLEEP_POLLS, Posix().SLEEP_POLLS] == [
+        True
+    ] * 4
 
 
 @pytest.mark.parametrize("kind", [Posix, Windows])
@@ -155,7 +157,7 @@ def test_a_clock_for_compiled_code(kind: Callable[[], System]) -> None:
 def test_forks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(os, "register_at_fork", lambda **functions: told.append(functions))
-    Posix().around_fork(list, dict)
+    Posix().register_fork_hooks(list, dict)
     Posix().after_fork(set)
     assert told == [{"before": list, "after_in_parent": dict}, {"after_in_child": set}]
 
@@ -217,7 +219,7 @@ def test_what_windows_tells(win: Windows, monkeypatch: pytest.MonkeyPatch) -> No
     assert win.memory() == (8 * GIB, 2 * GIB)
     assert win.peak_bytes() == 300 << 20
     assert win.cache_bytes() == 24 << 20
-    assert not win.lends_tiles()
+    assert not win.request_tiles()
     monkeypatch.setattr("platform.machine", lambda: "AMD64")
     assert win.cpu_features() == set()
     monkeypatch.setattr("platform.machine", lambda: "ARM64")
@@ -291,7 +293,7 @@ def test_linux_has_matrix_registers_of_x86_alone(monkeypatch: pytest.MonkeyPatch
     """The number of the call means another one elsewhere."""
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr("ctypes.CDLL", None)
-    assert not Linux().lends_tiles()
+    assert not Linux().request_tiles()
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     asked: list[tuple[int, ...]] = []
 
@@ -300,8 +302,8 @@ def test_linux_has_matrix_registers_of_x86_alone(monkeypatch: pytest.MonkeyPatch
         return 0 if len(asked) == 1 else -1
 
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(syscall=syscall))
-    assert Linux().lends_tiles()
-    assert not Linux().lends_tiles()  # refused
+    assert Linux().request_tiles()
+    assert not Linux().request_tiles()  # refused
     assert asked == [(158, 0x1023, 18)] * 2
     assert Linux().cpu_features() == set()  # LLVM detects them
 
@@ -339,7 +341,7 @@ def test_windows_locks_a_byte_beyond_the_file(
         assert path.read_bytes() == b"abXYef"
         assert win.next_data(fd, 1, 6) == (1, 6)  # it knows no holes
         about = os.fstat(fd)
-        assert (win.allocated(about), win.block_bytes(tmp_path), win.intruder(about)) == (
+        assert (win.allocated(about), win.block_bytes(tmp_path), win.other_writer(about)) == (
             6,
             0,
             None,
@@ -396,7 +398,7 @@ def test_who_else_may_change_a_file(
     assert stat.S_IMODE(about.st_mode) == mode
     if not mine:
         monkeypatch.setattr(os, "getuid", lambda: about.st_uid + 1)
-    assert Posix().intruder(about) == who
+    assert Posix().other_writer(about) == who
 
 
 def test_a_folder_is_flushed_where_that_can_be(
@@ -562,10 +564,18 @@ def test_memory_is_bounded_above_what_is_mapped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     assert limits == {resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_AS: (6 * GIB, 6 * GIB)}
     assert opened == ["/proc/self/oom_score_adj"]
-    assert Posix().mapped_bytes() == 0
     before = Linux().mapped_bytes()
+    assert before is not None
     with mmap.mmap(-1, 64 << 20):
-        assert Linux().mapped_bytes() - before >= 32 << 20  # others may have been unmapped
+        assert (Linux().mapped_bytes() or 0) - before >= 32 << 20  # others may have been unmapped
+
+
+def test_memory_is_not_bounded_where_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    assert Posix().mapped_bytes() is None
+    Posix().bound_memory(GIB)
+    assert limits == {resource.RLIMIT_CORE: (0, 0)}
 
 
 def test_a_limit_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

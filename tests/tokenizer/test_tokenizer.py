@@ -270,11 +270,11 @@ def test_any_vocabulary_loads_or_is_refused(
 
 def test_a_vocabulary_longer_than_the_model(tmp_path: Path) -> None:
     tokenizer = load_spm(tmp_path / "v.gguf", [("a", NORMAL), ("<|im_end|>", CONTROL)])
-    tokenizer.warn_beyond(tokenizer.n_vocab)
+    tokenizer.warn_of_extra_tokens(tokenizer.n_vocab)
     n = tokenizer.n_vocab
     told = rf"v.gguf: .* {n} tokens but the model only {n - 1}: .*im_end"
     with pytest.warns(UserWarning, match=told):
-        tokenizer.warn_beyond(tokenizer.n_vocab - 1)
+        tokenizer.warn_of_extra_tokens(tokenizer.n_vocab - 1)
     other = load_spm(tmp_path / "w.gguf", [("a", NORMAL), ("b", NORMAL)])
     with pytest.warns(UserWarning, match="cannot generate the last of them"):
-        other.warn_beyond(other.n_vocab - 1)
+        other.warn_of_extra_tokens(other.n_vocab - 1)

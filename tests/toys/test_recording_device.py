@@ -20,6 +20,7 @@ from tests.conftest import WriteTiny
 from tests.engine.test_engine import close, text
 from tests.kvcache.test_cache import check_pages
 from tests.tiny import rounding
+from tests.twins import logits_of_twins
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.devices.protocol import Device, PlanRequest
@@ -125,14 +126,10 @@ def engines(request: pytest.FixtureRequest, tiny: WriteTiny) -> Iterator[tuple[E
 
 def twins(engine: Engine, parts: list[BatchItem]) -> np.ndarray:
     """The logits of a batch by the twins, in the host's memory."""
-    plan, arena = engine.run_reference(parts)
+    _, rows = logits_of_twins(engine, parts)
     for part in parts:
         engine.cache.commit(part.seq)
-    logits = plan.outputs["logits"]
-    at = plan.offsets[logits]
-    n = sum(part.n_outputs for part in parts)
-    rows = arena[at : at + n * logits.row_bytes].view(np.float32).reshape(n, -1)
-    return rows[:, : engine.config.n_vocab]
+    return rows
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ PROTOCOLS = {
     "audio": "OpenAI",
     "completions": "OpenAI",
     "chat": "OpenAI",
-    "chat_with_mcp": "OpenAI",
+    "chat_endpoint": "OpenAI",
     "answer": "OpenAI",
     "end_reasoning": "llama.cpp",
     "control_vectors": "treadle",

@@ -14,18 +14,18 @@
     rerank.py                 relevance scores of query-document pairs
     media.py                  pictures and sounds of prompts, as token ids and rows
     projector_choice.py       finds and opens a model's projector
-    encoder.py                encoder-decoder models: their encoder, refused settings
+    encoder_decoder.py        encoder-decoder models (T5): their encoder, refused settings
     control_vector.py         loads control vectors, and makes them from pairs of texts
 
     hooks.py                  trace, patch, states, attention weights, logit lens
     hook_pictures.py          attention weights and lenses as HTML
     step_diff.py              two models compared step by step
-    transformers_reference.py the same against transformers
+    transformers_reference.py a model compared with transformers' step by step
 
     model_path.py             argument ``path`` of ``load`` to a file
     options.py                checks of arguments
     defaults.py               defaults of answers: template, reasoning, sampling
-    engine_plans.py           the plans that requests need, compiled in advance
+    engine_plans.py           the plans that requests will need, to compile them in advance
     notebook.py               display of answers in notebooks
     summary.py                ``repr`` and notebook table of a model
 """

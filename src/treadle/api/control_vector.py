@@ -53,7 +53,7 @@ def load_control_vectors(
         made = _opened(vector)
         made.check(engine.config)
         if span is not None:
-            made = made.within(*span)
+            made = made.for_layers(*span)
             if not made.directions:
                 what = f"no direction in layers {span[0]} to {span[1]}"
                 raise TreadleError(f"control vector {made.name!r:.80}: {what}")
@@ -173,7 +173,7 @@ def _mean(rows: Floats) -> Floats:
     """Return the unit vector, float32 ``[n_embd]``, along the mean of ``rows`` ``[n, n_embd]``;
     zeros if the mean is zero.
     """
-    return _of_unit_length(rows.astype(np.float64).mean(0))
+    return _normalized(rows.astype(np.float64).mean(0))
 
 
 def _principal(rows: Floats) -> Floats:
@@ -188,10 +188,10 @@ def _principal(rows: Floats) -> Floats:
         direction = wide.T @ np.linalg.eigh(wide @ wide.T)[1][:, -1]
     else:
         direction = np.linalg.eigh(wide.T @ wide)[1][:, -1] * bool(wide.any())
-    return _of_unit_length(direction * (-1.0 if wide.sum(0) @ direction < 0 else 1.0))
+    return _normalized(direction * (-1.0 if wide.sum(0) @ direction < 0 else 1.0))
 
 
-def _of_unit_length(row: npt.NDArray[np.float64]) -> Floats:
+def _normalized(row: npt.NDArray[np.float64]) -> Floats:
     length = float(np.linalg.norm(row))
     return np.asarray(row / (length or 1.0), np.float32)
 

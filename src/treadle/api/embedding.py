@@ -72,7 +72,7 @@ class Embedder:
                 "token, which text may not: use default_prompt=False"
             )
 
-    def of(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
+    def embed(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
         """Return a vector of each text, float32 ``[n_texts, n]``. Raises the errors of ``read``."""
         return self.vectors(self.read(texts, truncate=truncate))
 
@@ -150,7 +150,7 @@ class Embedder:
                 if made is None:
                     yield None
         assert made is not None
-        yield self._behind(made, pooled)
+        yield self._postprocess(made, pooled)
 
     def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
         """Yield None after each engine run but the last, and at the end the normed states of the
@@ -166,7 +166,7 @@ class Embedder:
                     yield None
         yield _finite(np.concatenate(made))
 
-    def _behind(self, made: Floats, pooled: bool) -> Floats:
+    def _postprocess(self, made: Floats, pooled: bool) -> Floats:
         """Return vectors of pooled states ``made`` ``[n_texts, n_embd]``: multiplied by the dense
         matrices, cut and scaled. ``pooled``: they are scaled already, and not to be changed. Raises
         NotFiniteError.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from treadle.engine.engine import CHUNK, OUTPUTS
 from treadle.engine.prepared_plan import PlanKey
 from treadle.jit.kernel import compile_processes_held
-from treadle.models.graphs import main_output
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -50,7 +49,7 @@ def text_plans(model: Model) -> Iterator[EnginePlan]:
         for adapted in {has_adapters, has_adapters and engine.deterministic}:
             for steered in {False, bool(engine.control_vectors)}:
                 for n_tokens, n_outputs in _sizes(engine):
-                    if main_output(engine.config) != "logits":
+                    if engine.config.main_output != "logits":
                         output = "embedding"
                     sizes = n_tokens, n_outputs
                     key = PlanKey(*sizes, output, adapted, steered=steered)
@@ -59,7 +58,7 @@ def text_plans(model: Model) -> Iterator[EnginePlan]:
 
 def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
     few = engine.few
-    if main_output(engine.config) != "logits":
+    if engine.config.main_output != "logits":
         for n_tokens in (*few, min(engine.max_tokens, CHUNK)):  # longer inputs are rare
             yield n_tokens, 1
         return
@@ -69,7 +68,7 @@ def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
                 yield n_tokens, n_outputs
 
 
-def telling_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
+def probe_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
     """Return two plans to test whether everything has been compiled before: that of a single text's
     decoding, and the largest for few tokens, which only several texts need.
     """

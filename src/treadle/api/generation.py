@@ -53,7 +53,7 @@ class Generation:
         self._request = request
         self._answer = answer
         self._stepper = stepper
-        self._one = UseLock()  # one thread at a time
+        self._lock = UseLock()  # one thread at a time
 
     _begun = _ended = False
 
@@ -79,7 +79,7 @@ class Generation:
         return self
 
     def __next__(self) -> str:
-        with self._one:
+        with self._lock:
             if self._ended:
                 raise StopIteration
             self.wait(self._answer.has_news)
@@ -130,11 +130,11 @@ class Generation:
         """
         self._ended = True
         self._stepper.scheduler.cancel(self._request)
-        self._stepper.scheduler.settle()
+        self._stepper.scheduler.process_inbox()
 
     def finish(self) -> str:
         """Generate to the end; return the whole text."""
-        with self._one:
+        with self._lock:
             if not self._ended:
                 try:
                     self.begin(look_ahead=inf)
@@ -158,7 +158,7 @@ class Generation:
         if not self._begun:
             self.begin(look_ahead=LOOK_AHEAD)
         try:
-            self._stepper.until(enough, self._request)
+            self._stepper.step_until(enough, self._request)
         except BaseException:
             self.close()
             raise
@@ -176,7 +176,7 @@ class Generation:
             self.logprobs += answer.logprobs[start:end]
         if piece is not None:
             self.text += piece
-        elif answer.over:
+        elif answer.is_drained:
             self._ended = True
             self.finish_reason = answer.finish_reason
             if isinstance(answer.error, StopIteration):  # of a sampler

@@ -21,10 +21,10 @@ from treadle.base.validate import integer, token_ids
 from treadle.engine.hooks import Call, Hook, HookedRun
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.profiles import profile_values
+from treadle.kernels.attention.relative_logits import relative_values
 from treadle.kernels.attention.weights_ref import attention_weights
-from treadle.kvcache.page_pool import GONE
-from treadle.plan.step_rows import FloatRows, HookPoint, StepRows, state_rows
+from treadle.kvcache.page_pool import FREED
+from treadle.plan.hook_rows import FloatRows, HookPoint, StepRows, state_rows
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -543,10 +543,10 @@ class AttentionReader(Hook):
         page_of = page_reader(self._pool, part.seq, step)
         arrays = {name: step.args.get(name) for name in ("sinks", "distances")}
         given = {name: None if of is None else of.array for name, of in arrays.items()}
-        if spec.profiled:
-            width = spec.n_head * profile_values(spec.profiled)
-            cells = (step.args["profiles"], "n_tokens", ("token", "profile"), (width,))
-            given["profiles"] = run.read(FloatRows(*cells, ((0, width),)))
+        if spec.rel_extent:
+            width = spec.n_head * relative_values(spec.rel_extent)
+            cells = (step.args["rel_logits"], "n_tokens", ("token", "rel_logit"), (width,))
+            given["rel_logits"] = run.read(FloatRows(*cells, ((0, width),)))
         chunk = self._pool.chunk
         made = attention_weights(spec, run.read(rows), run.starts[0], page_of, chunk=chunk, **given)
         self.found.append(made)
@@ -560,7 +560,7 @@ def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], 
     offset = step.args["layer_off"]
 
     def read(i: int) -> np.ndarray | None:
-        if pages[i] == GONE:
+        if pages[i] == FREED:
             return None
         at = pages[i] * pool.cell_bytes + offset
         return pool.const.memory.read(at, pool.layout.layer_bytes)

@@ -27,27 +27,26 @@ from treadle.api.options import (
     check_choices,
     check_session,
     choose_context,
+    output_tokenizer,
     read_sizes,
     refuse_drafter,
     shared,
-    speller,
     token_limit,
 )
 from treadle.api.session import Session
-from treadle.api.summary import one_line, table
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
-from treadle.convert.open import open_drafter, open_model
+from treadle.convert.open import open_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError, UnsupportedError, of_setting
 from treadle.files.paths import file_name
-from treadle.kvcache.state_slots import AGAIN
+from treadle.kvcache.state_slots import MIN_SAVING_AT_BRANCH
 from treadle.machine.topology import usable_threads
-from treadle.models.load import load_config
+from treadle.models.stored_config import open_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
 from treadle.scheduler.output import IndentStop, RequestOutput, stop_strings
 from treadle.scheduler.request import MediaPrompt, Request
@@ -262,7 +261,7 @@ class Model:
         self.path = find_path(path, progress=progress, projector=wanted)
         guard_mappings()
         self.gguf = open_model(self.path, progress)
-        self.config = load_config(self.gguf)
+        self.config = open_config(self.gguf)
         refuse_drafter(self.config, self.path)
         if self.defaults.template is not None or self.defaults.reasoning_budget_message:
             self._check_template()
@@ -271,9 +270,9 @@ class Model:
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
         if self.config.encoder is not None:
-            from treadle.api.encoder import refuse_beside_encoder
+            from treadle.api.encoder_decoder import check_encoder_settings
 
-            refuse_beside_encoder(
+            check_encoder_settings(
                 self.config,
                 lora=lora,
                 control_vectors=control_vectors,
@@ -297,7 +296,7 @@ class Model:
         with ExitStack() as failed:
             failed.callback(self.engine.close)
             if self.config.encoder is not None:
-                from treadle.api.encoder import open_encoder
+                from treadle.api.encoder_decoder import open_encoder
 
                 open_encoder(self.engine)
             add_adapters(lora, self.engine)
@@ -308,7 +307,11 @@ class Model:
                 folder = file_name(cache_dir, "cache_dir")
                 self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
             self.stepper = CooperativeStepper(Scheduler(self.engine))
-            second = None if draft is None else open_drafter(find_path(draft, "draft", progress))
+            second = (
+                None
+                if draft is None
+                else open_model(find_path(draft, "draft", progress), drafter=True)
+            )
             self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
             self._mmproj = mmproj
             self._progress = progress
@@ -326,12 +329,16 @@ class Model:
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
+        from treadle.api.summary import one_line
+
         return one_line(self.path, self.engine)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Model cannot be pickled or copied: load it in each process")
 
     def _repr_html_(self) -> str:
+        from treadle.api.summary import table
+
         return table(self.path, self.engine)
 
     @cached_property
@@ -350,7 +357,7 @@ class Model:
             tokenizer = load_tokenizer(self.gguf)
         finally:
             self.gguf.check()  # a damaged file's own error comes first
-        tokenizer.warn_beyond(self.config.n_vocab)
+        tokenizer.warn_of_extra_tokens(self.config.n_vocab)
         return tokenizer
 
     @property
@@ -600,7 +607,7 @@ class Model:
             settings = replace(settings, logit_bias={**banned, **settings.logit_bias})
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
-        tokenizer = speller(self, stop := stop_strings(stop))
+        tokenizer = output_tokenizer(self, stop := stop_strings(stop))
         rule = constraint if plan is None else plan.guide()
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
@@ -729,7 +736,7 @@ class Model:
                 settings["reasoning_budget"] = 0
             elif self.defaults.reasoning_budget is not None and self._thought:
                 settings.setdefault("reasoning_budget", self.defaults.reasoning_budget)
-        if tools is not None or not settings.keys().isdisjoint(OF_REPLIES):
+        if tools is not None or not settings.keys().isdisjoint(REPLY_SETTINGS):
             from treadle.api.tool_chat import reply
 
             message = self.defaults.reasoning_budget_message
@@ -806,7 +813,7 @@ class Model:
         ``given``: all other inputs of the template, by which results are cached
         (``treadle.chat.system_prefix``).
         """
-        if not self.engine.cache.states or len(ids) <= AGAIN:
+        if not self.engine.cache.states or len(ids) <= MIN_SAVING_AT_BRANCH:
             return 0
         return self._system_prefixes.end(ids, messages, render, given)
 
@@ -872,7 +879,7 @@ class Model:
         embedder = Embedder(self, normalize, dimensions, default_prompt=default_prompt)
         if embedder.note:
             warnings.warn(embedder.note, stacklevel=2)
-        return embedder.of(texts, truncate=truncate)
+        return embedder.embed(texts, truncate=truncate)
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
         """Return a relevance score for each document, float32 ``[n_documents]``; larger is better.
@@ -1027,6 +1034,6 @@ class Model:
 
 
 # settings of ``chat`` for which the answer is a ``Reply``
-OF_REPLIES = frozenset(("reasoning_budget", "continue_final_message"))
+REPLY_SETTINGS = frozenset(("reasoning_budget", "continue_final_message"))
 # parameters of ``generate``, by name
 SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)

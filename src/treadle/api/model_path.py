@@ -48,6 +48,9 @@ def find_path(
 
     if (named := find_named(given)) is not None:
         return named.model.path
+    from treadle.hub.name import check_no_address
+
+    check_no_address(given)
     if similar := similar_models(given):
         raise FileError(f"no such file; {similar}", path=given)
     return path

@@ -174,8 +174,8 @@ def choose_context(
 
 
 def add_adapters(given: Adapters, engine: Engine) -> None:
-    """Load adapters (LoRA) into an engine before its first run; None if ``given`` is empty. Raises
-    the errors of ``convert.lora.load_adapters``.
+    """Load adapters (LoRA) into an engine before its first run; do nothing if ``given`` is empty.
+    Raises the errors of ``convert.lora.load_adapters``.
     """
     if isinstance(given, str | bytes | os.PathLike):
         given = [given]
@@ -310,7 +310,7 @@ def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) 
             raise TypeError(problem.format(f"{name!r:.40}") + hint)
 
 
-def speller(model: Model, stop: list[str]) -> Tokenizer:
+def output_tokenizer(model: Model, stop: list[str]) -> Tokenizer:
     """Return the tokenizer that decodes a request's output. For a file without a vocabulary it is a
     stand-in that decodes ids to no text, unless there are ``stop`` strings.
     """

@@ -153,10 +153,10 @@ class Reranker:
             return pair
 
         pairs = read_each(documents, read, name)
-        made = [np.zeros(0, np.float32), *(self.run(batch) for batch in self.together(pairs))]
+        made = [np.zeros(0, np.float32), *(self.run(batch) for batch in self.batches(pairs))]
         return np.concatenate(made)
 
-    def together(self, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    def batches(self, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
         """Yield ``pairs``, in order, in batches that ``run`` can take."""
         at = 0
         for batch in self._model.engine.together([ids for ids, _ in pairs]):

@@ -37,7 +37,9 @@ class Session:
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
-        self._holds = True  # has pages, or may get some; stays set if a signal interrupts ``close``
+        self._has_pages = (
+            True  # has pages, or may get some; stays set if a signal interrupts ``close``
+        )
         if source:
             engine.attend(self.seq, source)
 
@@ -48,7 +50,7 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_holds", False):  # this very thread may hold the lock
+        if getattr(self, "_has_pages", False):  # this very thread may hold the lock
             self.engine.cache.abandoned.append(self.seq)
 
     def __reduce__(self) -> NoReturn:  # the end of a copy would free the shared pages
@@ -107,14 +109,14 @@ class Session:
                     between()
                 n = min(step, len(ids) - at)
                 if every:
-                    n = self.engine.media.cut(ids[at : at + n])
+                    n = self.engine.media.run_length(ids[at : at + n])
                     if n > OUTPUTS:
                         raise UnsupportedError(
                             f"the logits of each of {n} tokens that attend to each other (a "
                             f"picture): expected at most {OUTPUTS}"
                         )
                 else:
-                    n = self.engine.cache.cut(self.seq, ids[at : at + n])
+                    n = self.engine.cache.run_length(self.seq, ids[at : at + n])
                 chunk = ids[at : at + n]
                 at += n
                 wanted = len(chunk) if every else int(at >= len(ids))
@@ -165,7 +167,7 @@ class Session:
         self._closed = True
         with suppress(ForkedError), self.engine.lock, interrupts_held():
             self.seq.close()
-            self._holds = False
+            self._has_pages = False
 
     def retire(self) -> None:
         """Close the session, but keep its pages cached for prompts with the same prefix, while
@@ -174,7 +176,7 @@ class Session:
         with self.engine.lock, interrupts_held():
             self._closed = True
             self.engine.cache.retire(self.seq)
-            self._holds = False
+            self._has_pages = False
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.api.model_path import find_path
 from treadle.base.validate import listed, positive
+from treadle.files.splits import shown_name
 from treadle.media.mel import log_mel
 from treadle.media.sound_stream import LONG_SOUNDS, open_sound_stream
 from treadle.speech.model import SpeechModel, open_speech_model
@@ -66,7 +67,7 @@ class SpeechRecognizer:
     def __repr__(self) -> str:
         n = len(self.languages)
         known = "English" if n == 1 else f"{n} languages"
-        return f"SpeechRecognizer({self.path.name!r}, {known}, {self.n_threads} threads)"
+        return f"SpeechRecognizer({shown_name(self.path)!r}, {known}, {self.n_threads} threads)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a SpeechRecognizer cannot be pickled or copied: load it in each process")

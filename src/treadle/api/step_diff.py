@@ -30,13 +30,13 @@ from treadle.api.hooks import read_text, values_at
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.hooks import Call, Hook, HookedRun
 from treadle.errors import TreadleError, UnsupportedError
-from treadle.plan.step_rows import HookPoint, PackedRows, label_of, state_rows
+from treadle.plan.hook_rows import HookPoint, PackedRows, label_of, state_rows
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.files.gguf import Tensor
+    from treadle.plan.hook_rows import StepRows
     from treadle.plan.plan import Plan, Step
-    from treadle.plan.step_rows import StepRows
 
 Floats = npt.NDArray[np.float32]
 
@@ -216,9 +216,8 @@ def record(
 ) -> StepRecord:
     """Run token ids, and return what every step wrote. ``aligned``: as of ``StepRecorder``."""
     recorder = StepRecorder(model, aligned)
-    from treadle.models.graphs import main_output
 
-    first = 0 if main_output(model.config) == LOGITS else None
+    first = 0 if model.config.main_output == LOGITS else None
     read_text(model, list(ids), recorder, first)
     return recorder.record()
 

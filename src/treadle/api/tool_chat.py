@@ -118,18 +118,18 @@ class Reply(Generation):
         self.calls: list[ToolCall] = []
         self.warnings = planned.warnings
         self._scanner = planned.marks.scanner()
-        self._of_calls: list[OutputPiece] = []
-        self._heard: list[OutputPiece] | None = None  # pieces that ``parts`` has not taken
-        self._over = False  # ``parts`` has come to the end
-        self._n_given = 0  # characters of the text already yielded
+        self._call_parts: list[OutputPiece] = []
+        self._new_parts: list[OutputPiece] | None = None  # pieces that ``parts`` has not taken
+        self._parts_ended = False  # ``parts`` has come to the end
+        self._n_yielded = 0  # characters of the text already yielded
 
     def __next__(self) -> str:
-        with self._one:
+        with self._lock:
             over = False
-            while not over and len(self.text) == self._n_given:
+            while not over and len(self.text) == self._n_yielded:
                 over = self._advance()
-            piece = self.text[self._n_given :]
-            self._n_given = len(self.text)
+            piece = self.text[self._n_yielded :]
+            self._n_yielded = len(self.text)
         if not piece:
             raise StopIteration
         return piece
@@ -140,13 +140,13 @@ class Reply(Generation):
         piece = super()._take()
         last = self._ended and not ended
         said = self._scanner.feed(piece or "", last=last)
-        if self._heard is not None:
-            self._heard += said
+        if self._new_parts is not None:
+            self._new_parts += said
         self.text = text + "".join(part.text for part in said if part.kind == "content")
         self.reasoning += "".join(part.text for part in said if part.kind == "reasoning")
-        self._of_calls += [part for part in said if part.kind in ("call", "arguments")]
+        self._call_parts += [part for part in said if part.kind in ("call", "arguments")]
         if self._ended:
-            self.calls = ParsedOutput.of(self._of_calls).calls
+            self.calls = ParsedOutput.of(self._call_parts).calls
         return piece
 
     def parts(self) -> AnswerParts:
@@ -154,17 +154,17 @@ class Reply(Generation):
         "reasoning", "content", "call" (its beginning, with the name) and "arguments"; ``async for``
         works too. Use it in place of iterating over the answer itself, which yields content only.
         """
-        self._heard = []
+        self._new_parts = []
         return AnswerParts(self)
 
     def take_parts(self) -> list[OutputPiece] | None:
         """Return the new pieces after one more step, [] if there are none yet; None at the end."""
-        if self._over:
+        if self._parts_ended:
             return None
-        with self._one:
-            self._over = self._advance()
-            new = self._heard or []
-            self._heard = []
+        with self._lock:
+            self._parts_ended = self._advance()
+            new = self._new_parts or []
+            self._new_parts = []
         return merged(new)
 
     def _advance(self) -> bool:
@@ -226,7 +226,7 @@ def reply(
         reasoning_budget = ranged("reasoning_budget", reasoning_budget, -1)
     parallel = flag("parallel", parallel)
     messages = conversation.messages
-    by_name = described(() if tools is None else tools)
+    by_name = tools_by_name(() if tools is None else tools)
     forced = _forced(tool_choice, by_name)
     if tool_choice == "none":
         by_name = {}
@@ -283,7 +283,7 @@ def reply(
     return Reply(request, model.stepper, planned)
 
 
-def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
+def tools_by_name(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
     """Return tools by name, in the form of OpenAI's chat API. Raises TreadleError for an invalid
     tool, and for two of the same name.
     """

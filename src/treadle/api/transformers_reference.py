@@ -76,7 +76,7 @@ def reference_of(
 
     found: Found = {}
     with ExitStack() as stack:
-        stack.enter_context(attention_kept(network, model, found))
+        stack.enter_context(record_attention(network, model, found))
         for module, wanted in modules_of(network, folder, model, facts).items():
             stack.enter_context(hooked(module, wanted, found))
         with torch.no_grad():
@@ -173,7 +173,7 @@ def hooked(module: Any, wanted: Sequence[tuple[str, str]], found: Found) -> Iter
 
 
 @contextmanager
-def attention_kept(network: Any, model: Model, found: Found) -> Iterator[None]:
+def record_attention(network: Any, model: Model, found: Found) -> Iterator[None]:
     """Within the block, store in ``found`` each layer's rotated and scaled queries, and attention's
     results. For that, ``eager_attention_forward`` in the modules of transformers' classes is
     replaced.

@@ -4,7 +4,9 @@
 
     cached_property.py  ``functools.cached_property`` without a lock
     caller_warnings.py  warnings routed to the caller whose request caused them
-    fast_dataclass.py   ``dataclass`` that compiles ``__init__`` when the first object is made
+    digest.py           BLAKE2 without OpenSSL
+    fast_dataclass.py   ``dataclass`` that compiles ``__init__`` for classes of many objects
+    fast_named_tuple.py ``NamedTuple``, made in the same way
     fork_safety.py      locks that stay usable in a forked child
     gc_pause.py         the cyclic garbage collector, switched off in a block
     humanize.py         sizes, counts and reasons of file errors, as text for messages

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_TOLD: ContextVar[Callable[[str], object] | None] = ContextVar(
+_RECEIVER: ContextVar[Callable[[str], object] | None] = ContextVar(
     "treadle.base.caller_warnings", default=None
 )
 
@@ -21,7 +21,7 @@ def warn(message: str) -> None:
     """Warn the caller of the current request: by the function that ``warnings_to`` has set, else by
     ``warnings.warn``.
     """
-    tell = _TOLD.get()
+    tell = _RECEIVER.get()
     if tell is None:
         warnings.warn(message, UserWarning, stacklevel=3)
     else:
@@ -31,8 +31,8 @@ def warn(message: str) -> None:
 @contextmanager
 def warnings_to(tell: Callable[[str], object]) -> Iterator[None]:
     """Within the block, pass the message of each warning of this context to ``tell``."""
-    before = _TOLD.set(tell)
+    before = _RECEIVER.set(tell)
     try:
         yield
     finally:
-        _TOLD.reset(before)
+        _RECEIVER.reset(before)

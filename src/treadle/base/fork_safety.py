@@ -22,7 +22,9 @@ from treadle.errors import ForkedError
 from treadle.system import SYSTEM
 
 WAIT = 2.0
-"""Seconds that a fork waits for what other threads have begun, imports and calls of ``uncut``."""
+"""Seconds that a fork waits for what other threads have begun, imports and calls of
+``library_lock``.
+"""
 LATER = 0.01
 """Seconds after a fork that signals act which came during it."""
 
@@ -34,15 +36,15 @@ class HasLocks(Protocol):
         """Free the locks, or mark them as lost; called in every forked child."""
 
 
-_TOLD: WeakSet[HasLocks] = WeakSet()
+_OWNERS: WeakSet[HasLocks] = WeakSet()
 _LOCKS: WeakSet[threading.Lock] = WeakSet()
 
 
-def tell(owner: HasLocks) -> None:
+def register_after_fork(owner: HasLocks) -> None:
     """Register ``owner``: its ``after_fork`` is called in every forked child, while the object
     exists.
     """
-    _TOLD.add(owner)
+    _OWNERS.add(owner)
 
 
 def free_lock() -> threading.Lock:
@@ -54,7 +56,7 @@ def free_lock() -> threading.Lock:
     return result
 
 
-uncut = free_lock()
+library_lock = free_lock()
 """Held in calls of libraries that keep locks of their own, which no child can make free."""
 
 
@@ -96,9 +98,9 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
         advice: str = "load the model in the child, or start the child with spawn instead of fork",
     ) -> None:
         self._why = f"this process was forked while another thread {use}: {advice}"
-        tell(self)
+        register_after_fork(self)
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Mark the lock as lost, in an ``after_fork``: later acquires raise ForkedError, because
         the work of the parent's thread that held it is unfinished.
         """
@@ -106,7 +108,7 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
 
     def after_fork(self) -> None:
         if is_held(self):
-            self.lose()
+            self.mark_lost()
 
 
 class _LostLock(UseLock):  # type: ignore[misc]
@@ -135,18 +137,18 @@ def is_held(lock: threading.Lock | threading.RLock) -> bool:
 @dataclass(frozen=True, eq=False)
 class _Fork:
     """State that the forking thread keeps during a fork: its deferred signals, and whether it holds
-    ``uncut``.
+    ``library_lock``.
     """
 
     signals: interrupts_held
-    uncut: bool
+    library_lock: bool
 
 
 _forking: dict[int, _Fork] = {}  # by thread
 
 
 def _before_fork() -> None:
-    """Wait up to ``WAIT`` seconds for calls under ``uncut``, and for other threads' imports,
+    """Wait up to ``WAIT`` seconds for calls under ``library_lock``, and for other threads' imports,
     because a half-initialised C module cannot be imported again. A fork within an import does not
     wait for imports: others may wait for that one.
 
@@ -157,7 +159,7 @@ def _before_fork() -> None:
     mine = threading.get_ident()
     signals = interrupts_held()
     signals.__enter__()
-    _forking[mine] = _Fork(signals, uncut.acquire(timeout=WAIT))
+    _forking[mine] = _Fork(signals, library_lock.acquire(timeout=WAIT))
     end = time.monotonic() + WAIT
     _imp.acquire_lock()  # no import can begin
     while (owners := _importing().values()) and mine not in owners and time.monotonic() < end:
@@ -171,8 +173,8 @@ def _forked() -> None:
     if fork is None:  # a handler of a signal that is not deferred raised before any lock was taken
         return
     _imp.release_lock()
-    if fork.uncut:
-        uncut.release()
+    if fork.library_lock:
+        library_lock.release()
     arrived = fork.signals.forget()
     fork.signals.release()
     for number in arrived:
@@ -194,7 +196,7 @@ def _after_fork() -> None:
     _forking.clear()
     for lock in _LOCKS:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
-    for owner in list(_TOLD):
+    for owner in list(_OWNERS):
         owner.after_fork()
     _forget_imports()
     if fork is not None:
@@ -224,5 +226,5 @@ def _module_locks() -> dict[str, Callable[[], object]]:
     return getattr(_bootstrap, "_module_locks", {})
 
 
-SYSTEM.around_fork(_before_fork, _forked)
+SYSTEM.register_fork_hooks(_before_fork, _forked)
 SYSTEM.after_fork(_after_fork)

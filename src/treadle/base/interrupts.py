@@ -37,8 +37,8 @@ class interrupts_held:  # lowercase: reads as a statement about a block
     """Context manager that defers the signals ``HELD`` until its end. Only those with a Python
     handler are deferred, and only in the main thread: in others it does nothing.
 
-    ``let`` delivers deferred signals at a safe point of the block; ``allow`` makes a nested block
-    in which signals are delivered at once.
+    ``run_deferred`` delivers deferred signals at a safe point of the block; ``allow`` makes a
+    nested block in which signals are delivered at once.
     """
 
     __slots__ = ("_arrived", "_usual")
@@ -86,7 +86,7 @@ class interrupts_held:  # lowercase: reads as a statement about a block
             # break the reference cycle of error and frame, which keeps callers' frames alive
             raised = None
             if self._arrived:
-                self.let()
+                self.run_deferred()
 
     def forget(self) -> list[int]:
         """Discard the deferred signals; return their numbers."""
@@ -94,7 +94,7 @@ class interrupts_held:  # lowercase: reads as a statement about a block
         self._arrived = []
         return [number for number, _ in arrived]
 
-    def let(self) -> None:
+    def run_deferred(self) -> None:
         """Call the handlers of the deferred signals now, in order of arrival; they usually
         raise.
         """
@@ -103,7 +103,7 @@ class interrupts_held:  # lowercase: reads as a statement about a block
             try:
                 dict(self._usual)[number](number, frame)
             finally:  # deliver the next one, even if this one raises
-                self.let()
+                self.run_deferred()
 
     def allow(self) -> interrupts_allowed:
         """Return a context manager, for use in this block, within which signals are delivered at

@@ -180,11 +180,10 @@ def main_format(gguf: GGUF) -> str:
 
 def kind_of(config: Config) -> str:
     """Return the kind of a model's output: "text", "vectors", or "scores" of pairs."""
-    from treadle.models.graphs import main_output
 
     if config.scores:
         return SCORES
-    return TEXT if main_output(config) == "logits" else VECTORS
+    return TEXT if config.main_output == "logits" else VECTORS
 
 
 def cache_bytes(config: Config, n_ctx: int) -> int:

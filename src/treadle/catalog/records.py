@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from treadle.base.digest import blake2b
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CacheError
 from treadle.jit.cache import checked_folder, folder, write_whole
@@ -77,14 +78,12 @@ def key_of(path: Path) -> str:
     """Return the KEY of a model's records, from its file, its first shard or, for a folder, the
     first ``*.safetensors`` in it. Raises OSError if there is no such file.
     """
-    import hashlib
-
     if path.is_dir():
         path = min(path.glob("*.safetensors"), default=path)
     real = os.path.realpath(path)
     info = os.stat(real)
     about = f"{real}\0{info.st_size}\0{info.st_mtime_ns}"
-    return hashlib.sha256(os.fsencode(about)).hexdigest()[:32]
+    return blake2b(os.fsencode(about), digest_size=16).hexdigest()
 
 
 def records_folder() -> Path:

@@ -114,7 +114,7 @@ def remove(plan: RemovalPlan, everything: Iterable[StoredModel]) -> int:
 
 def tidy(repo: str) -> None:
     """Remove empty folders of a repository, references to snapshots that are gone, and the whole
-    folder of a repository without snapshots.
+    folder of a repository without snapshots and blobs.
     """
     root = repository(repo)
     snapshots = root / "snapshots"

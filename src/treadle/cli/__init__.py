@@ -47,7 +47,8 @@
     file_diff.py           comparison of two model files
     projector.py           projector files in ``plan``, ``bench`` and ``inspect``
 
-This file imports nothing at its top that could slow a start.
+This file has the console script: ``run_process`` sets up the process (streams, signals, exit code),
+and ``main`` calls ``invoke`` in ``app.py``. It imports nothing at its top that could slow a start.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     reader has closed the pipe.
     """
     try:
-        from treadle.base.gc_pause import garbage_kept
+        from treadle.base.gc_pause import imports_kept
 
-        with garbage_kept():
+        with imports_kept():
             from treadle.cli.app import invoke
     except KeyboardInterrupt:  # no traceback for Ctrl-C during imports either
         return 130
@@ -82,11 +83,14 @@ def run_process() -> None:
     takes a tenth of a short run, and the system frees the memory in any case.
     """
     try:
+        from treadle.base.gc_pause import own_process
+
         # The threads of numpy's BLAS spin for 25 ms when they start, on cores that ours need;
         # products computed with numpy here are small.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         open_streams()
         leave_on_signals()
+        own_process()
         code = main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
@@ -131,7 +135,8 @@ def leave_on_signals() -> None:
     removed.
     """
 
-    import signal
+    # The C module behind signal, which makes enums of all its names.
+    import _signal as signal  # type: ignore[import-not-found]
 
     class TerminatedBySignal(SystemExit):
         """Raised by a signal handler."""

@@ -20,7 +20,7 @@ import click
 
 import treadle
 from treadle.base.caller_warnings import warnings_to
-from treadle.base.gc_pause import garbage_kept
+from treadle.base.gc_pause import imports_kept
 from treadle.errors import TreadleError, printable
 
 # Help lines for ``treadle --help`` and shell completion, which import no command.
@@ -103,7 +103,7 @@ class Commands(click.Group):
             raise click.UsageError(unknown_command(args[0]), ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if name:
-            with garbage_kept():
+            with imports_kept():
                 module = name.replace("-", "_")
                 command = import_module(f"treadle.cli.commands.{module}").command
             prefix = f"TREADLE_{module.upper()}_"

@@ -1,8 +1,8 @@
 """Engines that ``treadle bench`` can time, behind one small interface: treadle and llama.cpp.
 
 Each sequence has its own stream of random tokens, because equal streams could share pages. The
-cache always holds a prefix of each stream, so ``hold`` only truncates it, or feeds the tokens that
-are missing.
+cache always holds a prefix of each stream, so ``set_depth`` only truncates it, or feeds the tokens
+that are missing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ GGML_KV = {
 Streams = Sequence[Sequence[int]]
 
 
-class Contender(Protocol):
+class BenchEngine(Protocol):
     """An engine that can be timed. ``name``: as in the results."""
 
     name: str
 
-    def hold(self, n: int, n_sequences: int) -> None:
+    def set_depth(self, n: int, n_sequences: int) -> None:
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
 
-    def read(self, n: int) -> None:
+    def prefill(self, n: int) -> None:
         """Prefill the next ``n`` tokens of the first sequence's stream, in batches of the engine's
         own size.
         """
 
-    def write(self, n: int, n_sequences: int) -> None:
+    def decode(self, n: int, n_sequences: int) -> None:
         """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Treadle:
         self.ids = ids
         self.sessions = [model.session() for _ in ids]
 
-    def hold(self, n: int, n_sequences: int) -> None:
+    def set_depth(self, n: int, n_sequences: int) -> None:
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
         for session, ids in zip(self.sessions[:n_sequences], self.ids, strict=False):
             if session.n_past > n:
@@ -77,14 +77,14 @@ class Treadle:
             elif session.n_past < n:
                 session.feed(ids[session.n_past : n])
 
-    def read(self, n: int) -> None:
+    def prefill(self, n: int) -> None:
         """Prefill the next ``n`` tokens of the first sequence's stream, in batches of the engine's
         own size.
         """
         session = self.sessions[0]
         session.feed(self.ids[0][session.n_past : session.n_past + n])
 
-    def write(self, n: int, n_sequences: int) -> None:
+    def decode(self, n: int, n_sequences: int) -> None:
         """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
         from treadle.engine.batch import BatchItem
 
@@ -109,7 +109,7 @@ class TreadleEncoder(Treadle):
         self.sessions = []
         self.n_source = 0  # tokens of the sessions' prompts
 
-    def hold(self, n: int, n_sequences: int) -> None:
+    def set_depth(self, n: int, n_sequences: int) -> None:
         """Give the first ``n_sequences`` prompts of ``n`` tokens, at least one, in the encoder, and
         no tokens in the decoder.
         """
@@ -122,9 +122,9 @@ class TreadleEncoder(Treadle):
         for session in self.sessions:
             session.reset()
 
-    def read(self, n: int) -> None:
+    def prefill(self, n: int) -> None:
         """Encode the first ``n`` tokens of the first stream, and compute their keys and values for
-        the decoder. The sessions of ``hold`` are closed first.
+        the decoder. The sessions of ``set_depth`` are closed first.
         """
         self.close()  # their prompts hold pages
         engine = self.model.engine
@@ -181,7 +181,7 @@ class LlamaCpp:
         self.memory = llama_cpp.llama_get_memory(self.ctx)
         self.batch = llama_cpp.llama_batch_init(max(BATCH, len(ids)), 0, 1)
 
-    def hold(self, n: int, n_sequences: int) -> None:
+    def set_depth(self, n: int, n_sequences: int) -> None:
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
         for which in range(n_sequences):
             if self.n_held[which] > n:
@@ -192,13 +192,13 @@ class LlamaCpp:
                 self.n_held[which] = n if kept else 0
             self._take(which, n - self.n_held[which])
 
-    def read(self, n: int) -> None:
+    def prefill(self, n: int) -> None:
         """Prefill the next ``n`` tokens of the first sequence's stream, in batches of at most BATCH
         tokens.
         """
         self._take(0, n)
 
-    def write(self, n: int, n_sequences: int) -> None:
+    def decode(self, n: int, n_sequences: int) -> None:
         """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
         for _ in range(n):
             self._run([(which, 1) for which in range(n_sequences)])

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.speed import BANDWIDTH, CACHES, STREAM, explain_caches
 from treadle.cli.ui.table import heading, print_table, printable, remark, say, scaled
-from treadle.machine.topology import busy
+from treadle.machine.topology import busy_warning
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def share_of(result: Result) -> str:
 def warn_busy(results: Sequence[Result]) -> None:
     """Warn on standard error if the machine was busy."""
     shares = [share for r in results if (share := r.processor_time_share) is not None]
-    if warning := busy(shares, ", so these speeds are too low; stop them and run again"):
+    if warning := busy_warning(shares, ", so these speeds are too low; stop them and run again"):
         remark(warning)
 
 

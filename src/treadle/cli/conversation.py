@@ -61,12 +61,12 @@ class AnswerCost:
 
     def __str__(self) -> str:
         """Return the line printed below an answer."""
-        prompt = f"prompt {read([self])}"
+        prompt = f"prompt {prefill_text([self])}"
         context = f"context {self.n_context} of {self.n_ctx}"
-        return "; ".join(filter(None, (wrote([self]), prompt, self.looked, context)))
+        return "; ".join(filter(None, (decode_text([self]), prompt, self.media_text, context)))
 
     @property
-    def looked(self) -> str:
+    def media_text(self) -> str:
         """The prompt's pictures and sounds, and the seconds of encoding them, as text; "" without
         any.
         """
@@ -78,22 +78,22 @@ class AnswerCost:
         return self.timings.n_prompt - self.timings.n_cached
 
 
-def wrote(turns: Sequence[AnswerCost]) -> str:
+def decode_text(turns: Sequence[AnswerCost]) -> str:
     """Return the number of generated tokens and the decode speed as text. The speed excludes each
     answer's first token, which comes from the prefill.
     """
     n = sum(turn.timings.n_generated for turn in turns)
     n_timed = sum(max(0, turn.timings.n_generated - 1) for turn in turns)
-    return rated(counted(n, "token"), n_timed, sum(turn.timings.decode_s for turn in turns))
+    return with_speed(counted(n, "token"), n_timed, sum(turn.timings.decode_s for turn in turns))
 
 
-def read(turns: Sequence[AnswerCost]) -> str:
+def prefill_text(turns: Sequence[AnswerCost]) -> str:
     """Return the number of prefilled tokens and their speed as text."""
     n = sum(turn.n_read for turn in turns)
-    return rated(str(n), n, sum(turn.timings.prefill_s for turn in turns))
+    return with_speed(str(n), n, sum(turn.timings.prefill_s for turn in turns))
 
 
-def rated(text: str, n_timed: int, seconds: float) -> str:
+def with_speed(text: str, n_timed: int, seconds: float) -> str:
     """Append the speed to ``text``, tokens per second, unless nothing was timed."""
     return f"{text}, {n_timed / seconds:.1f} tokens/s" if seconds > 0 and n_timed else text
 
@@ -354,8 +354,8 @@ class Conversation:
         n_cached = sum(turn.timings.n_cached for turn in self.turns)
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
-            f"{counted(len(self.turns), 'answer')}: generated {wrote(self.turns)}; "
-            f"prompts {read(self.turns)}; "
+            f"{counted(len(self.turns), 'answer')}: generated {decode_text(self.turns)}; "
+            f"prompts {prefill_text(self.turns)}; "
             f"{counted(n_cached, 'prompt token')} reused from the cache"
         )
 

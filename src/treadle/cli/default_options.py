@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from treadle.cli.options import OF_SAMPLING, build_sampling, option, packed
+from treadle.cli.options import SAMPLING_OPTIONS, build_sampling, option, packed
 from treadle.cli.usage import as_usage
 from treadle.errors import TreadleError
 
@@ -103,7 +103,7 @@ def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     from treadle.api.defaults import read_defaults
 
     given = {name: values[name] for name in _NAMES if values.get(name) is not None}
-    asked = {knob.name: values[knob.name] for knob in OF_SAMPLING if knob.name in values}
+    asked = {knob.name: values[knob.name] for knob in SAMPLING_OPTIONS if knob.name in values}
     named = [name for name, value in asked.items() if value not in (None, ())]
     if named:
         made = build_sampling(asked)
@@ -136,7 +136,7 @@ def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
 template_options = packed("defaults", _NAMES, _TEMPLATE, build_defaults)
 default_options = packed(
     "defaults",
-    (*_NAMES, *(knob.name for knob in OF_SAMPLING)),
-    (*_TEMPLATE, *map(option, OF_SAMPLING)),
+    (*_NAMES, *(knob.name for knob in SAMPLING_OPTIONS)),
+    (*_TEMPLATE, *map(option, SAMPLING_OPTIONS)),
     build_defaults,
 )

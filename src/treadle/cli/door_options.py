@@ -76,6 +76,6 @@ def check_files(settings: Mapping[str, Any]) -> None:
 
         TlsFiles(certificate, settings["ssl_key_file"])
     if settings["api_key_file"] is not None:
-        from treadle.server.http.api_keys import KeyRing
+        from treadle.server.http.api_keys import ApiKeyStore
 
-        KeyRing(settings["api_keys"], settings["api_key_file"])
+        ApiKeyStore(settings["api_keys"], settings["api_key_file"])

@@ -74,7 +74,7 @@ class ServeRole:
     """
 
     def take(self, checked: CheckedOptions) -> None:
-        """Use the checked options."""
+        """Use the checked options in place of serving: called by ``serve``, which then returns."""
         raise NotImplementedError
 
 
@@ -87,7 +87,7 @@ class OptionCheck(ServeRole):
         self.loading: dict[str, Any] = {}
 
     def take(self, checked: CheckedOptions) -> None:
-        """Keep ``checked.loading``."""
+        """Keep the keyword arguments of ``treadle.load`` in ``loading``."""
         self.loading = checked.loading
 
 

@@ -86,13 +86,23 @@ ADVICE = {
     "--reasoning-parser": "leave it out: the chat template says how reasoning is written",
 }
 
+# Of llama-cli, where a command has a prompt.
+OF_PROMPTS = {
+    "-p": "give the prompt without an option, behind MODEL",
+    "--prompt": "give the prompt without an option, behind MODEL",
+    "-f": "give the prompt on standard input: < FILE",
+    "--file": "give the prompt on standard input: < FILE",
+}
+PROMPT = "words"  # the argument of ``treadle run`` that has the prompt
+
 
 def advice(args: Sequence[str], known: Collection[str]) -> str | None:
     """Return a message about the first option in ``args`` that belongs to another program: what to
-    use here. None if there is none. ``known``: options that this command has itself.
+    use here. None if there is none. ``known``: options and arguments that this command has itself.
     """
+    table = ADVICE | OF_PROMPTS if PROMPT in known else ADVICE
     for arg in args:
         name = arg.partition("=")[0]
-        if name in ADVICE and name not in known:
-            return f"{name} is no option of this command: {ADVICE[name]}"
+        if name in table and name not in known:
+            return f"{name} is no option of this command: {table[name]}"
     return None

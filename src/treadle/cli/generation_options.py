@@ -13,7 +13,7 @@ import click
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.load import read_text
 from treadle.cli.options import (
-    OF_SAMPLING,
+    SAMPLING_OPTIONS,
     AnswerOption,
     build_sampling,
     option,
@@ -96,7 +96,7 @@ def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
 def build_options(values: dict[str, Any]) -> GenerationOptions:
     """Build the generation options from the command line's values."""
     constraint = read_constraint(values)
-    asked = {each.name: values[each.name] for each in OF_SAMPLING}
+    asked = {each.name: values[each.name] for each in SAMPLING_OPTIONS}
     given = tuple(name for name, value in asked.items() if value not in (None, ()))
     return GenerationOptions(
         build_sampling(asked),
@@ -107,8 +107,8 @@ def build_options(values: dict[str, Any]) -> GenerationOptions:
     )
 
 
-# Options of an answer's end and format; all others are OF_SAMPLING.
-OF_ANSWERS = (
+# Options of an answer's end and format; all others are SAMPLING_OPTIONS.
+ANSWER_OPTIONS = (
     AnswerOption(
         "max_tokens",
         "-n --max-tokens",
@@ -124,7 +124,7 @@ OF_ANSWERS = (
         "json_schema", "--json-schema", "Generate JSON that matches this schema.", EXISTING
     ),
 )
-_OPTIONS = (*OF_ANSWERS, *OF_SAMPLING)
+_OPTIONS = (*ANSWER_OPTIONS, *SAMPLING_OPTIONS)
 # A decorator that adds the options and passes them as ``options``.
 generation_options = packed(
     "options", [each.name for each in _OPTIONS], [option(each) for each in _OPTIONS], build_options

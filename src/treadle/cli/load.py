@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
-from treadle.base.gc_pause import garbage_kept
+from treadle.base.gc_pause import garbage_kept, imports_kept
 from treadle.base.humanize import listed, n_bytes
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 1 << 30  # most bytes of a text file
 WORTH_ASKING = 1 << 28  # least bytes of a model for which free memory is checked
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
+HUB_NAME = r"[\w.-]+/[\w.-]+(?<!\.gguf)"  # OWNER/REPO
 
 
 def is_model(word: str) -> bool:
@@ -83,6 +83,9 @@ def find_model(
             raise FileError(why, path=ref)
         if (named := find_downloaded(ref)) is not None:
             return named
+        from treadle.hub.name import check_no_address
+
+        check_no_address(ref)
         raise FileError(why + near_names(path) + near_downloads(ref), path=ref)
     return path
 
@@ -178,7 +181,7 @@ def near_names(path: Path) -> str:
 
     folder = path.parent
     if not folder.is_dir():
-        if HUB_NAME.fullmatch(str(path)) and not os.path.lexists(folder):
+        if re.fullmatch(HUB_NAME, str(path), re.ASCII) and not os.path.lexists(folder):
             return f" (nor the folder {folder}); for a model on the hub, use hf:{path}"
         return f" (nor the folder {folder})"
     # Wrong case is the most common error in a file name, so case is ignored; so is the suffix,
@@ -240,13 +243,15 @@ def load_model(
     if isinstance(settings.get("mmproj"), str):
         settings["mmproj"] = find_projector(settings["mmproj"], progress)
     given = {name: value for name, value in settings.items() if value not in (None, ())}
+    with imports_kept():
+        load = treadle.load  # imports the library
     with garbage_kept(), _warnings_said(progress):
         try:
-            model = treadle.load(path, progress=progress, **given)
+            model = load(path, progress=progress, **given)
         except TreadleError:
             if context or not room or path is None or not 0 < (most := _positions(path)) < room:
                 raise
-            model = treadle.load(path, progress=progress, **{**given, "context": most})
+            model = load(path, progress=progress, **{**given, "context": most})
     if path is not None:
         from treadle.catalog.records import note_use
 
@@ -369,7 +374,7 @@ def from_disk(model: Model) -> str:
     if short is None:
         return ""
     has = n_bytes(short.n_bytes)
-    room = f"{n_bytes(short.for_it)} ({short.bound.what})"
+    room = f"{n_bytes(short.free_bytes)} ({short.bound.what})"
     text = f"warning: {model.path.name} needs {has}, but memory has {room}: "
     chosen = 0.0  # bytes of a token's experts
     for i, layer in enumerate(model.config.layers):

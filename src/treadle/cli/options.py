@@ -70,6 +70,21 @@ class ModelCommand(click.Command):
                 raise
             raise click.UsageError(said, ctx) from error
 
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Make click's parser. It looks for ``-n`` among the long options first, and where that
+        fails compares it with all of them, for a suggestion that it drops: here it does not.
+        """
+        parser = super().make_parser(ctx)
+        match_long = parser._match_long_opt
+
+        def match(name: str, *values: Any) -> None:
+            if name not in parser._long_opt and name[:2] not in parser._opt_prefixes:
+                raise click.NoSuchOption(name, "", ctx=ctx)  # so click tries short options
+            match_long(name, *values)
+
+        parser._match_long_opt = match  # type: ignore[method-assign,assignment]
+        return parser
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under the headings "Options" and "Sampling"."""
         for heading, wanted in (("Options", False), ("Sampling", True)):
@@ -173,7 +188,7 @@ def plain(name: str) -> str:
 
 
 DEFAULT = Sampling()
-OF_SAMPLING = (
+SAMPLING_OPTIONS = (
     AnswerOption("temperature", "--temp --temperature", "Higher is more random; 0 is greedy."),
     AnswerOption("top_k", "--top-k", "Keep the k most likely tokens; 0 disables."),
     AnswerOption("top_p", "--top-p", "Keep the most likely up to a total of p; 1 disables."),
@@ -244,6 +259,7 @@ OF_SAMPLING = (
         "samplers", "--samplers", f"The sampling stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
 )
+SAMPLING_NAMES = frozenset(each.name for each in SAMPLING_OPTIONS)
 
 
 def token_limit(text: Any) -> int | None:
@@ -267,7 +283,7 @@ def option(setting: AnswerOption) -> Callable[[Function], Function]:
     elif setting.default == DEFAULT_ORDER:
         shown = f"  [default: {';'.join(DEFAULT_ORDER)}]"
     given |= {"metavar": setting.metavar, "help": setting.help + shown, "default": None}
-    kind = SamplingOption if setting in OF_SAMPLING else click.Option
+    kind = SamplingOption if setting.name in SAMPLING_NAMES else click.Option
     return click.option(*setting.flags.split(), setting.name, cls=kind, **given)
 
 

@@ -21,7 +21,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.cli.bench_engines import streams
 from treadle.cli.speed import PassCost, Peaks, part_of
 from treadle.cli.ui.progress import ProgressBar
-from treadle.models.graphs import main_output
 from treadle.models.switch import without_control_tokens
 
 RUNS = 7  # of steps and of whole passes each, after one to warm up
@@ -54,7 +53,7 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
     session = model.session()
     (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)
     ids = without_control_tokens(model.config.switch, ids)
-    writes = main_output(model.config) == "logits"
+    writes = model.config.main_output == "logits"
     stamped: list[dict[str, float]] = []
     wholes: list[float] = []
     try:
@@ -115,7 +114,10 @@ def facts_of(
 def kinds_of(
     steps: Sequence[Any], profile: Profile, parts: Sequence[tuple[int, int]], peaks: Peaks
 ) -> list[dict[str, Any]]:
-    """Sum up the steps by kind (``part_of``); the kind that took longest comes first."""
+    """Return one object for each kind of step (``part_of``), the kind that took longest first:
+    ``kind``, ``n_steps``, and the fields of ``facts_of`` for these steps together. ``parts``:
+    (cached tokens, new tokens) of each sequence.
+    """
     groups: dict[str, list[Any]] = {}
     for step in steps:
         groups.setdefault(part_of(step.kernel), []).append(step)

@@ -70,7 +70,7 @@ class ImageSizeType(click.ParamType[ImageSize]):
 @dataclass(frozen=True, eq=False)
 class TowerSteps:
     """The steps of one plan of a projector file. ``parts``: (0, rows) of each picture or tile in
-    the run, as ``Step.work`` takes them; ``prefix``: of the labels, "" unless the file is for
+    the run, as ``Step.cost`` takes them; ``prefix``: of the labels, "" unless the file is for
     pictures and sounds.
     """
 

@@ -55,7 +55,7 @@ class ReplyView:
         self._screen = screen
         self._scanner = marks.scanner()
         self._whole = whole
-        self._aloud = WrappedScreen() if whole and sys.stdout.isatty() else None
+        self._reasoning_screen = WrappedScreen() if whole and sys.stdout.isatty() else None
         self._dim = is_styled(sys.stdout)
         self._live = is_styled(sys.stderr)
         self._n_thought = 0  # tokens
@@ -85,8 +85,8 @@ class ReplyView:
         if not self._thinking:
             return
         self._thinking = False
-        if self._aloud is not None:
-            self._aloud.end()
+        if self._reasoning_screen is not None:
+            self._reasoning_screen.end()
             write(f"{RESET}\n" if self._dim else "\n")
         elif self._whole:
             print(file=sys.stderr, flush=True)
@@ -100,10 +100,10 @@ class ReplyView:
         first = not self._thinking
         self._thinking = True
         self._n_thought = n_tokens
-        if self._aloud is not None:
+        if self._reasoning_screen is not None:
             if first and self._dim:
                 write(DIM)
-            self._aloud.show(text)
+            self._reasoning_screen.show(text)
         elif self._whole:
             text = harmless(text) if sys.stderr.isatty() else text
             print(text, end="", file=sys.stderr, flush=True)

@@ -11,12 +11,12 @@ import click
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.default_options import REASONING
 from treadle.cli.generation_options import (
+    ANSWER_OPTIONS,
     FILES,
-    OF_ANSWERS,
     GenerationOptions,
     read_constraint,
 )
-from treadle.cli.options import OF_SAMPLING, AnswerOption, build_sampling, plain
+from treadle.cli.options import SAMPLING_OPTIONS, AnswerOption, build_sampling, plain
 from treadle.errors import SamplingError
 
 WHEN_FULL = ("refuse", "drop")
@@ -93,5 +93,5 @@ _OF_CHAT = (
     AnswerOption("reasoning", "", "", click.Choice(REASONING), otherwise=REASONING[0]),
     AnswerOption("show_reasoning", "", "", otherwise=False),
 )
-SETTINGS = {each.name: each for each in (*OF_SAMPLING, *OF_ANSWERS, *_OF_CHAT)}
+SETTINGS = {each.name: each for each in (*SAMPLING_OPTIONS, *ANSWER_OPTIONS, *_OF_CHAT)}
 OWN = {each.name for each in dataclasses.fields(AnswerSettings)}

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+from click.core import ParameterSource
+
 from treadle.cli.load import find_model
 from treadle.errors import TreadleError
 
@@ -13,6 +16,12 @@ if TYPE_CHECKING:
     from treadle.api.speech import SpeechRecognizer
     from treadle.cli.ui.progress import ProgressBar
 
+# Options of ``treadle serve`` that a speech model's server has; the others are for texts.
+SERVING = frozenset(
+    {"models", "hosts", "port", "api_keys", "api_key_file", "ssl_cert_file", "ssl_key_file"}
+    | {"api_prefix", "alias", "max_requests", "grace", "metrics", "log", "log_text"}
+    | {"page", "allow_hosts", "allow_origins", "threads", "device"}
+)
 LOADING = ("threads", "device", "isa")  # settings of ``treadle.load`` that speech models have
 
 
@@ -34,6 +43,18 @@ def is_speech_model(path: Path) -> bool:
         return is_whisper(path)
     except (TreadleError, OSError):
         return False
+
+
+def left_out(context: click.Context) -> list[str]:
+    """Return the options of ``treadle serve`` that the user has given and a speech model has no use
+    for.
+    """
+    unset = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    return [
+        max(param.opts, key=len)
+        for param in context.command.params
+        if param.name not in SERVING and context.get_parameter_source(param.name or "") not in unset
+    ]
 
 
 def load_recognizer(

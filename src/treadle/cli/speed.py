@@ -26,7 +26,7 @@ SEVERAL = {"bf16x2": 3, "bf16x3": 6, "q8x2": 2}  # hardware products per product
 PLAIN = "f32"  # the number type of kernels without one in their name
 # Kernels that a profile sums up under one name.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
-OF_BLOCKS = "simt", "tile"  # prefixes of the names of GPU kernels
+GPU_PREFIXES = "simt", "tile"  # prefixes of the names of GPU kernels
 
 Peaks = Mapping[
     str, float
@@ -107,7 +107,7 @@ class PassCost:
         least_s: dict[str, float] = {}
         for parts, n_outputs in runs:
             for step in steps:
-                n_bytes, n_ops = step.work(parts, n_outputs)
+                n_bytes, n_ops = step.cost(parts, n_outputs)
                 kind = kind_of(step.kernel, peaks)
                 total_bytes += n_bytes
                 n_made = n_ops * products_of(step.kernel)
@@ -194,5 +194,5 @@ def products_of(kernel: str) -> int:
 
 def part_of(kernel: str) -> str:
     """Return the kind of step of ``kernel`` in a profile: matmul, attention, norm, rope, pack..."""
-    op = next(word for word in kernel.split("_") if word not in OF_BLOCKS)
+    op = next(word for word in kernel.split("_") if word not in GPU_PREFIXES)
     return PARTS.get(op, op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.base.humanize import counted
-from treadle.cli.conversation import AnswerCost, rated, wrote
+from treadle.cli.conversation import AnswerCost, decode_text, with_speed
 from treadle.cli.load import device_name
 from treadle.cli.ui.table import n_bytes, printable
 
@@ -20,8 +20,8 @@ def report(model: Model, turn: AnswerCost) -> str:
         "cpu": cpu(model),
         "kernels": kernels_line(model),
         "prompt": prompt(turn),
-        "pictures": turn.looked,
-        "text": wrote([turn]),
+        "pictures": turn.media_text,
+        "text": decode_text([turn]),
         "context": f"{turn.n_context} of {turn.n_ctx} tokens",
         "memory": memory(model),
         "disk": disk(model),
@@ -33,7 +33,7 @@ def prompt(turn: AnswerCost) -> str:
     """Format the number of prefilled tokens, their speed, and the tokens reused from the cache."""
     n = turn.n_read
     n_cached = turn.timings.n_cached
-    text = rated(counted(n, "token"), n, turn.timings.prefill_s)
+    text = with_speed(counted(n, "token"), n, turn.timings.prefill_s)
     return f"{text}, {n_cached} reused from the cache" if n_cached else text
 
 

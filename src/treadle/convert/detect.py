@@ -18,7 +18,7 @@ from treadle.errors import FileError, TreadleError
 from treadle.files.checkpoint import ZIP_MAGIC
 from treadle.files.legacy import MAGICS
 from treadle.files.llama2c import HEADER, MAGIC, n_bytes_of
-from treadle.files.mistaken import N_HEAD, what_is
+from treadle.files.mistaken import N_HEAD, describe_file
 from treadle.files.splits import is_hf, missing
 
 Open = Callable[[Path, Path | None], Source]
@@ -69,7 +69,7 @@ def find_kind(path: Path) -> CheckpointKind:
     names = "; ".join(kind.name for kind in KINDS)
     if path.is_dir():
         raise FileError("is a folder that contains no model", path=path, expected=names)
-    if what := what_is(head):
+    if what := describe_file(head):
         raise FileError(f"not a checkpoint: {what}", path=path)
     found = f"starts with {head[:8]!r}: cut short, or not a checkpoint" if head else "an empty file"
     raise FileError(found, path=path, expected=names)

@@ -61,7 +61,7 @@ WITH_WINDOWS = frozenset(
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa", "graniteswitch"})
 FEW_BIASES = QKV_BIAS
 # Biases that llama.cpp requires in every file.
-ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
+REQUIRED_BIASES = {"phimoe": ("attn_output.bias", "output.bias")}
 FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
 # Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
@@ -71,7 +71,7 @@ TRAINED = {
     "grovemoe": "small experts read the other experts' output, weighted by another's score",
 }
 # Tensor names of treadle's own, and biases that llama.cpp lacks in these architectures.
-OWN = frozenset(
+TREADLE_TENSORS = frozenset(
     {"ffn_exps_bias.weight", "attn_q_a.bias", "attn_kv_a_mqa.bias"}
     | {f"ffn_{one}.bias" for one in ("gate_shexp", "up_shexp", "down_shexp")}
     | {"ffn_latent_down.bias", "ffn_latent_up.bias", "output.bias"}
@@ -92,11 +92,11 @@ NORMED = {
 }
 # llama.cpp requires attn_k and attn_v in every layer, even in layers that share those of others. It
 # assumes this number of first layers with their own, and this number of first sparse gates.
-SHARING = {"gemma3n": (20, 10)}
-LACKING = frozenset(
+N_UNSHARED_LAYERS = {"gemma3n": (20, 10)}
+UNKNOWN_ARCHS = frozenset(
     {"flex_olmo", "gptneo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
-    | {"axk2", "cohere-compass", "inkling", "solar-open2"}
-)  # architectures that llama.cpp lacks
+    | {"axk2", "cohere-compass", "gigachat35", "inkling", "solar-open2"}
+)  # architectures that llama.cpp 0.3.36's sources lack
 ONE_BASE = frozenset({"mellum"})  # one RoPE base, also for layers with a window
 FIXED_SCALES = frozenset({"minicpm3"})  # scales from the model's size; the file's are ignored
 # Tensors that llama.cpp does not load there: direct or low-rank queries, a separate output matrix.
@@ -115,7 +115,7 @@ class OutputMetadata:
     tensors: Collection[str]
 
 
-def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> list[str]:
+def reading_differences(metadata: Mapping[str, Any], tensors: Collection[str]) -> list[str]:
     """Return a sentence for each difference between llama.cpp's reading of a file and treadle's; []
     for an architecture that treadle does not know. ``tensors``: names.
     """
@@ -197,10 +197,10 @@ def _yarn(file: OutputMetadata) -> str:
 
 
 def _biases(file: OutputMetadata) -> str:
-    asked = ASKED.get(file.arch.name, ())
+    asked = REQUIRED_BIASES.get(file.arch.name, ())
     known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES | {*asked}
     stems = {layer_of(name)[1] for name in file.tensors}
-    found = sorted(stems & (ANY_BIAS - known | OWN - {*asked}))
+    found = sorted(stems & (ANY_BIAS - known | TREADLE_TENSORS - {*asked}))
     if not found:
         lacking = ", ".join(name for name in asked if name not in stems)
         return f"it refuses {file.arch.name} without {lacking}" if lacking else ""
@@ -226,11 +226,11 @@ def _sharing(file: OutputMetadata) -> str:
     keys = file.keys
     n_layer = keys.get("block_count")
     n_shared = _number(file, "attention.shared_kv_layers")
-    if name not in SHARING or not isinstance(n_layer, int) or n_shared is None:
+    if name not in N_UNSHARED_LAYERS or not isinstance(n_layer, int) or n_shared is None:
         return ""
     if not all(f"blk.{i}.attn_k.weight" in file.tensors for i in range(n_layer)):
         return f"it refuses {name} whose last {n_shared:g} layers have no attn_k and attn_v"
-    n_own, n_sparse = SHARING[name]
+    n_own, n_sparse = N_UNSHARED_LAYERS[name]
     cuts = keys.get("activation_sparsity_scale", ())
     sparse = [i for i, cut in enumerate(cuts) if cut > -math.inf]
     if n_layer - n_shared != n_own or sparse != list(range(n_sparse)):
@@ -270,7 +270,9 @@ def _queries(file: OutputMetadata) -> str:
 
 
 def _lacking(file: OutputMetadata) -> str:
-    return f"llama.cpp has no architecture {file.arch.name}" if file.arch.name in LACKING else ""
+    return (
+        f"llama.cpp has no architecture {file.arch.name}" if file.arch.name in UNKNOWN_ARCHS else ""
+    )
 
 
 def _unscaled(file: OutputMetadata) -> str:

@@ -18,17 +18,22 @@ def packaged_model() -> Path:
     return Path(__file__).resolve().parent.parent / "data" / "demo.gguf"
 
 
-def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -> GGUF:
+def open_model(
+    path: str | os.PathLike[str], progress: Progress | None = None, *, drafter: bool = False
+) -> GGUF:
     """Open a model for the engine with ``open_gguf``, ``open_hf`` or ``open_whisper``, by its
     content. Raises the errors of that function.
 
     Tensors of a Hugging Face folder that are stored in another form (such as single experts) are
     assembled in memory when the first of them is read. With ``progress`` they are assembled before
     this returns, with calls of ``progress("unpack", done, total)``, counted in tensors.
+
+    ``drafter``: if a folder holds both a DeepSeek V4 model and its DSpark drafter (the small model
+    of speculative decoding), open the drafter.
     """
     if not is_hf(path):
         try:
-            return open_gguf(path)
+            return open_gguf(path, stored=True)
         except (FileError, UnsupportedError):
             if (speech := _open_speech(path)) is None:
                 raise
@@ -36,7 +41,7 @@ def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -
     from treadle.convert.hf.folder import open_hf  # a GGUF file loads without it
 
     try:
-        model = open_hf(path)
+        model = open_hf(path, drafter=drafter)
     except UnsupportedError:
         if (speech := _open_speech(path)) is None:
             raise
@@ -44,18 +49,6 @@ def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -
     if progress is not None:
         model.make(progress)
     return model
-
-
-def open_drafter(path: str | os.PathLike[str]) -> GGUF:
-    """Open a drafter (the small model of speculative decoding) as ``open_model`` does.
-
-    If a folder holds a DeepSeek V4 model and its DSpark drafter, open the drafter.
-    """
-    if not is_hf(path):
-        return open_model(path)
-    from treadle.convert.hf.folder import open_hf
-
-    return open_hf(path, drafter=True)
 
 
 def _open_speech(path: str | os.PathLike[str]) -> GGUF | None:

@@ -71,7 +71,7 @@ def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> No
             os.close(fd)
 
 
-def before_opening(path: Path) -> PageCache:
+def record_page_cache(path: Path) -> PageCache:
     """Record the resident pages of a checkpoint's files. Call it before the first byte is read,
     because reading a header makes the kernel read ahead megabytes.
 

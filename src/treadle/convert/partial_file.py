@@ -21,7 +21,7 @@ from treadle.errors import FileError
 from treadle.files.target import part_of
 from treadle.system import SYSTEM
 
-HOLE = 4096  # bytes: a page of zeros is left out
+ZERO_PAGE_BYTES = 4096  # bytes: a page of zeros is left out
 SYNC = 256 << 20  # bytes written between two entries of the journal
 CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up"}
@@ -61,18 +61,18 @@ class PartFile:
 
     def write(self, data: Bytes, at: int) -> None:
         """Write uint8 ``data`` at byte offset ``at``; whole pages of zeros stay holes."""
-        head = min(-at % HOLE, len(data))
+        head = min(-at % ZERO_PAGE_BYTES, len(data))
         self._write(data[:head], at)
-        n_pages = (len(data) - head) // HOLE
-        body = data[head : head + n_pages * HOLE].reshape(n_pages, HOLE)
+        n_pages = (len(data) - head) // ZERO_PAGE_BYTES
+        body = data[head : head + n_pages * ZERO_PAGE_BYTES].reshape(n_pages, ZERO_PAGE_BYTES)
         # Three bytes rule out most pages that are not zero, so the check is cheap.
-        maybe = np.flatnonzero((body[:, 0] | body[:, -1] | body[:, HOLE // 2]) == 0)
+        maybe = np.flatnonzero((body[:, 0] | body[:, -1] | body[:, ZERO_PAGE_BYTES // 2]) == 0)
         zeros = maybe[~body[maybe].any(axis=1)]
         start = 0
         for page in [*zeros.tolist(), n_pages]:
-            self._write(body[start:page].reshape(-1), at + head + start * HOLE)
+            self._write(body[start:page].reshape(-1), at + head + start * ZERO_PAGE_BYTES)
             start = page + 1
-        tail = head + n_pages * HOLE
+        tail = head + n_pages * ZERO_PAGE_BYTES
         self._write(data[tail:], at + tail)
 
     def _write(self, data: Bytes, at: int) -> None:
@@ -109,7 +109,7 @@ class PartFile:
                 at = at + n
         return True
 
-    def take_place(self) -> None:
+    def replace_target(self) -> None:
         """Rename the part to its target. Raises OSError."""
         if not SYSTEM.RENAMES_OPEN:
             self.close()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.llamacpp_differences import reading_differences
 from treadle.convert.sources.source import F32, FILE_TYPES, Source, SourceTensor
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import ValueType
@@ -275,7 +275,7 @@ def notes(source: Source, options: Options) -> list[str]:
     """
     said = list(source.notes)
     if not source.verbatim:
-        said += read_otherwise(build_metadata(source, options, []), source.tensors)
+        said += reading_differences(build_metadata(source, options, []), source.tensors)
     return said
 
 

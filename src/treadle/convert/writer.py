@@ -28,10 +28,10 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.convert.page_cache import PageCache
 from treadle.convert.partial_file import Journal, PartFile, is_full
 from treadle.convert.recipe import Options, OutputTensor, Shard, plan_shards, too_large
-from treadle.convert.sources.check_finite import find_nonfinite, is_finite, said_of
+from treadle.convert.sources.check_finite import find_nonfinite, is_finite, nonfinite_message
 from treadle.convert.sources.source import Bytes, Source, SourceTensor
 from treadle.devices.cpu.mapping_faults import guard_mappings
-from treadle.devices.cpu.quantizer import quantize_rows
+from treadle.devices.cpu.weight_quantizer import quantize_rows
 from treadle.errors import FileError, TreadleError
 from treadle.files.mapping import mappings_of
 from treadle.files.target import check_room, check_target, files_of
@@ -138,7 +138,7 @@ class _Coder:
             return
         first = begin // tensor.row_bytes * (tensor.k // fmt.block)
         block = first + find_nonfinite(fmt, rows, tensor.k)
-        what = said_of(fmt, block, tensor.k)
+        what = nonfinite_message(fmt, block, tensor.k)
         raise tensor.error(what, "finite weights, or --allow-nonfinite")
 
 
@@ -217,7 +217,7 @@ class _Writer:
         finally:
             journal.close()
         for part in parts:
-            part.take_place()
+            part.replace_target()
         journal.path.unlink()
         SYSTEM.sync_folder(parts[0].target.parent)
         return [part.target for part in parts]

@@ -6,7 +6,7 @@
     batch.py          BatchItem, RunInputs: a batch, written as the input block of a run
     prepared_plan.py  PreparedPlan: a plan placed in memory and compiled, and its PlanKey
     logits.py         LogitsBatch: the logits of a run, as samplers read them
-    observer.py       EngineObserver: code around each run, such as a drafter's
+    observer.py       EngineObserver: a drafter's code before and after each run, to read states
     hooks.py          HookedEngine: code that reads or changes values between steps
     step_slices.py    StepSlices: runs a plan in slices of time
     text_encoder.py   TextEncoder: the encoder of an encoder-decoder model

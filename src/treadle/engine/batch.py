@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from math import prod
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.kernels.attention.records import ITEM, MERGE, PAGE, SPLIT
 from treadle.kernels.elementwise.top_records import SAMPLED, LateMask, LogitsQuery
 from treadle.kernels.spec import (
@@ -68,7 +69,9 @@ class BatchItem(NamedTuple):
     second: int = NEVER
 
 
-def of_runs(pooled: Seq[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
+def merge_pooled_runs(
+    pooled: Seq[np.ndarray], n: int, step: int, pooling: str, unit: bool
+) -> np.ndarray:
     """Return the pooled vector f32 ``[1, n_embd]`` of a text of ``n`` tokens. ``pooled``: the
     vector of each of its runs, of ``step`` tokens each but the last; ``pooling``: "mean", "first"
     or "last"; ``unit``: scale to length 1.
@@ -80,7 +83,9 @@ def of_runs(pooled: Seq[np.ndarray], n: int, step: int, pooling: str, unit: bool
     return np.asarray(vector / (length or 1.0), np.float32)
 
 
-def in_runs(texts: Iterable[Seq[int]], max_tokens: int, max_texts: int) -> Iterator[list[Seq[int]]]:
+def group_texts(
+    texts: Iterable[Seq[int]], max_tokens: int, max_texts: int
+) -> Iterator[list[Seq[int]]]:
     """Group ``texts``, in order, into lists that fit one run; a longer text gets its own list."""
     batch: list[Seq[int]] = []
     for ids in texts:
@@ -111,7 +116,7 @@ class RopeTable:
         self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)
         self._filled = 0
 
-    def upto(self, n: int) -> np.ndarray:
+    def table_up_to(self, n: int) -> np.ndarray:
         """Return the table f32 ``[n_ctx, 2, rope_dims / 2]`` (cosines, sines), of which at least
         the first ``n`` positions are filled. Angles are computed in f64.
         """
@@ -322,7 +327,7 @@ class RunInputs(Inputs):
                 self._write_rotations(seq, part_ids, row, start)
             else:
                 for table, rope in self._ropes:
-                    rope[row:end] = table.upto(n_held)[start:n_held]
+                    rope[row:end] = table.table_up_to(n_held)[start:n_held]
             for pool, pages in zip(pools, seq.pages, strict=False):
                 behind = at_pages + len(pages)
                 words[at_pages:behind] = pages
@@ -440,12 +445,12 @@ class RunInputs(Inputs):
         if not self._registry.any_in(ids):
             first = start + (seq.shifts[-1][1] if seq.shifts else 0)
             for table, rope in self._ropes:
-                rope[row:end] = table.upto(first + len(ids))[first : first + len(ids)]
+                rope[row:end] = table.table_up_to(first + len(ids))[first : first + len(ids)]
             return
         where = self._registry.positions(seq.shifts, ids, start)
         most = int(where.max()) + 1
         for (table, rope), components in zip(self._ropes, self._components, strict=True):
-            rows = table.upto(most)
+            rows = table.table_up_to(most)
             rope[row:end] = rows[where[0]]
             for component in (1, 2):
                 pairs = np.flatnonzero(components == component)
@@ -548,7 +553,7 @@ class _Pool:
         self._window = pool.window
         self._chunk = pool.chunk
         self._causal = pool.causal
-        self._lent = pool.lent
+        self._lent = pool.is_borrowed
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
     def add(

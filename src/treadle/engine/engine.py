@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fork_safety import UseLock
 from treadle.base.interrupts import interrupts_held
-from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs, of_runs
+from treadle.engine.batch import (
+    NEVER,
+    BatchItem,
+    RopeTable,
+    RunInputs,
+    group_texts,
+    merge_pooled_runs,
+)
 from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
@@ -24,7 +32,6 @@ from treadle.kernels.elementwise.top_records import RESULT
 from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.models.config import N_BATCH
-from treadle.models.graphs import GRAPHS, main_output
 from treadle.plan.lowering.weights import Weights
 from treadle.plan.plan import Plan
 
@@ -44,7 +51,7 @@ if TYPE_CHECKING:
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
 # Outputs with a row for each requested token; others have one per part.
-OF_ROWS = "logits", "ahead", "tapped", "markov"
+OF_ROWS = "logits", "ahead", "tapped", "markov", "choosing"
 T = TypeVar("T")
 
 
@@ -52,8 +59,9 @@ class Engine:
     """Runs batches of sequences through one model.
 
     ``run([BatchItem(seq, ids)])`` appends ids to each sequence and returns logits, float32
-    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError if a part does not
-    fit, FileError if the model's file shrank or was written to; then no sequence has changed.
+    ``[n_outputs, n_vocab]``, in the order of the parts; ``sample`` does so for the scheduler, and
+    returns the largest logits of each output. Both raise ContextFullError if a part does not fit,
+    FileError if the model's file shrank or was written to; then no sequence has changed.
     Thread-safe: threads take turns.
     """
 
@@ -83,11 +91,10 @@ class Engine:
         self.n_ctx = n_ctx
         self.deterministic = deterministic
         self.kernels = device.kernels
-        pools = GRAPHS[config.arch.graph].pools(config)
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
         n_vocab = config.n_vocab
-        self.cache = self.make_cache(pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
+        self.cache = self.make_cache(config.pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
         self.gguf = gguf
         self._weights = Weights(gguf, device)
         self.check_files = gguf.check
@@ -103,7 +110,6 @@ class Engine:
         self.control_vectors: tuple[ControlVector, ...] = ()
         self._ready: dict[tuple[int, int, str, bool, bool, bool], PreparedPlan] = {}
         self._lowered: dict[PlanKey, Plan] = {}  # not prepared yet
-        self._with_media = replace(config, with_media=True)
         self._arena = device.memory(0)
         self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
@@ -147,8 +153,8 @@ class Engine:
         """Return the plan for batches of up to ``n_tokens`` tokens with ``n_outputs`` rows of
         ``output``, by default the graph's main output, and with the default adapters.
         """
-        made = output or main_output(self.config)
-        adapted, steered = self._uses(self.cache.lora)
+        made = output or self.config.main_output
+        adapted, steered = self._adapter_kinds(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted, steered=steered).plan
 
     def adapt(self, adapters: Seq[Adapter]) -> None:
@@ -160,10 +166,10 @@ class Engine:
         self.adapters = tuple(adapters)
         self._adapted = self._with_adapters(adapters)
         self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
-        made = main_output(self.config)
+        made = self.config.main_output
         self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
         for adapter in adapters:
-            adapter.check(self._adapted.met)
+            adapter.check(self._adapted.adapted_matrices)
 
     def _with_adapters(self, adapters: Seq[Adapter]) -> Weights:
         """Return the weights with these adapters, after the adapters within the model."""
@@ -190,13 +196,25 @@ class Engine:
         """Whether sequences may have adapters: loaded ones, or some within the model."""
         return self._adapted is not None
 
-    def adapts(self, ids: Seq[int]) -> bool:
+    def _adapts(self, ids: Seq[int]) -> bool:
         """Return whether a text of ``ids`` that chooses no loaded adapter still needs a plan with
         adapters: on a deterministic engine with adapters, or because of its control tokens.
         """
         tokens = self.cache.control_tokens
         always = self.deterministic and self.has_adapters  # so that results are bit-identical
         return always or (tokens is not None and tokens.any_in(ids))
+
+    def needs_of(self, seq: Sequence, ids: Seq[int]) -> tuple[bool, bool]:
+        """Return whether a run of ``ids`` in ``seq`` needs a plan with adapters, and whether one
+        with control vectors.
+        """
+        has_adapters, has_vectors = self._adapter_kinds(seq.lora)
+        return has_adapters or bool(seq.marks) or self._adapts(ids), has_vectors
+
+    @cached_property
+    def _with_media(self) -> Config:
+        """The config of plans for batches with rows of pictures and sound."""
+        return replace(self.config, with_media=True)
 
     @property
     def _n_scales(self) -> int:
@@ -210,9 +228,9 @@ class Engine:
         before any run with that output.
         """
         self.config = replace(self.config, taps=tuple(layers))
-        self._with_media = replace(self._with_media, taps=tuple(layers))
+        self.__dict__.pop("_with_media", None)
 
-    def _uses(self, lora: Lora) -> tuple[bool, bool]:
+    def _adapter_kinds(self, lora: Lora) -> tuple[bool, bool]:
         """Return whether a sequence with these scales has loaded adapters, and whether it has
         control vectors.
         """
@@ -283,13 +301,17 @@ class Engine:
         )
 
     def _make(self, key: PlanKey) -> PreparedPlan:
+        """Lower a new plan, give its buffers memory, and compile its kernels; keep and return the
+        result. For a model that generates text, other processes begin to compile the plan that will
+        follow.
+        """
         began = time.perf_counter()
         device = self.device
         config = self._with_media if key.media else self.config
         plan = self._lowered.pop(key, None)
         if plan is None:
             plan = self.lower(key)
-            if device.compile_ahead(plan) and main_output(config) == "logits":
+            if device.compile_ahead(plan) and config.main_output == "logits":
                 n_next = CHUNK if key.n_tokens == 1 else 1  # a text follows a prompt
                 following = PlanKey(n_next, 1, key.output, key.adapted, steered=key.steered)
                 self.compile_ahead(following, later=True)
@@ -346,7 +368,7 @@ class Engine:
     def run_timed(self, parts: Seq[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output. Return the label of each step, and its seconds."""
         times: list[float] = []
-        plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
+        plan = self._run(parts, lambda ready: ready.plan, times, self.config.main_output)
         return list(zip([step.label for step in plan], times, strict=True))
 
     def run_reference(
@@ -367,7 +389,7 @@ class Engine:
 
     def together(self, texts: Iterable[Seq[int]]) -> Iterator[list[Seq[int]]]:
         """Group ``texts``, in order, into lists that ``embed`` can take in one run."""
-        return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
+        return group_texts(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
         self,
@@ -427,7 +449,7 @@ class Engine:
 
         with self.lock:
             try:
-                return self._of_new(len(texts), lora, run)
+                return self._with_new_sequences(len(texts), lora, run)
             except ContextFullError:
                 if len(texts) == 1:
                     raise
@@ -450,7 +472,9 @@ class Engine:
         """
         if not len(ids):
             raise TreadleError("no tokens")
-        yield from self._in_runs(ids, partial(self._read, "states", "n_tokens"), "states", lora)
+        yield from self._run_in_parts(
+            ids, partial(self._read, "states", "n_tokens"), "states", lora
+        )
 
     def _embed_long(
         self, ids: Seq[int], unit: bool, lora: Lora | None
@@ -459,14 +483,14 @@ class Engine:
         read = partial(self._read, "pooled", "n_parts")
         step = self.max_tokens
         pooled: list[np.ndarray] = []
-        with closing(self._in_runs(ids, read, "embedding", lora)) as runs:
+        with closing(self._run_in_parts(ids, read, "embedding", lora)) as runs:
             for made in runs:
                 pooled.append(made)
                 if len(pooled) * step < len(ids):
                     yield None
-        yield of_runs(pooled, len(ids), step, self.config.pool, unit)
+        yield merge_pooled_runs(pooled, len(ids), step, self.config.pool, unit)
 
-    def _in_runs(
+    def _run_in_parts(
         self,
         ids: Seq[int],
         read: Callable[[PreparedPlan], np.ndarray],
@@ -476,7 +500,7 @@ class Engine:
         """Run a text in a new sequence, whose pages are reserved first, in as many runs as it
         needs. Yield what ``read`` returns after each run.
         """
-        with interrupts_held() as held:  # around all, as in ``_of_new``
+        with interrupts_held() as held:  # around all, as in ``_with_new_sequences``
             with self.lock:
                 seq = self.cache.sequence(lora=lora)
             try:
@@ -490,7 +514,9 @@ class Engine:
                 with self.lock:
                     seq.close()
 
-    def _of_new(self, n: int, lora: Lora | None, use: Callable[[Seq[Sequence]], T]) -> T:
+    def _with_new_sequences(
+        self, n: int, lora: Lora | None, use: Callable[[Seq[Sequence]], T]
+    ) -> T:
         """Return ``use(sequences)`` of ``n`` new sequences, which are closed afterwards."""
         with interrupts_held() as held:  # around all: a signal after ``use`` would leave them open
             seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
@@ -523,9 +549,9 @@ class Engine:
         """
         with self.lock:
             again: list[int] = []
-            n = self.media.whole(seq.ids, n)
+            n = self.media.max_truncation(seq.ids, n)
             with interrupts_held():
-                if self.cache.visible(seq, n) < n:
+                if self.cache.max_truncation(seq, n) < n:
                     again = seq.ids[:n]
                     n = self.cache.match(seq, [*again, -1])
                 self.cache.truncate(seq, n)
@@ -540,6 +566,11 @@ class Engine:
         output: str = "logits",
         begin: Callable[[PreparedPlan], object] | None = None,
     ) -> T:
+        """Run one batch by the prepared plan for its size and ``output``, and return what ``read``
+        reads from the plan's memory. ``times`` gets each step's seconds; ``begin`` is called before
+        the device starts, once more if a signal stopped the run and it is repeated. Sequences are
+        unchanged if this raises an error.
+        """
         with self.lock:
             ready = self._plan_of(parts, output)  # compiling takes seconds and is interruptible
             with interrupts_held() as held:
@@ -548,7 +579,7 @@ class Engine:
                     if begin is not None:
                         begin(ready)
                     if not self._walk(ready, times, stoppable=True):
-                        held.let()
+                        held.run_deferred()
                         # No handler raised, so the run is wanted. The repeat is not stoppable: a
                         # program with frequent signals would never finish.
                         if begin is not None:
@@ -589,7 +620,7 @@ class Engine:
         The caller holds ``lock``, and commits each sequence to the cache afterwards.
         """
         wanted = any(part.n_outputs for part in parts)
-        ready = self._plan_of(parts, "logits" if wanted else main_output(self.config))
+        ready = self._plan_of(parts, "logits" if wanted else self.config.main_output)
         self._prepare(ready, parts)
         ready.run.write_late()
         return ready.plan, ready.run
@@ -624,18 +655,16 @@ class Engine:
             if not 0 <= n_wanted <= n:
                 raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
             if self.cache.cross and (seq.encoded is None or not seq.encoded.is_stored):
-                raise self._no_prompt(output)
+                raise self._no_prompt_error(output)
             self.check_ids(ids)
             entries = self.media.entries_in(ids)
             media = media or bool(entries)
             self._check_rows(entries)
             n_tokens = n_tokens + n
             n_outputs = n_outputs + n_wanted
-            adapted = adapted or bool(seq.marks) or self.adapts(ids)
-            if seq.lora:
-                has_adapters, has_vectors = self._uses(seq.lora)
-                adapted = adapted or has_adapters
-                steered = steered or has_vectors
+            has_adapters, has_vectors = self.needs_of(seq, ids)
+            adapted = adapted or has_adapters
+            steered = steered or has_vectors
             seqs.add(id(seq))
         if len(seqs) < len(parts):
             raise TreadleError("batch: two items use the same sequence")
@@ -647,7 +676,7 @@ class Engine:
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
 
-    def _no_prompt(self, output: str) -> UnsupportedError:
+    def _no_prompt_error(self, output: str) -> UnsupportedError:
         """Return the error for a run of a decoder whose sequence has no encoded prompt."""
         name = self.config.arch.name
         if output not in OF_ROWS:
@@ -688,7 +717,7 @@ class Engine:
         Return the sequences' lengths before.
         """
         if self._rows is not None and (rows := self._rows()) is not None:
-            rows.keep()  # the previous run's logits are still referenced
+            rows.snapshot()  # the previous run's logits are still referenced
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:
@@ -707,6 +736,7 @@ class Engine:
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Seq[BatchItem], ready: PreparedPlan) -> LogitsBatch:
+        """Return the logits of the last run, which computed ``parts``, for samplers."""
         at = ready.plan.offsets[ready.plan.outputs["top"]]
         n = ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()

@@ -28,9 +28,8 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan
 from treadle.errors import UnsupportedError
 from treadle.kvcache.cache import KVCache, Sequence
-from treadle.models.graphs import main_output
+from treadle.plan.hook_rows import HookPoint, StepRows, hook_points
 from treadle.plan.lowering.observed import ObservedOps, UnfusedOps
-from treadle.plan.step_rows import HookPoint, StepRows, hook_points
 
 if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora, PageStoreLike
@@ -167,7 +166,7 @@ class HookedCache(KVCache):
     def make_private(self, seq: Sequence) -> None:
         """Detach a sequence from the prefix tree; it keeps its tokens and pages."""
         if seq not in self.private:
-            seq.alone = True
+            seq.is_unshared = True
             seq.nodes.clear()
             self.private.add(seq)
 
@@ -194,11 +193,11 @@ class HookedCache(KVCache):
             self.make_private(made)
         return made
 
-    def let_go(self, seq: Sequence) -> None:
+    def release_reservation(self, seq: Sequence) -> None:
         if seq in self.private:
             self.reserve(seq, 0)
         else:
-            super().let_go(seq)
+            super().release_reservation(seq)
 
     def retire(self, seq: Sequence) -> None:
         if seq in self.private:
@@ -242,12 +241,12 @@ class HookedEngine(Engine):
         control vectors. ``every``: also those of control vectors that are off by default, and of
         pictures and sounds.
         """
-        adapted, steered = self._uses(self.cache.lora)
+        adapted, steered = self._adapter_kinds(self.cache.lora)
         media = False
         if every:
             steered = bool(self.control_vectors)
             media = self.config.causal and self.device.takes_media
-        marked = OBSERVED + main_output(self.config)
+        marked = OBSERVED + self.config.main_output
         key = self._key(PlanKey(1, 1, marked, adapted, media, steered))
         if (ready := self._ready.get(key)) is not None:
             plan = ready.plan
@@ -265,7 +264,7 @@ class HookedEngine(Engine):
 
         Raises ContextFullError if the text does not fit.
         """
-        output = main_output(self.config) if first is None else "logits"
+        output = self.config.main_output if first is None else "logits"
         with interrupts_held() as held, self.lock:
             seq = self.cache.sequence(lora=lora)
             try:
@@ -290,10 +289,10 @@ class HookedEngine(Engine):
 
         def read(seqs: Seq[Sequence]) -> None:
             parts = [BatchItem(seq, ids, 0) for seq, ids in zip(seqs, texts, strict=True)]
-            self._run(parts, lambda ready: None, None, main_output(self.config))
+            self._run(parts, lambda ready: None, None, self.config.main_output)
 
         with self.lock:
-            self._of_new(len(texts), lora, read)
+            self._with_new_sequences(len(texts), lora, read)
 
     def _prepare(self, ready: PreparedPlan, parts: Seq[BatchItem]) -> list[int]:
         starts = super()._prepare(ready, parts)

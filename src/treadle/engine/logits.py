@@ -118,7 +118,7 @@ class LogitsBatch:
                     return self._read()[row, columns].copy()
         return self._kept[row, columns].copy()
 
-    def keep(self) -> None:
+    def snapshot(self) -> None:
         """Copy all logits, before the next run overwrites them. The caller holds the engine's
         lock.
         """

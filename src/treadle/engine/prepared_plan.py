@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.engine.batch import RunInputs
 from treadle.kernels.spec import MEDIA
 from treadle.plan.plan import Buffer, DeviceMemory, Plan

@@ -57,7 +57,7 @@ class StepSlices:
         began = time.perf_counter()
         items = range(item, min(item + n, n_items))
         after = device.run_items(program, step, items)
-        self._learn(step, time.perf_counter() - began, after - item, n_rows)
+        self._update_estimate(step, time.perf_counter() - began, after - item, n_rows)
         return (step, after) if after < n_items else (step + 1, 0)
 
     def _run_whole(self, steps: range, n_rows: int) -> None:
@@ -65,7 +65,7 @@ class StepSlices:
         times: list[float] = []
         self._device.run(self.program, steps, times=times)
         for step, taken in zip(steps, times, strict=True):
-            self._learn(step, taken, self._device.n_items(self.program, step), n_rows)
+            self._update_estimate(step, taken, self._device.n_items(self.program, step), n_rows)
 
     def _step_seconds(self, step: int, n_rows: int) -> float | None:
         """Return an upper estimate of a step's seconds; None if its kernel was never run."""
@@ -82,7 +82,7 @@ class StepSlices:
         known = self._seconds.get(self._device.kernel_of(self.program, step))
         return None if known is None else known[0] * max(1.0, n_rows / known[1])
 
-    def _learn(self, step: int, taken: float, n_items: int, n_rows: int) -> None:
+    def _update_estimate(self, step: int, taken: float, n_items: int, n_rows: int) -> None:
         if n_items:
             kernel = self._device.kernel_of(self.program, step)
             self._seconds[kernel] = taken / n_items, n_rows

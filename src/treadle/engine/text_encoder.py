@@ -44,7 +44,7 @@ class TextEncoder:
         self._cross = CrossKeys(keys, weights, engine.cache, device, engine.n_ctx)
         self._slices: dict[PreparedPlan, StepSlices] = {}
         self._seqs: list[Sequence] = []  # of the only run; closed by the next one
-        self._begun = 0  # runs; a run that finds another number begins again
+        self._n_begun = 0  # runs; a run that finds another number begins again
 
     @property
     def engine(self) -> Engine:
@@ -64,7 +64,7 @@ class TextEncoder:
             self.plans(n_tokens)
 
     @property
-    def most_together(self) -> int:
+    def max_batched_tokens(self) -> int:
         """The most tokens of several prompts that are encoded in one run; a single prompt may be
         longer.
         """
@@ -82,11 +82,11 @@ class TextEncoder:
         n_steps = len(ready.plan)
         at = n_steps, 0
         number = -1
-        while number != self._begun or at[0] < n_steps:
-            if number != self._begun:
+        while number != self._n_begun or at[0] < n_steps:
+            if number != self._n_begun:
                 self._lay_out(key, prompts)
-                self._begun += 1
-                number = self._begun
+                self._n_begun += 1
+                number = self._n_begun
                 at = 0, 0
             at = self._slices_of(ready).run(n_tokens, *at)
             if at[0] < n_steps:
@@ -107,7 +107,9 @@ class TextEncoder:
         self._engine.lay_out(key, [BatchItem(seq, ids, 0) for seq, (ids, _) in pairs])
 
     def finish(self, ids: Seq[int], to: EncodedKeys) -> None:
-        """Store the keys and values of a prompt at once, unless they are stored already."""
+        """Encode the prompt ``ids`` now, not in slices between other steps, and store its keys and
+        values in ``to``, unless they are stored already.
+        """
         for _ in () if to.is_stored else self.encode([(ids, to)]):
             pass
 

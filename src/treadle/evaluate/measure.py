@@ -70,7 +70,11 @@ class ReferenceModel:
 
 @dataclass(eq=False)
 class Scores:
-    """The scores so far."""
+    """Scores of the tokens that ``measure`` has scored so far, one element for each scored chunk.
+
+    ``nll``: negative log-likelihoods of the true tokens, in nats, float64 ``[n]``. ``compared``:
+    comparisons with a reference, if there is one.
+    """
 
     nll: list[Doubles] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)

@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.gguf_header import Header
-from treadle.files.gguf_writer import GGUFWriter
 from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.splits import model_inside, shard_path
 from treadle.files.tensor import Tensor
 
+if TYPE_CHECKING:
+    from treadle.files.gguf_writer import GGUFWriter as GGUFWriter
+
 __all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "open_gguf"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GGUFWriter":  # only programs that write files import it
+        from treadle.files.gguf_writer import GGUFWriter
+
+        return GGUFWriter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class GGUF:
@@ -85,14 +96,15 @@ class GGUF:
         return f"GGUF({str(self.path)!r}, {len(self.tensors)} tensors, {self.n_bytes} bytes)"
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUF:
-    """Open a GGUF model of version 2 or 3, with all its shards if it is split.
+def open_gguf(path: str | os.PathLike[str], *, stored: bool = False) -> GGUF:
+    """Open a GGUF model of version 2 or 3, with all its shards if it is split. ``stored``: with
+    headers as an earlier process has stored them.
 
     ``path`` is a file, a first shard, the common stem of the shards, or a folder with one model.
     Raises FileError (damaged, or not GGUF) and UnsupportedError (version 1, big-endian, a type
     that ggml removed).
     """
-    first = Header(model_inside(path))
+    first = Header(model_inside(path), stored=stored)
     count = first.integer("split.count", 1)
     if count <= 1:
         return GGUF([first])
@@ -101,7 +113,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUF:
         start = shard_path(first.path, 0, count)
         hint = str(start) if start else "the shard whose split.no is 0"
         raise FileError(f"is shard {no + 1} of {count}", path=first.path, expected=hint)
-    headers = [first, *(_open_shard(first.path, i, count) for i in range(1, count))]
+    headers = [first, *(_open_shard(first.path, i, count, stored) for i in range(1, count))]
     found = sum(len(header.tensors) for header in headers)
     expected = first.integer("split.tensors.count", found)
     if found != expected:
@@ -114,7 +126,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUF:
     return GGUF(headers)
 
 
-def _open_shard(first: Path, no: int, count: int) -> Header:
+def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header:
     path = shard_path(first, no, count)
     if path is None:
         raise FileError(
@@ -122,7 +134,7 @@ def _open_shard(first: Path, no: int, count: int) -> Header:
             path=first,
             expected=f"a name ending in -00001-of-{count:05d}.gguf",
         )
-    header = Header(path)
+    header = Header(path, stored=stored)
     says = header.integer("split.no", 0), header.integer("split.count", 1)
     if says != (no, count):
         raise FileError(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.files.gguf_strings import Bytes, Offsets
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from treadle.files.gguf_strings import Bytes, Offsets
 
 
 class ValueType(enum.IntEnum):
@@ -71,9 +73,9 @@ class GGUFArray(Sequence[Scalar]):
         """
         self.type = type
         self.buffer = buffer  # uint8 of the whole file, read-only; offsets() are relative to it
-        self._start = start
+        self.start = start
         self._n = n
-        self._heads = heads
+        self.heads = heads
 
     def __len__(self) -> int:
         return self._n
@@ -82,8 +84,8 @@ class GGUFArray(Sequence[Scalar]):
     def payload(self) -> Bytes:
         """The elements' bytes as stored in the file, uint8, zero copy."""
         if self.type is ValueType.STRING:
-            return self.buffer[self._start : int(self._heads[-1])]
-        return self.buffer[self._start : self._start + self._n * DTYPES[self.type].itemsize]
+            return self.buffer[self.start : int(self.heads[-1])]
+        return self.buffer[self.start : self.start + self._n * DTYPES[self.type].itemsize]
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the elements, [n] in their type, read-only and zero copy (except bools). Raises
@@ -102,14 +104,14 @@ class GGUFArray(Sequence[Scalar]):
         """
         if self.type is not ValueType.STRING:
             raise TypeError("only an array of strings has offsets()")
-        return self._heads[:-1] + 8, np.diff(self._heads) - 8
+        return self.heads[:-1] + 8, np.diff(self.heads) - 8
 
     def raw(self, i: int) -> bytes:
         """Return the bytes of string ``i``, which need not be UTF-8."""
         if self.type is not ValueType.STRING:
             raise TypeError("only an array of strings has raw()")
         i = range(self._n)[i]
-        return bytes(self.buffer[int(self._heads[i]) + 8 : int(self._heads[i + 1])].data)
+        return bytes(self.buffer[int(self.heads[i]) + 8 : int(self.heads[i + 1])].data)
 
     def raws(self, indices: Sequence[int] | None = None) -> list[bytes]:
         """Return the bytes of all strings, or of those at ``indices``; they need not be UTF-8."""
@@ -117,11 +119,11 @@ class GGUFArray(Sequence[Scalar]):
             raise TypeError("only an array of strings has raws()")
         if indices is None:
             payload = self.payload.tobytes()
-            heads = (self._heads - self._start).tolist()
+            heads = (self.heads - self.start).tolist()
             return [payload[a + 8 : b] for a, b in itertools.pairwise(heads)]
         wanted = np.asarray(indices, np.int64)
-        starts = (self._heads[wanted] + 8).tolist()
-        ends = self._heads[wanted + 1].tolist()
+        starts = (self.heads[wanted] + 8).tolist()
+        ends = self.heads[wanted + 1].tolist()
         data = self.buffer.data
         return [data[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
 

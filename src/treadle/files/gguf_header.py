@@ -13,18 +13,17 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
-from treadle.files.gguf_strings import Offsets, StringTooLong, string_heads
-from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.reader import FileReader
-from treadle.files.tensor import Tensor
-from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
+from treadle.files.tensor import LateTensor, Tensor
+from treadle.formats import REMOVED, GGMLType, type_of
 
+MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 16  # keys or tensors, each a Python object: far above any real model
 MAX_KEY = (1 << 16) - 1  # bytes, by the specification
 MAX_NAME = 64  # bytes of a tensor's name, by the specification
@@ -38,7 +37,7 @@ LEGACY = {  # magics of other model files
 }
 GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only version; other programs use the same magic
 
-_NO_HEADS: Offsets = np.empty(0, np.int64)
+_NO_HEADS = np.empty(0, np.int64)
 
 
 class _Info(NamedTuple):
@@ -62,11 +61,33 @@ class Header(FileReader):
     min_info = 24  # bytes of the smallest tensor description
     last_type = ValueType.FLOAT64
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, stored: bool = False) -> None:
+        """Map the file and read its header. ``stored``: as an earlier process has stored it, if it
+        has; else store it.
+        """
         super().__init__(path, "a GGUF file")
         self.metadata: dict[str, Value] = {}
         self.types: dict[str, ValueType] = {}  # for an array, its element type
+        self.tensors: dict[str, Tensor] = {}
         self.header_only = False
+        if not stored:
+            self._read()
+            return
+        from treadle.files import stored_header as store  # only for models that will run
+
+        key = store.header_key(self.map)
+        found = None if key is None else store.read_header(key)
+        if found is not None:
+            self.version, self.alignment = found.version, found.alignment
+            self.metadata, self.types = store.metadata_of(found, self.file)
+            self.tensors = store.tensors_of(found, path, self.file)
+            return
+        self._read()
+        if key is not None and not self.header_only:
+            about = self.metadata, self.types, self.tensors
+            store.write_header(key, self.version, self.alignment, *about)
+
+    def _read(self) -> None:
         self._read_magic()
         n_tensors, n_kv = self._read_counts()
         for _ in range(n_kv):
@@ -93,7 +114,9 @@ class Header(FileReader):
     # -- the parts, in file order -------------------------------------------------------
 
     def _read_magic(self) -> None:
-        what = what_is(self.map[:N_HEAD])
+        from treadle.files.mistaken import N_HEAD, describe_file
+
+        what = describe_file(self.map[:N_HEAD])
         magic = self.take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
@@ -101,7 +124,7 @@ class Header(FileReader):
                     f"{self.path}: a GGMF file, but not llama.cpp's (perhaps rwkv.cpp's)"
                 )
             raise UnsupportedError(f"{self.path}: {LEGACY[magic]}")
-        if magic != b"GGUF":
+        if magic != MAGIC:
             if _is_llama2c(self.path, bytes(self.file[:256])):
                 made = "`treadle convert` converts it to GGUF"
                 raise UnsupportedError(f"{self.path}: a llama2.c checkpoint; {made}")
@@ -158,6 +181,8 @@ class Header(FileReader):
         return kind, GGUFArray(kind, self.file, start, n, _NO_HEADS)
 
     def _strings(self, key: str, n: int) -> GGUFArray:
+        from treadle.files.gguf_strings import StringTooLong, string_heads
+
         try:
             heads = string_heads(self.file, self.at, n)
         except StringTooLong as e:
@@ -232,15 +257,14 @@ class Header(FileReader):
             what = "cut short in the last padding"
             raise self.error(what, size, expected=f"{padded} bytes")
         return {
-            info.name: Tensor(
-                info.name,
-                info.shape,
-                info.ggml_type,
-                FORMATS.get(info.ggml_type),
-                info.n_bytes,
-                self.path,
-                data_at + info.offset,
-                self.file,
+            info.name: LateTensor.of(
+                name=info.name,
+                shape=info.shape,
+                ggml_type=info.ggml_type,
+                n_bytes=info.n_bytes,
+                path=self.path,
+                offset=data_at + info.offset,
+                file=self.file,
             )
             for info in infos
         }

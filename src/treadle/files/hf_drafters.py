@@ -61,7 +61,7 @@ def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # -- DSpark of DeepSeek V4, whose layers are in the folder of its model ----------------------------
 
-_STAGE = re.compile(r"mtp\.(?P<stage>0|[1-9]\d{0,3})\.(?P<rest>.+)")
+MTP_NAME = re.compile(r"mtp\.(?P<layer>0|[1-9]\d{0,3})\.(?P<rest>.+)")
 _OUTSIDE = re.compile(
     r"(?:main_(?:proj|norm)|norm|markov_head|confidence_head|hc_head_\w+)(?:\..+)?"
 )
@@ -78,18 +78,18 @@ def stage_name(name: str) -> str:
     """Return the name that a tensor of DSpark has in a model of its own, without ``mtp.N``; "" for
     a tensor of the main model.
     """
-    match = _STAGE.fullmatch(name)
+    match = MTP_NAME.fullmatch(name)
     if match is None:
         return ""
     rest = match["rest"]
-    return rest if _OUTSIDE.fullmatch(rest) else f"layers.{match['stage']}.{rest}"
+    return rest if _OUTSIDE.fullmatch(rest) else f"layers.{match['layer']}.{rest}"
 
 
-def of_stages(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+def stages_config(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
     """Return the config of the DSpark in a DeepSeek V4 folder, from the main model's ``config`` and
     the names of all tensors.
     """
-    found = [int(match["stage"]) for name in names if (match := _STAGE.fullmatch(name))]
+    found = [int(match["layer"]) for name in names if (match := MTP_NAME.fullmatch(name))]
     n = 1 + max(found, default=0)
     lists = ("layer_types", "mlp_layer_types", "compress_rates")
     return {

@@ -43,7 +43,7 @@ class MappedFile(mmap.mmap):
 
     path: Path
     start: int  # offset in the file of the mapping's first byte
-    _found: tuple[int, ...]  # the file's ``_state`` when it was mapped
+    _state_when_mapped: tuple[int, ...]  # the file's ``_state`` when it was mapped
     _begin: int  # address of the first byte
     _row: int | None = None
 
@@ -55,7 +55,7 @@ class MappedFile(mmap.mmap):
         self = super().__new__(cls, fd, n_bytes, access=mmap.ACCESS_READ, offset=start)
         self.path = path
         self.start = start
-        self._found = found
+        self._state_when_mapped = found
         self._row = None
         self._begin = int(np.frombuffer(self, np.uint8).ctypes.data)
         self._enter()
@@ -77,7 +77,7 @@ class MappedFile(mmap.mmap):
         """The file's device, inode, size in bytes and modification time in ns, as they were when it
         was mapped.
         """
-        return self._found
+        return self._state_when_mapped
 
     def check(self) -> None:
         """Raise FileError if a missing page was read, which gave zeros."""
@@ -90,7 +90,7 @@ class MappedFile(mmap.mmap):
         """
         with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY | SYSTEM.BINARY)
-            if _state(os.fstat(fd))[:2] == self._found[:2]:
+            if _state(os.fstat(fd))[:2] == self._state_when_mapped[:2]:
                 return fd
             os.close(fd)
         return None
@@ -111,13 +111,13 @@ class MappedFile(mmap.mmap):
             found = _state(os.stat(self.path))
         except OSError:  # the name is gone, but the pages stay valid
             return False
-        return found[:2] == self._found[:2] and found != self._found
+        return found[:2] == self._state_when_mapped[:2] and found != self._state_when_mapped
 
     def _error(self, offset: int | None = None) -> FileError:
         """Return the FileError for this file's present state: shrunk, modified or unreadable.
         ``offset`` is the first byte that could not be read, if any.
         """
-        n_bytes = now = self._found[2]
+        n_bytes = now = self._state_when_mapped[2]
         with contextlib.suppress(OSError, ValueError):
             now = self.size()
         if now < n_bytes:

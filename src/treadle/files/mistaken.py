@@ -23,12 +23,15 @@ KINDS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a PyTorch checkpoint or another zip archive"),
     (b"\x80\x02", "a pickle, as old PyTorch checkpoints are"),
     (b"%PDF", "a PDF document"),
-    (b"\x06\0\0\0\x0c\0WhisperSpec", "CTranslate2's file of a model that transcribes speech"),
+    (
+        b"\x06\0\0\0\x0c\0WhisperSpec",
+        "CTranslate2's file of a speech model; `treadle convert` converts it to GGUF",
+    ),
     (b"\0" * 64, "it begins with zeros, like an unfinished download: download it again"),
 )
 
 
-def what_is(head: bytes) -> str | None:
+def describe_file(head: bytes) -> str | None:
     """Return a description, with a remedy, of the file that begins with ``head`` (N_HEAD bytes
     suffice); None if it is unknown, which models are, too.
     """

@@ -32,12 +32,12 @@ def ranked_projectors(paths: Iterable[str], model: str) -> list[str]:
     Within these the order is that of their types in TYPES.
     """
     names = [path for path in paths if is_projector_name(path)]
-    return sorted(names, key=lambda path: (_strangeness(path, model), _type_rank(path), path))
+    return sorted(names, key=lambda path: (_name_mismatch(path, model), _type_rank(path), path))
 
 
 def named_for_another(path: str, model: str) -> bool:
     """Return whether a projector's file name states another model than the file ``model``."""
-    return _strangeness(path, model) == _OTHERS
+    return _name_mismatch(path, model) == _OTHERS
 
 
 def projectors_beside(path: Path) -> list[Path]:
@@ -68,7 +68,7 @@ def _is_snapshot(folder: Path) -> bool:
     return folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
 
 
-def _strangeness(path: str, model: str) -> int:
+def _name_mismatch(path: str, model: str) -> int:
     """Return 0 if a projector's name contains the model's, 1 if it names no model, 2 for another
     model.
     """

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError
 from treadle.files.mapping import Mappings
-from treadle.files.mistaken import N_HEAD, what_is
+from treadle.files.mistaken import N_HEAD, describe_file
 from treadle.files.reader import MappedReader, read_head
 from treadle.files.splits import INDEX, SINGLE
 from treadle.files.tensor import TensorData
@@ -201,7 +201,7 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, or nested without end
         at = offset + getattr(e, "pos", getattr(e, "start", 0))
         begun = raw[:N_HEAD].lstrip()[:1] in (b"{", b"[")  # it is JSON, with an error further on
-        mistaken = None if offset or begun else what_is(raw[:N_HEAD])
+        mistaken = None if offset or begun else describe_file(raw[:N_HEAD])
         what = f"is not JSON: {mistaken or e}"
         raise FileError(what, path=path, offset=at, expected="a JSON object") from None
     if not isinstance(value, dict):
@@ -219,7 +219,7 @@ class _File(MappedReader):
         if size < 8:
             raise self.error(f"cut short: {size} bytes", 0, expected="8 bytes of length")
         n = int.from_bytes(self.map[:8], "little")
-        if self.map[8:9] != b"{" and (what := what_is(self.map[:N_HEAD])):
+        if self.map[8:9] != b"{" and (what := describe_file(self.map[:N_HEAD])):
             raise self.error(f"not a safetensors file: {what}", 0)
         if n > MAX_HEADER:
             raise self.error(f"a header of {n} bytes", 0, expected=f"at most {MAX_HEADER}")

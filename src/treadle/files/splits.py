@@ -96,6 +96,14 @@ def first_shard(stem: Path) -> Path | None:
     return firsts[0] if len(firsts) == 1 else None
 
 
+def shown_name(path: Path) -> str:
+    """Return the name of a model's file or folder for people: that of its folder for CTranslate2's
+    model.bin, a name that all of them have.
+    """
+    folder = path.absolute().parent.name if path.name == CTRANSLATE2 else ""
+    return folder or path.name
+
+
 def missing(path: Path) -> str:
     """Return a message why there is no readable file at ``path``: a dangling link, a folder without
     permission, or nothing there.

@@ -69,10 +69,10 @@ def check_room(path: Name, need: int) -> None:
     import shutil  # imported late: it imports compressors
 
     if need > shutil.disk_usage(Path(path).parent).free:
-        raise FileError(f"not enough disk space: {room(path, need)}", path=path)
+        raise FileError(f"not enough disk space: {describe_space(path, need)}", path=path)
 
 
-def room(path: Name, need: int) -> str:
+def describe_space(path: Name, need: int) -> str:
     """Return a message with the space needed (``need`` bytes) and the free space on the disk of
     ``path``.
     """
@@ -112,11 +112,23 @@ def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as e:
-        lacks = f" ({room(path, need)})" if need and e.errno == errno.ENOSPC else ""
+        lacks = f" ({describe_space(path, need)})" if need and e.errno == errno.ENOSPC else ""
         raise FileError(f"cannot be written: {why(e)}{lacks}", path=path) from e
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, a device or pipe directly. Raises FileError."""
+    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced atomically
+        try:
+            path.write_text(text, "utf-8")
+        except OSError as error:
+            raise FileError(f"cannot be written: {why(error)}", path=path) from error
+        return
+    with new_file(path.resolve()) as file:
+        file.write(text.encode("utf-8"))
 
 
 def files_of(*sources: Name | None) -> list[Path]:

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from dataclasses import field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
-from treadle.formats import Format, type_of
+from treadle.formats import FORMATS, type_of
+
+if TYPE_CHECKING:
+    from treadle.formats import Format
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]  # callback of long work: stage, amount done, total
@@ -65,6 +69,11 @@ class Tensor(TensorData):
         return kind.name if kind else f"type {self.ggml_type}"
 
     @property
+    def has_codes(self) -> bool:
+        """Whether the weights are integer codes, not floats."""
+        return self.format is not None and self.format.codes is not None
+
+    @property
     def data(self) -> Bytes:
         """uint8 [n_bytes], read-only, zero copy. Raises FileError if the file is only a header."""
         data = super().data
@@ -87,7 +96,7 @@ class Tensor(TensorData):
 
         Raises UnsupportedError if ``format`` is None.
         """
-        fmt = self._known()
+        fmt = self._require_format()
         *rows, k = self.shape or (1,)
         shape = (*rows, k // fmt.block) if self.shape else ()
         if not fmt.head:
@@ -96,20 +105,42 @@ class Tensor(TensorData):
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return all weights, f32 [*shape]. Raises UnsupportedError if ``format`` is None."""
-        fmt = self._known()
+        fmt = self._require_format()
         data = fmt.join(self.arrays)
         if fmt.head:
             data = data.reshape(prod(self.shape[:-1]), fmt.row_bytes(self.shape[-1]))
         return fmt.dequantize_rows(data).reshape(self.shape)
 
-    def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
+    def in_memory(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
         """Return an in-memory tensor with these ``data``; ``path`` is this tensor's, for errors."""
         return Tensor(name, shape, fmt.ggml_id, fmt, data.nbytes, self.path, 0, data)
 
-    def _known(self) -> Format:
+    def _require_format(self) -> Format:
         if self.format is None:
             raise UnsupportedError(f"{self.name}: {self.type_name} weights are not supported yet")
         return self.format
+
+
+class LateTensor(Tensor):
+    """A tensor whose format is that of its ggml type, imported on first use: runs of a stored plan
+    need none.
+    """
+
+    @classmethod
+    def of(cls, **fields: Any) -> LateTensor:
+        """Return a tensor with these ``fields``: all but ``format``."""
+        in_memory = cls.__new__(cls)
+        in_memory.__dict__.update(fields)
+        return in_memory
+
+    @cached_property
+    def format(self) -> Format | None:
+        return FORMATS.get(self.ggml_type)
+
+    @property
+    def has_codes(self) -> bool:
+        is_known = "format" in self.__dict__  # used before, or replaced
+        return super().has_codes if is_known else FORMATS.has_codes(self.ggml_type)
 
 
 @dataclass(frozen=True, eq=False)

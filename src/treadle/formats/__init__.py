@@ -39,10 +39,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.formats.format import Format
 from treadle.formats.ggml_types import OTHERS, REMOVED, SUPPORTED, GGMLType
+
+if TYPE_CHECKING:
+    from treadle.formats.format import Format as Format
 
 __all__ = [
     "FORMATS",
@@ -56,7 +59,7 @@ __all__ = [
 ]
 
 
-class _Formats(MutableMapping[int, Format]):
+class _Formats(MutableMapping[int, "Format"]):
     """Mapping from ggml type number to ``Format``: the supported formats, and those that a program
     adds.
     """
@@ -83,11 +86,27 @@ class _Formats(MutableMapping[int, Format]):
     def __contains__(self, ggml_id: object) -> bool:
         return ggml_id in self._late or ggml_id in self.made
 
+    def has_codes(self, ggml_id: int) -> bool:
+        """Return whether weights of this type are integer codes (``Format.codes``), not floats;
+        False for a type that is not supported. Imports no format.
+        """
+        if (fmt := self.made.get(ggml_id)) is not None:
+            return fmt.codes is not None
+        return ggml_id in self._late and self._late[ggml_id][1] != "floats"
+
     def __iter__(self) -> Iterator[int]:
         return iter(dict.fromkeys((*self._late, *self.made)))
 
     def __len__(self) -> int:
         return len({*self._late, *self.made})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Format":  # imported on first use: a warm start reads sizes alone
+        from treadle.formats.format import Format
+
+        return Format
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 FORMATS = _Formats()

@@ -19,7 +19,14 @@ from treadle.formats.k_signed import Signed, SignedSearch
 from treadle.formats.kernel_bits import bit_spread, nibbles, paired_words
 from treadle.formats.numbers import Weighted, in_bits, one_scale
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.rounding import RoundedBlocks, above, half_away, inverse, signed, to_int
+from treadle.formats.rounding import (
+    RoundedBlocks,
+    half_away,
+    inverse,
+    quantize_unsigned,
+    signed,
+    to_int,
+)
 
 Q4_0_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 Q4_1_LAYOUT = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))])
@@ -83,7 +90,7 @@ def round_4_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """Round float32 [n, 32] to Q4_1 codes, bit-identical to ggml: the smallest weight becomes 0,
     the largest 15. ``weights`` are ignored.
     """
-    return above(x, 15)
+    return quantize_unsigned(x, 15)
 
 
 Q4_0 = one_scale(
@@ -142,7 +149,7 @@ def round_5_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """Round float32 [n, 32] to Q5_1 codes, bit-identical to ggml: the smallest weight becomes 0,
     the largest 31. ``weights`` are ignored.
     """
-    return above(x, 31)
+    return quantize_unsigned(x, 31)
 
 
 def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:

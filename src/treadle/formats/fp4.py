@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Isa, Val
-from treadle.formats.kernel_bits import looked_up, paired_words
+from treadle.formats.kernel_bits import lookup_nibbles, paired_words
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import relative
 from treadle.jit.types import f16, f32, u16, u32
@@ -72,7 +72,7 @@ def unpack(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: doubled values plus 16, the first half of each 32 (NVFP4: 16) weights,
     then the second half.
     """
-    return looked_up(k, field, TABLE)
+    return lookup_nibbles(k, field, TABLE)
 
 
 # -- MXFP4: 32 weights with one power of two ---------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+
+from treadle.base.fast_named_tuple import NamedTuple
 
 
 class GGMLType(NamedTuple):

@@ -19,7 +19,7 @@ from treadle.formats.format import Blocks, Builder, Emit, F32Array, Field, Val
 from treadle.formats.iq4 import STEPS, XS_ORDER
 from treadle.formats.k_low import in_halves_2, in_halves_3, unpack_3
 from treadle.formats.k_quants import Q4_ORDER, in_halves_4, in_halves_5, unpack_5
-from treadle.formats.kernel_bits import beside, bit_extract, nibbles
+from treadle.formats.kernel_bits import bit_extract, load_halves, nibbles
 from treadle.formats.kernel_scales import TWO_BITS, two_bits
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
 
@@ -210,13 +210,13 @@ def _unpack_6(k: Builder, field: Field) -> list[Val]:
 
 def in_halves_nibbles(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves`` of nibbles in runs of 16 (Q4_0's packing)."""
-    both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
+    both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for v in both for at in (0, 4)]
 
 
 def _in_halves_6(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves`` of codes 0..63."""
-    pairs = [beside(k, field, "qh", at, 32) for at in (0, 16)]
+    pairs = [load_halves(k, field, "qh", at, 32) for at in (0, 16)]
     lower = enumerate(in_halves_4(k, field))
     return [low | bit_extract(k, pairs[i % 2], i // 2 * 2, 2, 4) for i, low in lower]
 
@@ -276,7 +276,7 @@ def flags_of(k: Builder, packed: Val, bits: Sequence[int], n_bytes: int, value: 
     return k.select(clear, k.zero(held.ty), k.const(value, held.ty))
 
 
-def over_runs(k: Builder, flags: Val, n_subs: int, subs: Sequence[int], run: int) -> Val:
+def repeat_flags(k: Builder, flags: Val, n_subs: int, subs: Sequence[int], run: int) -> Val:
     """Repeat each sub-block's flag for its codes: ``subs`` lists the sub-block of each run of
     ``run`` codes; ``flags`` has ``n_subs`` bytes per block.
     """
@@ -304,7 +304,7 @@ class StepCodes:
         out = []
         for index, runs in vectors:
             subs = [r * self.packing.run // self.sub for r in runs]
-            each = over_runs(k, flags, 256 // self.sub, subs, self.packing.run)
+            each = repeat_flags(k, flags, 256 // self.sub, subs, self.packing.run)
             out.append(self.table.looked_up(k, index, each))
         return out
 
@@ -314,7 +314,7 @@ class StepCodes:
         out = []
         for i, index in enumerate(self.packing.in_halves(k, field)):
             subs = [16 * at // self.sub for at in (i, i + 8)]
-            each = over_runs(k, flags, 256 // self.sub, subs, 16)
+            each = repeat_flags(k, flags, 256 // self.sub, subs, 16)
             out.append(self.table.looked_up(k, index, each))
         return out
 

@@ -131,7 +131,7 @@ def row_format(
     )
 
 
-def _of_table(
+def _make_format(
     name: str,
     ggml_id: int,
     d_type: str,
@@ -205,7 +205,7 @@ def _steps_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
     return sc.to(i32) - 16, row_scale(k, isa, field, "<f2"), None, None
 
 
-IQ2_KS = _of_table(
+IQ2_KS = _make_format(
     "IQ2_KS",
     145,
     "<f2",
@@ -242,7 +242,7 @@ def _steps_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
     return ((low & 15) | high) - 16, row_scale(k, isa, field, "<f2"), None, None
 
 
-IQ3_KS = _of_table(
+IQ3_KS = _make_format(
     "IQ3_KS",
     156,
     "<f2",
@@ -285,7 +285,7 @@ def _flags_byte(k: Builder, field: Field, value: int) -> Val:
     return flags_of(k, field("scales"), EVERY_BYTE, 8, value)
 
 
-IQ4_KS = _of_table(
+IQ4_KS = _make_format(
     "IQ4_KS",
     144,
     "<f4",
@@ -299,7 +299,7 @@ IQ4_KS = _of_table(
     _steps_byte,
     _flags_byte,
 )
-IQ5_KS = _of_table(
+IQ5_KS = _make_format(
     "IQ5_KS",
     152,
     "<f4",

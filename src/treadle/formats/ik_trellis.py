@@ -180,7 +180,7 @@ def _trellis(
     return row_format(name, ggml_id, "<f4", np.dtype(fields), codes, read, write, search)
 
 
-def _of_nibbles(cells: PointCells) -> TrellisSearch:
+def _nibble_search(cells: PointCells) -> TrellisSearch:
     return TrellisSearch(
         group=8,
         ladder=NIBBLES,
@@ -224,7 +224,7 @@ IQ1_KT = _trellis(
     "IQ1_KT",
     158,
     [("sh", "u1", (8,)), ("ql", "u1", (32,)), ("qh", "u1", (16,))],
-    _of_nibbles(_cells(13, 8, base=2, short=8, long=32)),
+    _nibble_search(_cells(13, 8, base=2, short=8, long=32)),
     _unpack_1,
     _steps_1,
     _read_1,
@@ -263,7 +263,7 @@ IQ2_KT = _trellis(
     "IQ2_KT",
     153,
     [("scales", "u1", (4,)), ("ql", "<u2", (32,))],
-    _of_nibbles(_cells(16, 8, base=2, short=4, long=8)),
+    _nibble_search(_cells(16, 8, base=2, short=4, long=8)),
     _unpack_2,
     _steps_2,
     _read_2,

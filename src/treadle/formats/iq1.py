@@ -23,7 +23,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
 from treadle.formats.grids import IQ1
-from treadle.formats.kernel_grids import ORDER, eights, high_bits, odd_steps, shifted
+from treadle.formats.kernel_grids import ORDER, codes_per_8, high_bits, odd_steps, shifted
 from treadle.formats.kernel_scales import repeat
 from treadle.formats.nearest import Index, Nearest
 from treadle.formats.numbers import super_blocks
@@ -113,7 +113,7 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
     each = repeat(k, words, 4)
     high = ((each >> k.const([0, 3, 6, 9] * 8, each.ty)) & 7) << 8
     down = (words & 0x8000) > 0
-    return [shifted(k, index, down) for index in eights(k, field("qs").to(u16) | high)]
+    return [shifted(k, index, down) for index in codes_per_8(k, field("qs").to(u16) | high)]
 
 
 def scales_s(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
@@ -158,7 +158,7 @@ def write_m(out: Blocks, found: Any) -> None:
 def unpack_m(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: eight times the shifted points, plus 16."""
     code = field("qs").to(u16) | high_bits(k, field("qh"), 4)
-    return [shifted(k, v & (DOWN - 1), (v & DOWN) > 0) for v in eights(k, code)]
+    return [shifted(k, v & (DOWN - 1), (v & DOWN) > 0) for v in codes_per_8(k, code)]
 
 
 def scales_m(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:

@@ -27,15 +27,15 @@ from treadle.formats.grids import IQ2_XXS as XXS_GRID
 from treadle.formats.grids import Codebook
 from treadle.formats.kernel_grids import (
     ORDER,
-    eights,
+    apply_signs,
+    codes_per_8,
     even_signs,
     gather_points,
     high_bits,
     nibble_scales,
     odd_steps,
-    put_on,
-    sevens,
     sign_bytes,
+    signs_of_7_bits,
 )
 from treadle.formats.nearest import Nearest
 from treadle.formats.numbers import super_blocks
@@ -55,7 +55,7 @@ S_CODER = FormatCoder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "an
 
 def points(k: Builder, grid: Codebook, index: Val) -> list[Val]:
     """Emit the points of 256 weights, plus 64, from their indices; signs are not applied."""
-    return [gather_points(k, grid, i, 64) for i in eights(k, index)]
+    return [gather_points(k, grid, i, 64) for i in codes_per_8(k, index)]
 
 
 # -- IQ2_XXS -----------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
     words = np.ascontiguousarray(blocks["qs"]).view("<u4").reshape(*blocks.shape, 8, 2)
     sign = signs.even_signs()[split_words(words[..., 1], 4, 7)]
     found = XXS_GRID.points[split_words(words[..., 0], 4, 8)]
-    return LADDER[words[..., 1] >> np.uint32(28)], signs.put_on(found, sign)
+    return LADDER[words[..., 1] >> np.uint32(28)], signs.apply_signs(found, sign)
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
@@ -83,7 +83,7 @@ def write_xxs(out: Blocks, found: Any) -> None:
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: signed points, plus 64."""
     qs = field("qs")
-    return put_on(k, points(k, XXS_GRID, qs), sevens(k, qs, 32), 64)
+    return apply_signs(k, points(k, XXS_GRID, qs), signs_of_7_bits(k, qs, 32), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
@@ -106,7 +106,7 @@ def read_xs(blocks: Blocks) -> tuple[Any, Any]:
     """Unpack blocks [...] to steps ``(scale + 0.5) / 4`` [..., 16] and signed points [..., 256]."""
     sign = signs.even_signs()[blocks["qs"] >> np.uint16(9)]
     found = XS_GRID.points[blocks["qs"] & np.uint16(511)]
-    return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, sign)
+    return LADDER[split_words(blocks["scales"], 2, 4)], signs.apply_signs(found, sign)
 
 
 def write_xs(out: Blocks, found: Any) -> None:
@@ -119,7 +119,7 @@ def unpack_xs(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: signed points, plus 64."""
     qs = field("qs").bits(u16 * 32)
     found = points(k, XS_GRID, qs & 511)
-    return put_on(k, found, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
+    return apply_signs(k, found, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
 
 
 XS_CODES = Codes(
@@ -145,7 +145,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
     """Unpack blocks [...] to steps ``(scale + 0.5) / 4`` [..., 16] and signed points [..., 256]."""
     high = split_words(blocks["qh"], 4, 2).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
-    return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
+    return LADDER[split_words(blocks["scales"], 2, 4)], signs.apply_signs(found, blocks["signs"])
 
 
 def write_s(out: Blocks, found: Any) -> None:
@@ -159,7 +159,7 @@ def write_s(out: Blocks, found: Any) -> None:
 def unpack_s(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: signed points, plus 64."""
     index = field("qs").to(u16) | high_bits(k, field("qh"), 2)
-    return put_on(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
+    return apply_signs(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
 
 
 S_CODES = Codes(

@@ -24,13 +24,13 @@ from treadle.formats.grids import IQ3_XXS as XXS_GRID
 from treadle.formats.grids import Codebook
 from treadle.formats.kernel_grids import (
     ORDER,
-    fours,
+    apply_signs,
+    codes_per_4,
     gather_points,
     nibble_scales,
     odd_steps,
-    put_on,
-    sevens,
     sign_bytes,
+    signs_of_7_bits,
 )
 from treadle.formats.nearest import Nearest
 from treadle.formats.numbers import super_blocks
@@ -71,7 +71,7 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
     words = blocks["scales_and_signs"]
     sign = signs.even_signs()[split_words(words, 4, 7)]
     found = XXS_GRID.points[blocks["qs"]]
-    return XXS_LADDER[words >> np.uint32(28)], signs.put_on(found, sign)
+    return XXS_LADDER[words >> np.uint32(28)], signs.apply_signs(found, sign)
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
@@ -83,8 +83,10 @@ def write_xxs(out: Blocks, found: Any) -> None:
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: signed points, plus 64."""
-    points = [gather_points(k, XXS_GRID, index, 64) for index in fours(k, field("qs"))]
-    return put_on(k, points, sevens(k, sign_bytes(k, field("scales_and_signs")), 0), 64)
+    points = [gather_points(k, XXS_GRID, index, 64) for index in codes_per_4(k, field("qs"))]
+    return apply_signs(
+        k, points, signs_of_7_bits(k, sign_bytes(k, field("scales_and_signs")), 0), 64
+    )
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
@@ -117,7 +119,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
     """Unpack blocks [...] to steps ``1 + 2 * scale`` [..., 8] and signed points [..., 256]."""
     high = split_words(blocks["qh"], 8, 1).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
-    return S_LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
+    return S_LADDER[split_words(blocks["scales"], 2, 4)], signs.apply_signs(found, blocks["signs"])
 
 
 def write_s(out: Blocks, found: Any) -> None:
@@ -134,10 +136,10 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
     points = []
     spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])
     high = spread.bits(u32 * 16)  # two per sub-block: for its even points and for its odd ones
-    for i, low in enumerate(fours(k, field("qs"))):
+    for i, low in enumerate(codes_per_4(k, field("qs"))):
         bit = (high << k.const([8 - 2 * i, 7 - 2 * i] * 8, high.ty)) & 256
         points.append(gather_points(k, S_GRID, low | bit, 16))
-    return put_on(k, points, sign_bytes(k, field("signs")), 16)
+    return apply_signs(k, points, sign_bytes(k, field("signs")), 16)
 
 
 S_CODES = Codes(unpack_s, 16, 31, run=8, order=ORDER, gathers=True, scales=nibble_scales(1))

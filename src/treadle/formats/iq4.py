@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
-from treadle.formats.kernel_bits import beside, looked_up, paired_words
+from treadle.formats.kernel_bits import load_halves, lookup_nibbles, paired_words
 from treadle.formats.kernel_scales import halves, in_floats, repeat
 from treadle.formats.numbers import one_scale, super_blocks
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
@@ -58,7 +58,7 @@ def unpack(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.unpack``: values plus 128, u8, those of low nibbles (the first 16 of each 32
     weights), then those of high nibbles.
     """
-    return looked_up(k, field, TABLE)
+    return lookup_nibbles(k, field, TABLE)
 
 
 # -- IQ4_NL ------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
 
 def in_halves_xs(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves``: values plus 128."""
-    both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
+    both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [k.lookup(TABLE, v >> at) for v in both for at in (0, 4)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import beside, bit_extract, words_of
+from treadle.formats.kernel_bits import bit_extract, load_halves, words_of
 from treadle.formats.kernel_scales import (
     TWO_BITS,
     halves,
@@ -69,7 +69,7 @@ def unpack_2(k: Builder, field: Field) -> list[Val]:
 
 def in_halves_2(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves``: codes 0..3."""
-    both = [beside(k, field, "qs", at, 32) for at in (0, 16)]
+    both = [load_halves(k, field, "qs", at, 32) for at in (0, 16)]
     return [bit_extract(k, v, at, 2) for at in (0, 2, 4, 6) for v in both]
 
 
@@ -177,7 +177,7 @@ def words_3(k: Builder, field: Field) -> list[Val]:
 def in_halves_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
     """Emit ``Codes.in_halves``: codes 0..7; ``high`` names the field of their third bits."""
     # The upper four bits of a byte belong to the second half.
-    thirds = [beside(k, field, high, at, 0) for at in (0, 16)]
+    thirds = [load_halves(k, field, high, at, 0) for at in (0, 16)]
     thirds = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in thirds]
     lower = enumerate(in_halves_2(k, field))
     return [low | bit_extract(k, thirds[i % 2], i // 2, 1, 2) for i, low in lower]

@@ -75,17 +75,17 @@ def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
 class OffsetStrip(KSearch):
     """The search over one strip of super-blocks with minimums."""
 
-    beside = BESIDE
-    beside_steps = (0,)
+    final_moves = BESIDE
+    final_steps = (0,)
 
     def __init__(self, how: OffsetSearch, columns: SuperBlockStrip) -> None:
         super().__init__(how, columns)
         self.levels, self.top = np.float32(how.levels), np.float32(how.top)
-        self.sign = self.facing()
+        self.sign = self.flip_signs()
         self.w = columns.weight()
         self.sum_x = columns.xw.sum(axis=0)
 
-    def facing(self) -> F32Array:
+    def flip_signs(self) -> F32Array:
         """Negate mostly positive super-blocks in place; return signs [n], -1 where negated.
 
         Only minimums below 0 can be represented. So weights that are mostly positive are negated,
@@ -116,7 +116,7 @@ class OffsetStrip(KSearch):
             m = np.minimum(np.rint(low * c.spread(inverse(dmin))), self.top)
             yield (d, dmin), (sc, m)
 
-    def made(self, best: KSearchState) -> Offset:
+    def to_blocks(self, best: KSearchState) -> Offset:
         """Return the quantised super-blocks of the best state, with signs restored."""
         c = self.c
         q = c.rows(self.codes(best).astype(np.uint8))
@@ -142,7 +142,7 @@ class OffsetStrip(KSearch):
                     tried[at] = np.rint(
                         integers[at] * c.spread(np.float32(i) * inverse(largest[at]))
                     )
-                    best = self.better(best, self.look(tuple(scales), tuple(tried), (0,)))
+                    best = self.better(best, self.try_steps(tuple(scales), tuple(tried), (0,)))
         return best
 
     def fit(self) -> tuple[F32Array, F32Array]:
@@ -178,7 +178,7 @@ class OffsetStrip(KSearch):
             shift = pick(more, sum_y - s * qw, shift)
         return slope, np.maximum(-(low + shift / w), ZERO)
 
-    def look(
+    def try_steps(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
         """Return the best state with these f16 scales, and ``sc`` and ``m`` moved by any of

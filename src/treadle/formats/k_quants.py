@@ -15,7 +15,7 @@ import numpy.typing as npt
 from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import beside, bit_extract, words_of
+from treadle.formats.kernel_bits import bit_extract, load_halves, words_of
 from treadle.formats.kernel_scales import halves, in_floats, six_bit_steps, six_bits
 from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_bits, split_bits
@@ -91,7 +91,7 @@ def in_order_4(k: Builder, field: Field) -> list[Val]:
 
 def in_halves_4(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves``: codes 0..15."""
-    both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
+    both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for i in (0, 2) for at in (0, 4) for v in both[i : i + 2]]
 
 
@@ -173,7 +173,7 @@ def in_order_5(k: Builder, field: Field) -> list[Val]:
 def in_halves_5(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves``: codes 0..31."""
     # The upper four bits of a byte belong to the second half.
-    fifths = [beside(k, field, "qh", at, 0) for at in (0, 16)]
+    fifths = [load_halves(k, field, "qh", at, 0) for at in (0, 16)]
     fifths = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in fifths]
     lower = enumerate(in_halves_4(k, field))
     return [low | bit_extract(k, fifths[i % 2], i // 2, 1, 4) for i, low in lower]
@@ -269,8 +269,8 @@ def in_order_6(k: Builder, field: Field) -> list[Val]:
 
 def in_halves_6(k: Builder, field: Field) -> list[Val]:
     """Emit ``Codes.in_halves``: codes 0..63."""
-    nibbles = [beside(k, field, "ql", at, 64) for at in (0, 16, 32, 48)]
-    pairs = [beside(k, field, "qh", at, 32) for at in (0, 16)]
+    nibbles = [load_halves(k, field, "ql", at, 64) for at in (0, 16, 32, 48)]
+    pairs = [load_halves(k, field, "qh", at, 32) for at in (0, 16)]
     return [
         bit_extract(k, nibbles[i % 4], i // 4 * 4, 4)
         | bit_extract(k, pairs[i % 2], i // 2 * 2, 2, 4)

@@ -143,7 +143,7 @@ def wide_f16(largest: F32Array, top: float) -> F32Array:
     return (d.view(np.uint16) + step.astype(np.uint16)).view(np.float16).astype(np.float32)
 
 
-def beside_f16(d: F32Array, i: int) -> F32Array:
+def adjacent_f16(d: F32Array, i: int) -> F32Array:
     """Return the f16 neighbour of ``d``: away from 0 for ``i = 1``, towards 0 for ``i = -1``."""
     half = d.astype(np.float16)
     stays = (half == 0) & (i < 0) | (np.abs(half) == F16_MAX) & (i > 0)
@@ -184,12 +184,12 @@ class KSearchState(NamedTuple):
 
 
 class KSearch:
-    """Coordinate descent over one strip. Subclasses define the starts, the error (``look``), the
-    refit, the polish and the result (``made``).
+    """Coordinate descent over one strip. Subclasses define the starts, the error (``try_steps``),
+    the refit, the polish and the result (``to_blocks``).
     """
 
-    beside: tuple[tuple[int, ...], ...]  # moves to neighbouring f16 scales, tried at the end
-    beside_steps: tuple[int, ...]  # moves of the integers tried with them
+    final_moves: tuple[tuple[int, ...], ...]  # moves to neighbouring f16 scales, tried at the end
+    final_steps: tuple[int, ...]  # moves of the integers tried with them
 
     def __init__(self, how: Any, columns: SuperBlockStrip) -> None:
         self.how = how
@@ -212,18 +212,18 @@ class KSearch:
         """Search the strip; return its quantised super-blocks, not yet packed."""
         best: KSearchState | None = None
         for scales, integers in self.starts():
-            best = self.better(best, self.look(scales, integers, (0,)))
+            best = self.better(best, self.try_steps(scales, integers, (0,)))
         assert best is not None
         for _ in range(ROUNDS):
             scales = tuple(map(near_f16, self.refit(best)))
-            best = self.better(best, self.look(scales, best.integers, STEPS))
+            best = self.better(best, self.try_steps(scales, best.integers, STEPS))
         close = self.c.is_close(best.error, self.c.dot(self.c.x, self.c.xw))
         if close.any():  # only these: a super-block's result must not depend on its neighbours
             best = self.better(best, self.polish(best), close)
-        for moves in self.beside:
-            scales = tuple(map(beside_f16, best.scales, moves))
-            best = self.better(best, self.look(scales, best.integers, self.beside_steps))
-        return self.made(best)
+        for moves in self.final_moves:
+            scales = tuple(map(adjacent_f16, best.scales, moves))
+            best = self.better(best, self.try_steps(scales, best.integers, self.final_steps))
+        return self.to_blocks(best)
 
     def better(
         self, best: KSearchState | None, new: KSearchState, may: npt.NDArray[np.bool_] | bool = True
@@ -245,7 +245,7 @@ class KSearch:
         """Return pairs (f16 scales, integers) to start from."""
         raise NotImplementedError
 
-    def look(
+    def try_steps(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
         """Return the best state with these f16 scales, and integers moved by any of ``steps`` in
@@ -263,6 +263,6 @@ class KSearch:
         """
         raise NotImplementedError
 
-    def made(self, best: KSearchState) -> Any:
+    def to_blocks(self, best: KSearchState) -> Any:
         """Return the quantised super-blocks of the best state, not yet packed."""
         raise NotImplementedError

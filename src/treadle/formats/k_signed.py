@@ -65,8 +65,8 @@ class SignedSearch:
 class SignedStrip(KSearch):
     """The search over one strip of super-blocks without minimums."""
 
-    beside = ((-1,), (1,))
-    beside_steps = STEPS
+    final_moves = ((-1,), (1,))
+    final_steps = STEPS
 
     def __init__(self, how: SignedSearch, columns: SuperBlockStrip) -> None:
         super().__init__(how, columns)
@@ -87,7 +87,7 @@ class SignedStrip(KSearch):
             d = wide_f16(reach, start) * sign
             yield (d,), (np.rint(scale * c.spread(inverse(d))),)
 
-    def made(self, best: KSearchState) -> Signed:
+    def to_blocks(self, best: KSearchState) -> Signed:
         """Return the quantised super-blocks of the best state, not yet packed."""
         c = self.c
         top = self.how.top
@@ -106,7 +106,7 @@ class SignedStrip(KSearch):
         for i in range(top // 2, top + 1):
             new_sc = np.rint(sc * c.spread(np.float32(i) * inverse(largest)))
             new_d = near_f16(d * largest / np.float32(i))
-            best = self.better(best, self.look((new_d,), (new_sc,), (0,)))
+            best = self.better(best, self.try_steps((new_d,), (new_sc,), (0,)))
         return best
 
     def fit(self) -> F32Array:
@@ -133,7 +133,7 @@ class SignedStrip(KSearch):
                 best = pick(more, s * np.float32(sign), best)
         return best
 
-    def look(
+    def try_steps(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
         """Return the best state with this f16 scale, and ``sc`` moved by any of ``steps`` in each

@@ -54,7 +54,7 @@ def nibbles(k: Builder, field: Field) -> list[Val]:
     return [qs & 15, qs >> 4]
 
 
-def looked_up(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
+def lookup_nibbles(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
     """Emit the look-up of the nibbles of ``qs`` in a table of 16 bytes: a vector for the low
     nibbles, and one for the high nibbles.
     """
@@ -62,7 +62,7 @@ def looked_up(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
     return [k.lookup(table, v) for v in (qs, qs >> 4)]
 
 
-def beside(k: Builder, field: Field, name: str, at: int, apart: int) -> Val:
+def load_halves(k: Builder, field: Field, name: str, at: int, apart: int) -> Val:
     """Emit one vector of 32 bytes of a field: 16 from byte ``at``, and 16 from byte ``at +
     apart``.
     """

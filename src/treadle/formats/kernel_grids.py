@@ -32,7 +32,7 @@ def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: in
     return k.gather(k.table(codes), index, ty).bits(u8 * BYTES)
 
 
-def eights(k: Builder, codes: Val) -> list[Val]:
+def codes_per_8(k: Builder, codes: Val) -> list[Val]:
     """Emit the first four codes of each 8 bytes, one per eight weights, in ORDER: four vectors u64
     * 8.
     """
@@ -45,7 +45,7 @@ def eights(k: Builder, codes: Val) -> list[Val]:
     return out
 
 
-def fours(k: Builder, codes: Val) -> list[Val]:
+def codes_per_4(k: Builder, codes: Val) -> list[Val]:
     """Emit 64 codes (u8), one per four weights, in ORDER: four vectors u32 * 16."""
     none = [codes.ty.lanes] * 3
     out = []
@@ -66,13 +66,13 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
 
 
 def sign_bytes(k: Builder, signs: Val) -> Val:
-    """Emit four sign bytes repeated in every 8 bytes, as ``put_on`` expects them."""
+    """Emit four sign bytes repeated in every 8 bytes, as ``apply_signs`` expects them."""
     return k.each(signs, 4, 2)
 
 
-def sevens(k: Builder, words: Val, at: int) -> Val:
+def signs_of_7_bits(k: Builder, words: Val, at: int) -> Val:
     """Emit the sign bytes of four 7-bit codes, which begin at bit ``at`` of each 8 bytes, as
-    ``put_on`` expects them.
+    ``apply_signs`` expects them.
     """
     return even_signs(k, multishift(k, words, [*range(at, at + 28, 7)] * 2) & 127)
 
@@ -82,7 +82,7 @@ def even_signs(k: Builder, codes: Val) -> Val:
     return codes | (count_ones(k, codes) << 7)
 
 
-def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1) -> list[Val]:
+def apply_signs(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1) -> list[Val]:
     """Emit ``codes``, which are in ORDER and have ``offset`` added, negated where their bit in
     ``signs`` is set: ``2 * offset - code``. Eight codes use one sign byte, every ``step``-th of
     each 8.

@@ -80,17 +80,18 @@ def with_steps(
 
 @dataclass(frozen=True)
 class Weighted:
-    """The search with importances, for a format that is only rounded without them.
+    """The search for quantised blocks when importances are given, for a format whose values are
+    otherwise rounded without a search.
 
-    ``how`` is a search over super-blocks, here of one sub-block each; ``numbers`` converts its
-    result to RoundedBlocks.
+    ``how``: a search over super-blocks, used here with one sub-block in each. ``numbers``: a
+    function that converts its result to ``RoundedBlocks``.
     """
 
     how: Any
     numbers: Callable[[Any], Any]
 
 
-def searched(
+def make_quantize(
     layout: np.dtype[Any], plain: Search, write: Write, weighted: Weighted | None = None
 ) -> Callable[..., Blocks]:
     """Return ``quantize``: float32 [..., block], and importances that broadcast to it, -> blocks
@@ -138,10 +139,10 @@ def one_scale(
     weighted: Weighted | None = None,
 ) -> Format:
     """Return a format whose blocks have one scale, and perhaps a minimum. ``read``, ``offset``: see
-    ``with_scale``; ``search``, ``weighted``, ``write``: see ``searched``.
+    ``with_scale``; ``search``, ``weighted``, ``write``: see ``make_quantize``.
     """
     dequantize = with_scale(read, offset)
-    quantize = searched(layout, search, write, weighted)
+    quantize = make_quantize(layout, search, write, weighted)
     result = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
     if weighted is None:
         return result
@@ -159,9 +160,9 @@ def super_blocks(
     scale: Callable[[Blocks], F32Array] = scale,
 ) -> Format:
     """Return a format of 256 weights in sub-blocks with a step each. ``read``, ``scale``: see
-    ``with_steps``; ``write``: see ``searched``; ``search.run`` is the search.
+    ``with_steps``; ``write``: see ``make_quantize``; ``search.run`` is the search.
     """
     dequantize = with_steps(read, scale)
-    quantize = searched(layout, search.run, write)
+    quantize = make_quantize(layout, search.run, write)
     made = Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes)
     return replace(made, search=search, aware=True)

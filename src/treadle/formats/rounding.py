@@ -79,7 +79,7 @@ def signed(x: F32Array, half: int) -> RoundedBlocks:
     return RoundedBlocks(d, q.view(np.uint8))
 
 
-def above(x: F32Array, top: int) -> RoundedBlocks:
+def quantize_unsigned(x: F32Array, top: int) -> RoundedBlocks:
     """Quantise float32 [n, block] to codes from 0 (the smallest weight, which is the minimum ``m``)
     to ``top`` (the largest).
     """

@@ -27,7 +27,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import F32Array
 from treadle.formats.nearest import Nearest
 from treadle.formats.rounding import relative
-from treadle.formats.signs import take_off
+from treadle.formats.signs import split_signs
 
 F64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]
@@ -35,7 +35,7 @@ IntArray = npt.NDArray[Any]
 Found: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[np.uint8], IntArray]
 
 SEARCHED_WEIGHTS = 1 << 16  # weights at once: a dozen temporaries stay in the L2 cache
-CAREFUL = 3  # number of best d that are encoded carefully
+N_CAREFUL = 3  # number of best d that are encoded carefully
 LEAST = 1e-6  # lowest importance, relative to the mean
 TINY = np.float32(1e-30)  # scales below it count as zero; the strip's largest weight is about one
 
@@ -82,7 +82,7 @@ class FormatCoder:
         weights = None if weights is None else relative(weights, LEAST)
         signs = np.zeros((len(x), 0), np.uint8)
         if self.signs:
-            x, signs = take_off(x, weights, even=self.signs == "even")
+            x, signs = split_signs(x, weights, even=self.signs == "even")
         strips = []
         step = max(1, SEARCHED_WEIGHTS // x.shape[1])
         for i in range(0, len(x), step):
@@ -140,15 +140,15 @@ class ScaleSearch:
         own = self.own_scales()
         largest = np.take_along_axis(own, np.abs(own).argmax(axis=1)[:, None], axis=1)[:, 0]
         tried = self.round(largest * self.coder.shares.astype(np.float64)[:, None])
-        glances = [self.glance(d, self.rungs(own, d)) for d in tried]
+        glances = [self.glance(d, self.nearest_rungs(own, d)) for d in tried]
         losses, steps = (np.array(column) for column in zip(*glances, strict=True))
         each = np.arange(len(largest))
         best: ScaleTrial | None = None
-        for i in np.argsort(losses, axis=0)[:CAREFUL]:
-            trial = self.look(tried[i, each], steps[i, each])
+        for i in np.argsort(losses, axis=0)[:N_CAREFUL]:
+            trial = self.try_steps(tried[i, each], steps[i, each])
             best = trial if best is None else better(best, trial)
         assert best is not None
-        best = better(best, self.look(self.refit(best), best.steps))
+        best = better(best, self.try_steps(self.refit(best), best.steps))
         d = np.ldexp(best.d, self.exponent).astype(self.coder.d_type)
         return d, best.steps.astype(np.uint8), best.codes.reshape(len(d), -1)
 
@@ -170,7 +170,7 @@ class ScaleSearch:
             np.maximum(most, gain, out=most)
         return best.reshape(self.shape)
 
-    def rungs(self, own: F64Array, d: F64Array) -> IntArray:
+    def nearest_rungs(self, own: F64Array, d: F64Array) -> IntArray:
         """Return the ladder index of the step nearest to each sub-block's own scale, [n, subs],
         given d [n].
         """
@@ -181,7 +181,7 @@ class ScaleSearch:
         rungs: IntArray = np.rint(at.clip(0, len(ladder) - 1)).astype(np.intp)
         return rungs
 
-    def around(self, rungs: IntArray) -> list[IntArray]:
+    def neighbour_rungs(self, rungs: IntArray) -> list[IntArray]:
         """Return ``rungs``, and, clipped to the ladder, those one below and one above."""
         top = len(self.coder.ladder) - 1
         return [(rungs + i).clip(0, top) for i in ((0, -1, 1) if top else (0,))]
@@ -192,19 +192,19 @@ class ScaleSearch:
         """
         loss = np.full(self.shape, np.inf)
         steps = rungs
-        for step in self.around(rungs):
+        for step in self.neighbour_rungs(rungs):
             t = self.scale(d, step)
             new = self.loss(t, self.encode(t, careful=False)[1]).reshape(self.shape)
             steps = np.where(new < loss, step, steps)
             loss = np.minimum(loss, new)
         return loss.sum(axis=1), steps
 
-    def look(self, d: F64Array, rungs: IntArray) -> ScaleTrial:
+    def try_steps(self, d: F64Array, rungs: IntArray) -> ScaleTrial:
         """Encode each sub-block carefully at its rung and the next ones; return the best trial, by
         block.
         """
         best: ScaleTrial | None = None
-        for step in self.around(rungs):
+        for step in self.neighbour_rungs(rungs):
             t = self.scale(d, step)
             codes, y = self.encode(t, careful=True)
             each = np.repeat(d, self.shape[1])

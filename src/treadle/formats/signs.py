@@ -35,7 +35,7 @@ def read_only(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return a
 
 
-def take_off(
+def split_signs(
     x: F32Array, weights: F32Array | None, even: bool
 ) -> tuple[F32Array, npt.NDArray[np.uint8]]:
     """Split float32 [n, block] into magnitudes of the same shape, and sign bytes [n, block / 8].
@@ -61,7 +61,9 @@ def take_off(
     return magnitude.reshape(x.shape), signs.reshape(len(x), x.shape[1] // 8)
 
 
-def put_on(points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
+def apply_signs(
+    points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int16]:
     """Apply sign bytes [..., n * dim / 8] to points [..., n, dim]; return [..., n * dim]."""
     eights: npt.NDArray[np.int16] = points.reshape(*signs.shape, 8) * plus_minus()[signs]
     return eights.reshape(*signs.shape[:-1], signs.shape[-1] * 8)

@@ -190,7 +190,7 @@ class TrellisSearch:
         return max(self.ladder, key=abs)
 
     @cached_property
-    def between(self) -> F64Array:
+    def midpoints(self) -> F64Array:
         """Middles of neighbouring values of the ladder, [n_steps - 1]."""
         rungs = np.array(self.ladder)
         middles: F64Array = (rungs[1:] + rungs[:-1]) / 2
@@ -229,17 +229,17 @@ class RowSearch:
 
     def run(self) -> tuple[F64Array, IntArray, IntArray]:
         """Return d [n], steps [n, sub-blocks] (ladder indices), and codes by sub-block."""
-        found = self.alone()
+        found = self.fit_sub_blocks()
         d, steps = self.joined(found)
         rungs = np.array(self.how.ladder)
         t = (d[:, None] * rungs[steps]).reshape(-1)
         found = self.encode(t, careful=True)
         for _ in range(FITS):
-            steps = self.rungs(found, d)
-            d = self.fitted(found, rungs[steps], d)
+            steps = self.nearest_rungs(found, d)
+            d = self.fit_scale(found, rungs[steps], d)
         return d, steps, found.codes
 
-    def alone(self) -> SubBlockPoints:
+    def fit_sub_blocks(self) -> SubBlockPoints:
         """Return each sub-block's points at the best of some scales, chosen without regard to the
         row's d.
         """
@@ -265,19 +265,19 @@ class RowSearch:
         best = np.zeros(len(own))
         most = np.full(len(own), -np.inf)
         for move in self.how.moves:
-            steps = self.rungs(found, largest / (self.how.end + move))
+            steps = self.nearest_rungs(found, largest / (self.how.end + move))
             xy, yy = self.sums(found, rungs[steps])
             gain = _ratio(np.square(xy), yy)
             best = np.where(gain > most, _ratio(xy, yy), best)
             most = np.maximum(gain, most)
-        return best, self.rungs(found, best)
+        return best, self.nearest_rungs(found, best)
 
-    def rungs(self, found: SubBlockPoints, d: F64Array) -> IntArray:
+    def nearest_rungs(self, found: SubBlockPoints, d: F64Array) -> IntArray:
         """Return the steps [n, sub-blocks], as ladder indices, of least error for these points and
         d [n].
         """
         own = _ratio(found.xy, found.yy).reshape(self.shape)
-        steps: IntArray = np.searchsorted(self.how.between, own * _ratio(1.0, d)[:, None])
+        steps: IntArray = np.searchsorted(self.how.midpoints, own * _ratio(1.0, d)[:, None])
         return steps
 
     def sums(self, found: SubBlockPoints, rungs: F64Array) -> tuple[F64Array, F64Array]:
@@ -287,7 +287,7 @@ class RowSearch:
         xy = (found.xy.reshape(self.shape) * rungs).sum(axis=1)
         return xy, (found.yy.reshape(self.shape) * np.square(rungs)).sum(axis=1)
 
-    def fitted(self, found: SubBlockPoints, rungs: F64Array, d: F64Array) -> F64Array:
+    def fit_scale(self, found: SubBlockPoints, rungs: F64Array, d: F64Array) -> F64Array:
         """Return the d [n] of least error for these points and rungs; ``d`` where all values
         are 0.
         """

@@ -16,7 +16,7 @@ class MaskSource(Protocol):
     def bits(self) -> bytes: ...
 
 
-class LateBits:
+class AsyncBits:
     """Mask of the next token, computed by a background thread. If the thread has not begun when the
     mask is needed, ``wait`` computes it in the caller's thread.
     """
@@ -53,10 +53,10 @@ class LateBits:
             return self._bits
 
 
-_QUEUES: dict[int, SimpleQueue[LateBits]] = {}  # by process: a forked one has none of the threads
+_QUEUES: dict[int, SimpleQueue[AsyncBits]] = {}  # by process: a forked one has none of the threads
 
 
-def _queue() -> SimpleQueue[LateBits]:
+def _queue() -> SimpleQueue[AsyncBits]:
     """Return the queue of this process's mask thread, which is started at the first call. The
     thread runs beside the model, because llguidance releases the GIL.
     """
@@ -69,6 +69,6 @@ def _queue() -> SimpleQueue[LateBits]:
     return found
 
 
-def _work(queue: SimpleQueue[LateBits]) -> None:
+def _work(queue: SimpleQueue[AsyncBits]) -> None:
     while True:
         queue.get().wait()

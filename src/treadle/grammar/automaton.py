@@ -127,8 +127,9 @@ class _Builder:
         return found
 
     def _edges(self, state: int) -> tuple[dict[int | Call, set[int]], bool]:
-        """Return the regexes that may follow each next character mask or call, and whether the rule
-        may end at ``state``. Another rule at the end is entered instead of called.
+        """Return the edges from the regex ``state``: by the next character mask or call, the
+        numbers of the regexes that may remain after it; and whether the rule may end here. A call
+        after which nothing remains is replaced by the edges of the called rule.
         """
         found: dict[int | Call, set[int]] = {}
         opened = [state]

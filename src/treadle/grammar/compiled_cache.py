@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-from treadle.base.fork_safety import free_lock, tell
+from treadle.base.fork_safety import free_lock, register_after_fork
 from treadle.errors import GrammarError, of_setting
 from treadle.grammar.grammar import Grammar, Matcher
 from treadle.grammar.json_schema import Schema, schema_text
@@ -32,7 +32,7 @@ class Grammars:
         self.tokenizer = tokenizer
         self._compiled: OrderedDict[Hashable, Grammar] = OrderedDict()
         self._lock = free_lock()
-        tell(self)
+        register_after_fork(self)
 
     def after_fork(self) -> None:
         """Clear the cache in a forked child: another thread may have been using a grammar."""

@@ -17,10 +17,10 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import free_lock
 from treadle.base.interrupts import interrupts_held
 from treadle.errors import GrammarError
-from treadle.grammar.async_mask import LateBits
+from treadle.grammar.async_mask import AsyncBits
 from treadle.grammar.gbnf import parse_gbnf
 from treadle.grammar.json_schema import Schema, schema_source
-from treadle.grammar.lexemes import hard_rules, larks, special_tokens
+from treadle.grammar.lexemes import hard_rules, lark_forms, special_tokens
 from treadle.grammar.token_bytes import vocabulary_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Grammar:
                 if not _has_token(name, tokenizer):
                     raise GrammarError(f"grammar, line {line}: the vocabulary has no token {name}")
             message = ""
-            for source in larks(rules):
+            for source in lark_forms(rules):
                 lark = _lark(source)
                 message = "; ".join(_complaints(lark, tokenizer)[1])
                 if not message:
@@ -192,7 +192,7 @@ class Matcher:
         self._n: int = vocabulary.vocab_size
         self._grammar = grammar
         self._ids: list[int] = []  # accepted tokens
-        self._late: LateBits | None = None
+        self._async_bits: AsyncBits | None = None
         self.shares = False  # whether it shares its lexer with other answers
         self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0, limits=_limits())
         self._check()
@@ -216,24 +216,24 @@ class Matcher:
         """
         with interrupts_held():
             made = self._matcher.compute_bitmask()
-            if self._begins_anew():
+            if self._replay_with_new_lexer():
                 made = self._matcher.compute_bitmask()
         self._check()  # in its error state the matcher allows end tokens
         return bytes(made)
 
-    def later(self) -> LateBits:
+    def start_bits(self) -> AsyncBits:
         """Start computing ``bits`` in a background thread. Wait for the result before ``accept``,
         ``rollback`` or ``copy``.
         """
-        self._late = LateBits(self)
-        return self._late
+        self._async_bits = AsyncBits(self)
+        return self._async_bits
 
     def forced(self) -> list[int]:
         """Return the ids of text that must come next, without accepting them. They are a guess: the
         model may split the text into other tokens.
         """
-        if self._late is not None:  # left from a run that was stopped
-            self._late.wait()
+        if self._async_bits is not None:  # left from a run that was stopped
+            self._async_bits.wait()
         with interrupts_held():
             return list(self._matcher.compute_ff_tokens())
 
@@ -241,7 +241,9 @@ class Matcher:
         """Advance by ``token``. Raises GrammarError if the grammar does not allow it."""
         with interrupts_held():
             fits = 0 <= token < self._n and self._matcher.consume_token(token)
-            if not fits and not (self._begins_anew() and self._matcher.consume_token(token)):
+            if not fits and not (
+                self._replay_with_new_lexer() and self._matcher.consume_token(token)
+            ):
                 self._check(token)
                 raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}")
             self._ids.append(token)
@@ -270,11 +272,11 @@ class Matcher:
         other._n, other._matcher = self._n, self._matcher.deep_copy()
         other._grammar = self._grammar
         other._ids = list(self._ids)
-        other._late = None
+        other._async_bits = None
         other.shares = self.shares
         return other
 
-    def _begins_anew(self) -> bool:
+    def _replay_with_new_lexer(self) -> bool:
         """If the shared lexer has reached its limit of states, read the answer so far again with a
         new one, so that states of other answers do not end this one. Return whether that was done.
         """

@@ -22,7 +22,7 @@ from treadle.grammar.llguidance_limits import (
     within,
     without_nul,
 )
-from treadle.grammar.schema_closed import MAPS, VALUES, ClosedObjects, in_other_words
+from treadle.grammar.schema_closed import MAPS, VALUES, ClosedObjects, without_property_names
 from treadle.grammar.schema_impossible import ImpossibleParts
 
 MAX_BYTES = 1 << 20  # llguidance takes far less, and 25 s to refuse 5 MiB
@@ -191,7 +191,7 @@ class _EnforcedSchema:
             return {name: self._inner(str(name), item) for name, item in schema.items()}
         if isinstance(schema.get("$ref"), str) and self._never.at(schema["$ref"]):
             return False
-        told = in_other_words(schema, self._parts)
+        told = without_property_names(schema, self._parts)
         kept = {key: value for key, value in told.items() if self._keeps(key, value)}
         patterns = kept.get("patternProperties")
         if isinstance(patterns, Mapping):

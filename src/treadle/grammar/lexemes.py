@@ -36,7 +36,7 @@ Calls = tuple[tuple[str | Special, int], ...]
 Key = tuple[bool, Calls, tuple[tuple[int, int], ...]]  # whether the rule may end, calls, edges
 
 
-def larks(rules: GbnfRules) -> Iterator[str]:
+def lark_forms(rules: GbnfRules) -> Iterator[str]:
     """Yield the grammar as Lark text in the forms that llguidance may accept, the fastest first.
 
     All have the same meaning. The last one has every character as a lexeme. Raises GrammarError if
@@ -92,7 +92,7 @@ def _by_lexemes(rules: GbnfRules) -> Iterator[LarkWriter]:
     except TooLargeError:
         return
     # If expressions grow too large, lexemes are cut more often.
-    for cut in (None, threads.keep_loops, threads.keep_nothing):
+    for cut in (None, threads.keep_loops, threads.break_everywhere):
         if cut is not None:
             cut()
         try:
@@ -143,7 +143,7 @@ class Threads:
         """
         self._break(lambda state, to: to != state)
 
-    def keep_nothing(self) -> None:
+    def break_everywhere(self) -> None:
         """Add breaks so that every lexeme is one character."""
         self._break(lambda state, to: True)
 
@@ -240,7 +240,7 @@ class Lexemes:
             return None
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
 
-    def out_of(self, edges: Edges) -> Iterator[tuple[Key, int]]:
+    def from_edges(self, edges: Edges) -> Iterator[tuple[Key, int]]:
         """Yield the lexemes that begin with these edges: the key of the states where they end, and
         the regex.
         """
@@ -347,7 +347,7 @@ def _parts(
         for call, to in calls:
             name = names[call] if isinstance(call, str) else call.text
             add(("after", to), _follow(automaton, to), [*read, name])
-        for key, regex in lexemes.out_of(edges):
+        for key, regex in lexemes.from_edges(edges):
             add(("end", key), key, [*read, regex])
     return bodies
 

@@ -23,7 +23,9 @@ _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "
 _NOTES = ("type", "title", "description", "$comment", "examples")  # irrelevant in ``propertyNames``
 
 
-def in_other_words(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
+def without_property_names(
+    schema: Mapping[str, Any], parts: ReferencedSchemas
+) -> Mapping[str, Any]:
     """Return an object's schema with ``propertyNames``, which llguidance lacks, replaced by other
     keywords if possible. zod writes it for each ``record``: names are any strings, or some listed
     ones.

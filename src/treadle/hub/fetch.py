@@ -77,8 +77,8 @@ def download(
     stored = cache.files(name)
     if name.path.lower().endswith(".gguf"):
         return fetch_file(name, stored, progress, say, projector)
-    here = within(name, stored)
-    chosen = choose_here(name, find_offers(here))
+    here = in_folder(name, stored)
+    chosen = choose_downloaded(name, find_offers(here))
     if chosen is not None:
         if not name.tag:
             say(f"{name}: {chosen.paths[0]}, downloaded before; another: {name.root}:TYPE")
@@ -91,7 +91,7 @@ def download(
     every = sizes_of(info)
     if name.path in every:
         return fetch(name, name.shards(), progress)
-    files = within(name, every)
+    files = in_folder(name, every)
     offers = find_offers(files)
     if not offers:
         return fetch_folder(name, files, progress, say, to_run)
@@ -191,7 +191,7 @@ def sizes_of(info: Any) -> dict[str, int]:
     return {s.rfilename: s.size or 0 for s in info.siblings or ()}
 
 
-def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel | None:
+def choose_downloaded(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel | None:
     """Return the best of the downloaded models ``offers`` that ``name`` fits; None if there is
     none, or if they are of several models.
 
@@ -263,7 +263,7 @@ def choices(name: HubName, offers: list[RepositoryModel]) -> str:
     return f"available: {listed(shown, SHOWN)}: name one as {form}"
 
 
-def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
+def in_folder(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
     """Return those of ``files`` (path to bytes) that are below the folder in ``name``; all without
     one.
     """
@@ -345,7 +345,7 @@ def fetch(
     except errors.LocalEntryNotFoundError as error:
         raise explain(error, name) from error
     except errors.EntryNotFoundError as error:
-        raise FileError(f"no such file{near(name)}", path=str(name)) from error
+        raise FileError(f"no such file{similar_files(name)}", path=str(name)) from error
     except Exception as error:
         if isinstance(error, OSError) and error.filename:  # the local disk: full, or not writable
             raise
@@ -353,7 +353,7 @@ def fetch(
     return Path(found[0])
 
 
-def near(name: HubName) -> str:
+def similar_files(name: HubName) -> str:
     """Return a suggestion for a file that does not exist: the repository's GGUF files with similar
     names, else a few of them; "" if the hub cannot be asked.
     """

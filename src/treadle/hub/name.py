@@ -75,3 +75,18 @@ def parse(ref: str) -> HubName:
         revision = "" if pasted[1] == "main" else pasted[1]
         path = pasted[2]
     return HubName(f"{parts[0]}/{name}", path, revision or None, tag)
+
+
+def check_no_address(ref: str) -> None:
+    """Raise FileError if ``ref``, which is no path on this machine, is a web address: with the
+    ``hf:`` name of a page of the hub.
+    """
+    if "://" not in ref:
+        return
+    use = "download the file, and give its path"
+    if ref.startswith(WEBSITES):
+        try:
+            use = f"use {parse(f'hf:{ref}')}"
+        except FileError:  # a page of the hub that is no model's
+            use = f"use {FORMS}"
+    raise FileError(f"a web address: {use}", path=ref)

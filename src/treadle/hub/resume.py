@@ -65,12 +65,14 @@ class UnfinishedDownload:
 def fetch_blob(
     name: HubName, path: str, paths: Sequence[str], n_bytes: int, report: type[Any]
 ) -> None:
-    """Download one file into the cache's blobs, continuing an interrupted download. Left to
-    huggingface_hub: small and very large files, files that are there, offline mode.
+    """Download the file ``path`` of a repository into the cache's blobs, continuing an interrupted
+    download. Do nothing for small and very large files, files that are there, and in offline mode:
+    huggingface_hub handles these.
 
-    ``paths``, ``n_bytes``: the model's files, and their bytes in all, for the note. ``report``: a
-    class in place of tqdm's. Raises huggingface_hub's errors, and FileError if the bytes of a
-    continued file do not have the SHA-256 that the hub announced.
+    ``paths``, ``n_bytes``: all files of the model, and their bytes together, for the note that a
+    later call resumes from (``write_note``). ``report``: a class in place of tqdm's progress bar.
+    Raises huggingface_hub's errors, and FileError if the bytes of a continued file do not have the
+    SHA-256 that the hub announced.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
@@ -201,8 +203,8 @@ def notes_folder() -> Path:
 
 
 def write_note(name: HubName, paths: Sequence[str], n_bytes: int, part: Path) -> Path | None:
-    """Write the note about the unfinished file ``part``, and return its path; None if it cannot be
-    written.
+    """Write the facts of ``UnfinishedDownload`` about the local file ``part`` as JSON, and return
+    the path of this note; None if it cannot be written.
     """
     # A projector is downloaded before its model, which the name means.
     is_file = paths[0].lower().endswith(".gguf") and not is_projector_name(paths[0])

@@ -11,54 +11,48 @@
     riscv.py     RISC-V vectors (RVV 1.0)
     nvptx.py     NVIDIA GPUs
 
-To add one, write a row (``docs/add-an-isa.md``) and list it in ``ROWS``, better ones last.
+To add one, write a row (``docs/add-an-isa.md``) and list it in its module's ``ROWS``, better
+ones last.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Iterable, Set
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.isa import arm, riscv
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
-from treadle.isa.x86 import (
-    AMX_BF16,
-    AVX2,
-    AVX2_VNNI,
-    AVX512,
-    AVX512_BF16,
-    AVX512_VBMI,
-    AVX512_VNNI,
-)
 
-ROWS: dict[str, Isa] = {
-    row.name: row
-    for row in (
-        PORTABLE,
-        arm.PLAIN,
-        arm.DOTPROD,
-        arm.I8MM,
-        arm.BF16,
-        arm.SME,
-        *riscv.RVV,
-        riscv.BF16,
-        riscv.VQDOT,
-        AVX2,
-        AVX2_VNNI,
-        AVX512,
-        AVX512_VNNI,
-        AVX512_VBMI,
-        AVX512_BF16,
-        AMX_BF16,
-    )
-}
+# Modules of rows, each with a feature (LLVM's name) that all of its rows need: those of other
+# processors are not imported to choose among the rows of one.
+FAMILIES = {"arm": "neon", "riscv": "v", "x86": "avx2"}
+
+
+if TYPE_CHECKING:
+    ROWS: dict[str, Isa]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ROWS":  # all rows by name: few programs ask for those of other processors
+        return globals().setdefault(name, {row.name: row for row in _rows([*FAMILIES])})
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _rows(families: Iterable[str]) -> list[Isa]:
+    """Return the portable row and those of some families, the best last."""
+    rows = [PORTABLE]
+    for family in families:
+        rows += import_module(f".{family}", __name__).ROWS
+    return rows
 
 
 def runnable(features: Set[str]) -> list[Isa]:
     """Return the rows that a CPU with these features (LLVM's names) can run, the best last."""
-    return [row for row in ROWS.values() if row.needs <= features]
+    families = [family for family, feature in FAMILIES.items() if feature in features]
+    return [row for row in _rows(families) if row.needs <= features]
 
 
 def best(features: Set[str]) -> Isa:
@@ -78,9 +72,10 @@ def choose(features: Set[str], forced: str | None = None) -> Isa:
         asked = f"TREADLE_ISA={forced}"
     if not forced:
         return best(features)
-    row = ROWS.get(forced)
+    rows: dict[str, Isa] = __getattr__("ROWS")
+    row = rows.get(forced)
     if row is None:
-        raise UnsupportedError(f"{asked}: unknown instruction set; choose one of {', '.join(ROWS)}")
+        raise UnsupportedError(f"{asked}: unknown instruction set; choose one of {', '.join(rows)}")
     missing = sorted(row.needs - features)
     if missing:
         raise UnsupportedError(f"{asked}: this CPU does not support {', '.join(missing)}")

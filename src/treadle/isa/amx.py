@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.isa import portable
 from treadle.isa.isa import MatrixUnit
-from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import i8, i64, u8
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Operand, Val
 
 
 def _config(n: int) -> list[int]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from treadle.isa import portable, sme
 from treadle.isa.isa import Op, Tiles
-from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, i8, i16, i32, u8
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Val
 
 NEON = "llvm.aarch64.neon"
 WIDE = 16  # bytes in a register
@@ -156,3 +159,4 @@ SME = replace(
     BF16.above("sme", "sme", matrix=sme.MATRIX, slow_with=frozenset({"sme"})),
     needs=BF16.needs | {"sme", f"svl{sme.LENGTH}"},
 )
+ROWS = (PLAIN, DOTPROD, I8MM, BF16, SME)

@@ -132,7 +132,8 @@ class Tiles:
     float_gemv: int = 0
     gemv_ahead: int = 0  # prefetch distance in bytes, if rows are in separate runs; see ``Gemv``
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide the dot's latency
-    # Tile of i16, for formats whose prefill is faster so (``select_activation.by_words``); 0: none.
+    # Tile of i16, for formats whose prefill is faster so (``select_activation.prefers_q16``); 0:
+    # none.
     words: tuple[int, int] = (0, 0)
     by_lane: bool = False  # a dot takes any lane of x, so tokens are loaded as vectors
     # Values of K in a step of a product of bytes. 4: dots of dwords (``dot4``); 1: outer products

@@ -5,11 +5,14 @@ can lower.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from treadle.isa.isa import Isa, MatrixUnit
-from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Operand, Val
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:

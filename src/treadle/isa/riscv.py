@@ -8,11 +8,14 @@ are no longer. The 512-bit rows run on longer registers too, and leave the rest 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from treadle.isa import portable
 from treadle.isa.isa import Isa, Tiles
-from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, f32, i16, i32, i64, u32
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Val
 
 LENGTHS = (128, 256, 512)  # bits in a register
 
@@ -116,3 +119,4 @@ VQDOT = RVV[3].above(
     dot4_single=True,
     tiles=replace(RVV[3].tiles, bytes=(2, 3), bytes16=(2, 3), unit=4),
 )
+ROWS = (*RVV, BF16, VQDOT)

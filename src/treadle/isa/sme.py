@@ -16,11 +16,13 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.isa.isa import MatrixUnit
-from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, bf16, boolean, i32, i64, ptr
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Operand, Val
 
 SME = "llvm.aarch64.sme"
 LENGTH = 512  # bits of a streaming vector

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.isa import amx, portable
 from treadle.isa.isa import Shorts, Tiles
-from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, i8, i16, u8, u16
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Val
 
 # Intrinsics for 128, 256 and 512 bits.
 MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
@@ -54,12 +56,12 @@ def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def high_short(k: Builder, a: Val, b: Val) -> Val:
-    """``Shorts.high`` by ``vpmulhrsw``."""
+    """``Shorts.high`` by ``vpmulhrsw``: ``(a[i] b[i] + 2**14) >> 15`` of i16."""
     return k.call(f"llvm.x86.{MULHRS[a.ty.lanes]}", a.ty, [a.ir, b.ir])
 
 
 def widen_short(k: Builder, acc: Val, s: Val) -> Val:
-    """``Shorts.widen`` by ``vpmaddwd`` with ones."""
+    """``Shorts.widen`` by ``vpmaddwd`` with ones: ``acc[i] += s[2i] + s[2i+1]`` of i16, in i32."""
     return dot2(k, acc, s, k.const(1, s.ty))
 
 
@@ -318,3 +320,4 @@ AMX_BF16 = AVX512_VBMI.above(
 # `prefetchw`, products of bytes: such CPUs always have them, even under a hypervisor that does not
 # report them.
 AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw,+amx-int8")
+ROWS = (AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_VBMI, AVX512_BF16, AMX_BF16)

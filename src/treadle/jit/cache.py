@@ -9,8 +9,8 @@ separate them, and ``objdump -d`` still reads it.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import marshal
 import os
 import struct
 import time
@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from treadle.base.digest import blake2b
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CacheError
 from treadle.system import HERE, SYSTEM, machine
@@ -27,7 +28,7 @@ from treadle.system import HERE, SYSTEM, machine
 ROOT = Path(__file__).resolve().parent.parent
 # Folders and modules whose sources can change a kernel's code.
 SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling")
-_FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
+_FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, BLAKE2 of both, MAGIC
 MAGIC = b"treadle1"
 KNOWN = "sources-"  # names of files that keep a hash of sources begin so
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
@@ -94,7 +95,7 @@ def source_hash() -> str:
     import llvmlite
 
     kind = f"{llvmlite.__version__}\0{HERE}\0{machine()}\0{hash_of_sources(*SOURCES)}"
-    return hashlib.sha256(kind.encode()).hexdigest()
+    return blake2b(kind.encode(), digest_size=32).hexdigest()
 
 
 def hash_of_sources(*names: str) -> str:
@@ -111,12 +112,14 @@ def hash_of_sources(*names: str) -> str:
         for each in (sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"])
     ]
     states, newest = _states(found)
-    known = f"{KNOWN}{_digest(str(places))}"
+    known = f"{KNOWN}{_digest(os.fsencode(str(places)))}"
     with suppress(OSError, CacheError):
-        then, _, sources = (checked_folder() / known).read_text("latin-1").partition(" ")
+        # Decoded from bytes: an open file's decoder would be imported.
+        kept = (checked_folder() / known).read_bytes().decode("latin-1")
+        then, _, sources = kept.partition(" ")
         if then == states:
             return sources
-    state = hashlib.sha256()
+    state = blake2b(digest_size=32)
     for path in found:
         with open(path, "rb") as file:
             relative = path[len(str(ROOT)) + 1 :].replace(os.sep, "/")
@@ -135,15 +138,23 @@ def _states(paths: Sequence[str]) -> tuple[str, int]:
     """
     states = []
     newest = 0
+    stat = os.stat
     for path in paths:
-        at = os.stat(path)
-        newest = max(newest, at.st_mtime_ns, at.st_ctime_ns)
-        states.append((path, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
-    return _digest(repr(states)), newest
+        at = stat(path)
+        modified = at.st_mtime_ns
+        changed = at.st_ctime_ns
+        newest = max(newest, modified, changed)
+        states.append((path, at.st_dev, at.st_ino, at.st_size, modified, changed))
+    # Version 2: its bytes depend on the values alone. A text takes three times as long.
+    return _digest(marshal.dumps(states, 2)), newest
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _checksum(body: bytes) -> bytes:
+    return blake2b(body, digest_size=32).digest()
 
 
 def _sources_below(folder: str) -> Iterator[str]:
@@ -169,7 +180,7 @@ def checked_folder(path: Path | None = None) -> Path:
         raise CacheError(
             f"kernel cache {path}: {error.strerror}; set TREADLE_CACHE to a writable folder"
         ) from error
-    who = SYSTEM.intruder(info)
+    who = SYSTEM.other_writer(info)
     if who == "another user":
         raise CacheError(
             f"kernel cache {path} belongs to another user; refused, because its files are "
@@ -184,7 +195,7 @@ def checked_folder(path: Path | None = None) -> Path:
 
 
 def _key(name: str, isa_key: str) -> str:
-    return hashlib.sha256(f"{source_hash()}\0{isa_key}\0{name}".encode()).hexdigest()[:32]
+    return _digest(f"{source_hash()}\0{isa_key}\0{name}".encode())
 
 
 def tuned_folder() -> Path:
@@ -217,7 +228,7 @@ def _parts(data: bytes) -> tuple[bytes, bytes] | None:
         return None
     n_code, n_about, digest, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
     body = data[: -_FOOTER.size]
-    if magic != MAGIC or n_code + n_about != len(body) or hashlib.sha256(body).digest() != digest:
+    if magic != MAGIC or n_code + n_about != len(body) or _checksum(body) != digest:
         return None
     return body[:n_code], body[n_code:]
 
@@ -252,7 +263,7 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
     """
     target = path_of(name, isa_key)
     body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
-    footer = _FOOTER.pack(len(code), len(body) - len(code), hashlib.sha256(body).digest(), MAGIC)
+    footer = _FOOTER.pack(len(code), len(body) - len(code), _checksum(body), MAGIC)
     write_whole(target, body + footer)
 
 

@@ -25,7 +25,7 @@ def compiler_versions() -> dict[str, str]:
 DEFINITION = re.compile(r"^(define .*\))", re.MULTILINE)  # of a function, up to its attributes
 
 # Features and the ABI that every Linux of an architecture assumes and LLVM does not.
-TAKEN_FOR_GRANTED = {"riscv64": ("+m,+a,+f,+d,+c", "lp64d")}
+BASE_FEATURES = {"riscv64": ("+m,+a,+f,+d,+c", "lp64d")}
 
 
 def architecture(triple: str) -> str:
@@ -69,7 +69,7 @@ def prepare(isa: Isa) -> None:
 def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -> Any:
     """Return LLVM's target machine for ``triple``. ``jit``: the code will run in this process."""
     _initialize(not jit)
-    granted, abi = TAKEN_FOR_GRANTED.get(architecture(triple), ("", ""))
+    granted, abi = BASE_FEATURES.get(architecture(triple), ("", ""))
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
         features=",".join(filter(None, (granted, features))),

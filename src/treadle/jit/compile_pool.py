@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each takes 10 MB
 STUCK_S = 60.0  # after this long without any kernel, this process compiles them itself
-WORTH_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
+MIN_FORK_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
 
 FIRST = 0  # rank of kernels that are waited for
 LATER = 1
@@ -109,8 +109,8 @@ class CompilePool:
 
     def __init__(self) -> None:
         self._queue: CompileQueue | None = None
-        self._heard = 0.0  # when the last kernel arrived, or the first was submitted
-        fork_safety.tell(self)
+        self._last_arrival = 0.0  # when the last kernel arrived, or the first was submitted
+        fork_safety.register_after_fork(self)
 
     def begin(
         self, specs: Sequence[Spec], isa: Isa, compile: Callable[[Spec], bytes], rank: int = FIRST
@@ -124,18 +124,18 @@ class CompilePool:
         queue = self._queue
         if queue is None:
             n = n_processes()
-            is_worth = sum(spec.compile_ms for spec in specs) >= WORTH_MS
+            is_worth = sum(spec.compile_ms for spec in specs) >= MIN_FORK_MS
             if not is_worth or n < 2 or not fork_safety.may_fork():
                 return False
             with interrupts_held():
                 self._queue = open_queue(isa, compile, n, specs, rank)
-                self._heard = time.monotonic()
+                self._last_arrival = time.monotonic()
             return self._queue is not None
         if queue.isa != isa:
             return False
         with interrupts_held():
             if not queue.ranks:
-                self._heard = time.monotonic()
+                self._last_arrival = time.monotonic()
             queue.submit(specs, rank)
         return True
 
@@ -176,8 +176,8 @@ class CompilePool:
             arrived = queue.receive()
             now = time.monotonic()
             if arrived or not queue.ranks:
-                self._heard = now
-            elif now - self._heard > STUCK_S:
+                self._last_arrival = now
+            elif now - self._last_arrival > STUCK_S:
                 self.close()
             return [(queue.isa, spec, code) for spec, code in arrived]
 

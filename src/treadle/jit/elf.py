@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import NamedTuple
 
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.system import HERE, SYSTEM, machine
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

@@ -6,18 +6,18 @@ nothing does not load LLVM.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Set
 from contextlib import suppress
 from functools import lru_cache
 
+from treadle.base.digest import blake2b
 from treadle.errors import CacheError
 from treadle.jit.cache import checked_folder, write_whole
 from treadle.system import SYSTEM
 
 # Intel's matrix registers: a process must request them from the operating system.
-ASKED_FOR = frozenset({"amx-tile"})
+FEATURES_TO_REQUEST = frozenset({"amx-tile"})
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +28,7 @@ def host_features() -> frozenset[str]:
         return permitted(_detected())
     import llvmlite  # its version alone
 
-    key = hashlib.blake2b(f"{llvmlite.__version__}\0{about}".encode(), digest_size=16).hexdigest()
+    key = blake2b(f"{llvmlite.__version__}\0{about}".encode(), digest_size=16).hexdigest()
     with suppress(OSError, ValueError, CacheError):
         known = json.loads((checked_folder() / f"cpu-{key}.json").read_bytes())
         if isinstance(known, list) and all(isinstance(name, str) for name in known):
@@ -50,5 +50,9 @@ def permitted(features: Set[str]) -> frozenset[str]:
     """Return ``features`` (LLVM's names) without those that the operating system refuses to this
     process. Makes no system call if none of them must be requested.
     """
-    refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
+    refused = (
+        FEATURES_TO_REQUEST
+        if features & FEATURES_TO_REQUEST and not SYSTEM.request_tiles()
+        else frozenset()
+    )
     return frozenset(features) - refused

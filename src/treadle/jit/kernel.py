@@ -157,14 +157,14 @@ def _compiled(spec: Spec, isa: Isa, tally: CompileStats) -> bytes:
 def _store(spec: Spec, isa: Isa, code: bytes) -> None:
     """Write a kernel's object to the cache; log a warning if that fails."""
     try:
-        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+        cache.write(spec.name, isa_key(isa), code, describe_spec(spec, isa))
     except CacheError as error:
         _warn(str(error))
     except OSError as error:  # a read-only or full disk
         _warn(f"cannot write to the kernel cache {cache.folder()}: {error.strerror}")
 
 
-def about(spec: Spec, isa: Isa) -> dict[str, object]:
+def describe_spec(spec: Spec, isa: Isa) -> dict[str, object]:
     """Return the JSON that the cache keeps with a kernel, from which ``treadle kernels`` builds its
     spec again.
     """
@@ -201,7 +201,7 @@ def load_kernels(
         if (key, name) in _linked:
             continue
         if progress:
-            _tell(progress, done - len(missing), len(unique))
+            _report_progress(progress, done - len(missing), len(unique))
         with _making:
             _receive()
             if (key, name) not in _linked and not _link_compiled(spec, key, tally):
@@ -215,12 +215,12 @@ def load_kernels(
         _compile_elsewhere(missing, isa, progress, tally)
     for done, (name, spec) in enumerate(missing.items(), len(unique) - len(missing)):
         if progress:
-            _tell(progress, done, len(unique))
+            _report_progress(progress, done, len(unique))
         with _making:
             if (key, name) not in _linked:
                 _linked[key, name] = _link(symbol(spec), _compiled(spec, isa, tally))
     if progress:
-        _tell(progress, len(unique), len(unique))
+        _report_progress(progress, len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
 
 
@@ -248,7 +248,7 @@ def load_cached(
     return found
 
 
-def _tell(progress: Progress, done: int, total: int) -> None:
+def _report_progress(progress: Progress, done: int, total: int) -> None:
     """Report progress: ``done`` of ``total``, or while child processes compile, that of all kernels
     that are waited for.
     """
@@ -308,7 +308,7 @@ def _emit_and_store(isa: Isa, spec: Spec) -> bytes:
 
     code = emit_object(trace(spec, isa), isa)
     try:
-        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+        cache.write(spec.name, isa_key(isa), code, describe_spec(spec, isa))
     except (CacheError, OSError):  # the parent tries again, and warns
         return NOT_STORED + code
     return STORED + code
@@ -334,7 +334,7 @@ def _compile_elsewhere(
                 _leave()
                 return
         if progress:
-            _tell(progress, 0, 0)
+            _report_progress(progress, 0, 0)
         _pools[0].wait(WAIT_S)  # without the lock: others have a turn
 
 

@@ -95,16 +95,16 @@ class WeightRows:
     def row(self, k: Builder, r: Operand) -> BlockAddress:
         return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
 
-    def behind(self, n: Operand) -> WeightRows:
+    def offset_by(self, n: Operand) -> WeightRows:
         """Return the rows that begin ``n`` rows later."""
         return replace(self, first=self.first + n)
 
     @property
     def values(self) -> tuple[Val, ...]:
-        """The run-time values in the fields, for ``of`` within an outlined function."""
+        """The run-time values in the fields, for ``with_values`` within an outlined function."""
         return *self.weights.parts, self.first, self.m
 
-    def of(self, values: Sequence[Val]) -> WeightRows:
+    def with_values(self, values: Sequence[Val]) -> WeightRows:
         """Return a copy whose run-time values are ``values``, in the order of ``values`` above."""
         *parts, first, m = values
         return WeightRows(BlockAddress(self.weights.fmt, tuple(parts)), first, m, self.k)

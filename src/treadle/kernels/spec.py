@@ -17,13 +17,15 @@ from dataclasses import fields
 from functools import cache
 from itertools import chain, repeat, takewhile
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, i64, ptr
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Isa, Val
 
 # Everything that changes from run to run lies in one block: ``engine/batch.py`` writes it, and the
 # compiled steps read it. It begins with these fields, then EACH once for every pool and rope table:

@@ -22,18 +22,18 @@ from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention.page_layout import kv_formats, kv_of
 from treadle.kernels.attention.records import PAGE, most_partials
 from treadle.kvcache.media import MediaRegistry
-from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
+from treadle.kvcache.page_pool import FREED, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
 from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree, n_ids
 from treadle.kvcache.sequence import AbandonedSequences
 from treadle.kvcache.sequence import EncodedKeys as EncodedKeys
 from treadle.kvcache.sequence import Sequence as Sequence
 from treadle.kvcache.state_slots import (
-    AGAIN,
+    MIN_SAVING,
+    MIN_SAVING_AT_BRANCH,
     PARTING,
     RUN,
     SYSTEM,
-    WORTH,
     StateSlots,
     last_saved,
     n_saved,
@@ -82,7 +82,7 @@ class KVCache:
     encoder whose keys and values fit at once, by default ``n_sequences``.
     """
 
-    lent: ClassVar[bool] = False  # whether its pages are another model's, and read-only
+    is_borrowed: ClassVar[bool] = False  # whether its pages are another model's, and read-only
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class KVCache:
 
     def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
         """Return a new sequence with the longest cached prefix of ``ids``."""
-        made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
+        made = Sequence(self, [], [array("q") for _ in self.pools], reserved=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
         self.match(made, ids)
         return made
@@ -229,19 +229,19 @@ class KVCache:
         """
         if seq.encoded is not None:
             return seq.close()
-        self.let_go(seq)
+        self.release_reservation(seq)
         if self._retired is not None:
             self._retired.close()
         self._retired = seq
         return None
 
-    def let_go(self, seq: Sequence) -> None:
+    def release_reservation(self, seq: Sequence) -> None:
         """Release the reserved pages of an idle sequence, and enter its full pages in the prefix
         tree.
         """
         self.reserve(seq, 0)
-        if seq.alone and seq.encoded is None:
-            seq.alone = False
+        if seq.is_unshared and seq.encoded is None:
+            seq.is_unshared = False
             self._enter(seq, len(seq.ids))
 
     def revive(self, lora: Lora | None = None) -> Sequence:
@@ -263,18 +263,18 @@ class KVCache:
         own = 0
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
-        own = self.visible(seq, own)
-        found = [] if seq.alone else self.tree.find(ids, limit, seq.lora)
+        own = self.max_truncation(seq, own)
+        found = [] if seq.is_unshared else self.tree.find(ids, limit, seq.lora)
         adopts = n_ids(found) > own and self._may_adopt(seq, found)
         if self.states:
             seq.state_from = self._origin(seq, own, found if adopts else [])
-            seq.parting = 0
+            seq.branch_point = 0
         if adopts:
             self._adopt(seq, found)
         else:
             self.truncate(seq, own)
         if self.store is not None:
-            self.store.use(seq)
+            self.store.mark_used(seq)
         return len(seq.ids)
 
     def _origin(self, seq: Sequence, own: int, adopted: list[PageNode]) -> str:
@@ -287,7 +287,7 @@ class KVCache:
             return NOTHING_REUSED
         return OWN if own == len(seq.ids) else self.slots.place_of(seq.nodes[own // PAGE - 1])
 
-    def visible(self, seq: Sequence, n: int) -> int:
+    def max_truncation(self, seq: Sequence, n: int) -> int:
         """Return the largest length up to ``n`` to which ``seq`` can be truncated. If layers keep a
         state, this is its last checkpoint; if pages that a window needs are gone, 0.
         """
@@ -296,11 +296,11 @@ class KVCache:
         if self.states:
             n = last_saved(seq.nodes[: n // PAGE])
         for pool in self.windows:
-            if GONE in seq.pages[pool.index][pool.first_seen(n) : -(-n // PAGE)]:
+            if FREED in seq.pages[pool.index][pool.first_seen(n) : -(-n // PAGE)]:
                 return 0
         return n
 
-    def known(self, ids: Seq[int], lora: Lora = ()) -> int:
+    def n_cached_tokens(self, ids: Seq[int], lora: Lora = ()) -> int:
         """Return the number of tokens that ``match`` would find in the prefix tree."""
         return n_ids(self.tree.find(ids, len(ids) - 1, lora))
 
@@ -309,10 +309,10 @@ class KVCache:
         the chain's idle pages, and a state slot is free.
         """
         return self._may_have_state(seq) and (
-            not any(pool.promised for pool in self.pools)
+            not any(pool.reserved for pool in self.pools)
             or all(
-                sum(pool.is_idle(node.pages[which]) for node in chain if node.pages[which] != GONE)
-                <= pool.room
+                sum(pool.is_idle(node.pages[which]) for node in chain if node.pages[which] != FREED)
+                <= pool.n_available
                 for which, pool in enumerate(self.pools)
             )
         )
@@ -326,7 +326,7 @@ class KVCache:
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             old = list(pages)
             first = pool.first_seen(n)
-            pages[:] = array("q", [GONE] * first)
+            pages[:] = array("q", [FREED] * first)
             pages.extend(node.pages[pool.index] for node in chain[first:])
             for page in pages:
                 pool.hold(page)
@@ -334,9 +334,9 @@ class KVCache:
                 pool.drop(page)
             self.tree.touch(pool, chain[first:])
         if self.states and seq.slots:
-            self.slots.go_back(seq.slots, chain[-1])
+            self.slots.rewind(seq.slots, chain[-1])
         elif self.states:
-            seq.slots = self.slots.take(chain[-1])
+            seq.slots = self.slots.allocate(chain[-1])
         seq.ids[:] = [token for node in chain for token in node.ids]
         seq.nodes[:] = chain[: n // PAGE]
         seq.n_state = n
@@ -353,17 +353,17 @@ class KVCache:
         once they are accepted, or is undone by ``truncate`` to ``n_state``.
         """
         n = len(seq.ids) - seq.n_drafted
-        if not seq.alone:
+        if not seq.is_unshared:
             self._enter(seq, n)
         # A sequence whose state cannot drop wrong drafts goes back to where the run began.
         least = seq.n_state if self.states and seq.n_drafted else n
         for pool in self.windows:
             pages = seq.pages[pool.index]
             for p in range(pool.first_seen(least) - 1, -1, -1):
-                if pages[p] == GONE:
+                if pages[p] == FREED:
                     break
                 pool.drop(pages[p])
-                pages[p] = GONE
+                pages[p] = FREED
         if self.states and n == len(seq.ids):
             self.slots.advance(seq.slots)
             self._save_state(seq)
@@ -371,20 +371,20 @@ class KVCache:
 
     def _save_state(self, seq: Sequence) -> None:
         """Keep a checkpoint of the current state if the sequence ends at a page edge, after a run
-        of several tokens, every WORTH tokens, or where prompts part; or at the end of the system
-        prompt.
+        of several tokens, every MIN_SAVING tokens, or where prompts part; or at the end of the
+        system prompt.
         """
         n = len(seq.ids)
-        place = {seq.parting: PARTING, seq.system_end: SYSTEM}.get(n, RUN)
+        place = {seq.branch_point: PARTING, seq.system_end: SYSTEM}.get(n, RUN)
         if n % PAGE:
-            if place == SYSTEM and not seq.alone:
+            if place == SYSTEM and not seq.is_unshared:
                 self._save_tail(seq)
-        elif seq.nodes and (place != RUN or n - seq.n_state > 1 or not n % WORTH):
+        elif seq.nodes and (place != RUN or n - seq.n_state > 1 or not n % MIN_SAVING):
             self.slots.save(seq.nodes[-1], seq.slots[0], place)
             if n - seq.n_state >= PAGE:
                 seq.prompt_end = n
             if place == RUN:
-                self.slots.thin(seq.nodes, seq.prompt_end)
+                self.slots.thin_checkpoints(seq.nodes, seq.prompt_end)
 
     def _save_tail(self, seq: Sequence) -> None:
         """Keep the state at the end of a sequence, within a page, as a checkpoint with a copy of
@@ -393,18 +393,18 @@ class KVCache:
         parent = seq.nodes[-1] if seq.nodes else None
         ids = tuple(seq.ids[len(seq.nodes) * PAGE :])
         known = (parent or self.tree.root_of(seq.lora)).next.get(ids)
-        if known is not None and GONE not in known.pages:  # its state alone was evicted
+        if known is not None and FREED not in known.pages:  # its state alone was evicted
             self.slots.save(known, seq.slots[0], SYSTEM)
             seq.tail_end = len(seq.ids)
             return
-        if any(pool.room < 1 for pool in self.pools):
+        if any(pool.n_available < 1 for pool in self.pools):
             return
         copies = [self._take(pool) for pool in self.pools]  # may evict nodes: enter afterwards
         node = self.tree.enter(parent, ids, seq.lora)
         for pool, pages, copy in zip(self.pools, seq.pages, copies, strict=True):
-            if node.pages[pool.index] == GONE:
+            if node.pages[pool.index] == FREED:
                 pool.copy(pages[-1], copy)
-                self.tree.keep(node, pool, copy)
+                self.tree.set_page(node, pool, copy)
             pool.drop(copy)
         self.slots.save(node, seq.slots[0], SYSTEM)
         seq.tail_end = len(seq.ids)
@@ -419,17 +419,17 @@ class KVCache:
             self.tree.share(node, seq.pages, p)
             seq.nodes.append(node)
             if self.store is not None:
-                self.store.keep(node, p, seq.began_ns)
+                self.store.queue_pages(node, p, seq.began_ns)
 
-    def cut(self, seq: Sequence, ids: Seq[int]) -> int:
+    def run_length(self, seq: Sequence, ids: Seq[int]) -> int:
         """Return how many of the next ``ids`` to put in one run.
 
         If layers keep a state, the run ends where a later prompt may need a checkpoint: at the end
         of the system prompt, where another sequence branched off, or at the last page edge if it is
-        WORTH tokens after the last checkpoint. Otherwise see ``MediaRegistry.cut``.
+        MIN_SAVING tokens after the last checkpoint. Otherwise see ``MediaRegistry.run_length``.
         """
-        if not self.states or seq.alone:
-            return self.media.cut(ids)
+        if not self.states or seq.is_unshared:
+            return self.media.run_length(ids)
         start = len(seq.ids)
         end = start + len(ids)
         saved = max(last_saved(seq.nodes), seq.tail_end)
@@ -437,15 +437,21 @@ class KVCache:
         met = held + PAGE * self.tree.n_behind(seq.nodes, [*seq.ids[held:], *ids], seq.lora)
         system = seq.system_end
         cuts = []
-        if start < system <= end and system >= AGAIN:  # every question under it saves the rest
+        if (
+            start < system <= end and system >= MIN_SAVING_AT_BRANCH
+        ):  # every question under it saves the rest
             cuts.append(system)
-        if met > start and met - saved >= AGAIN and not (cuts and met == system // PAGE * PAGE):
-            seq.parting = met
+        if (
+            met > start
+            and met - saved >= MIN_SAVING_AT_BRANCH
+            and not (cuts and met == system // PAGE * PAGE)
+        ):
+            seq.branch_point = met
             cuts.append(met)
         if cuts:
             return min(cuts) - start
         last = end // PAGE * PAGE
-        return last - start if last - saved >= WORTH else len(ids)
+        return last - start if last - saved >= MIN_SAVING else len(ids)
 
     def chunks(self, ids: Seq[int], n: int) -> Iterator[Seq[int]]:
         """Yield ``ids`` in slices of about ``n`` tokens, one for each run; none ends inside a
@@ -453,15 +459,15 @@ class KVCache:
         """
         at = 0
         while at < len(ids):
-            end = at + self.media.cut(ids[at : at + n])
+            end = at + self.media.run_length(ids[at : at + n])
             yield ids[at:end]
             at = end
 
     # -- room --------------------------------------------------------------------------------------
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Drop all but the first ``n`` tokens; ``n`` must be a length that ``visible`` returns, or
-        ``n_state``.
+        """Drop all but the first ``n`` tokens; ``n`` must be a length that ``max_truncation``
+        returns, or ``n_state``.
         """
         seq.n_changes += 1
         keep = -(-n // PAGE)
@@ -470,9 +476,9 @@ class KVCache:
                 pool.drop(page)
             del pages[keep:]
         if n and seq.slots and n != seq.n_state:
-            self.slots.go_back(seq.slots, seq.nodes[n // PAGE - 1])
+            self.slots.rewind(seq.slots, seq.nodes[n // PAGE - 1])
         elif not n:
-            self.slots.give_back(seq.slots)
+            self.slots.release(seq.slots)
         del seq.ids[n:]
         while seq.shifts and seq.shifts[-1][0] > n:
             seq.shifts.pop()
@@ -488,7 +494,7 @@ class KVCache:
         writes to the last page copies it. Raises NoRoomError without a free state slot.
         """
         if seq.slots and not self._has_state_room():
-            raise self._no_room(self.states[0])
+            raise self._no_room_error(self.states[0])
         slots = self.slots.fork(seq.slots) if seq.slots else []
         lists = [p[:] for p in seq.pages]
         nodes = list(seq.nodes)
@@ -513,18 +519,18 @@ class KVCache:
                 "raise it with context=, or shorten the prompt"
             )
 
-    def room(self) -> list[int]:
+    def available_pages(self) -> list[int]:
         """Return, per pool, the pages that can still be taken: free, or idle in the tree, and not
         reserved.
         """
-        return [pool.room for pool in self.pools]
+        return [pool.n_available for pool in self.pools]
 
     def check_room(self, seq: Sequence, n: int) -> None:
         """Raise ContextFullError if ``n`` more tokens of ``seq`` exceed the context, NoRoomError if
         there are no pages for them now. Evicts the retired sequence if necessary.
         """
         self.check_context(len(seq.ids) + n)
-        self._granted(seq, self._wanted(seq, n, min(n, self.n_batch)))
+        self._make_available(seq, self._pages_to_take(seq, n, min(n, self.n_batch)))
 
     def reserve(self, seq: Sequence, n: int) -> None:
         """Reserve pages for ``n`` more tokens of ``seq`` (0: none), in place of its previous
@@ -533,14 +539,16 @@ class KVCache:
         """
         wanted = [0] * len(self.pools)
         if n:
-            wanted = self._granted(seq, self._wanted(seq, n, min(n, self.n_batch)))
+            wanted = self._make_available(seq, self._pages_to_take(seq, n, min(n, self.n_batch)))
             if self.states and not seq.slots:
-                seq.slots = self.slots.take()
-        for pool, new, old in zip(self.pools, wanted, seq.promised, strict=True):
-            pool.promised += new - old
-        seq.promised = wanted
+                seq.slots = self.slots.allocate()
+        for pool, new, old in zip(self.pools, wanted, seq.reserved, strict=True):
+            pool.reserved += new - old
+        seq.reserved = wanted
 
-    def _wanted(self, seq: Sequence, n: int, n_window: int, first: Seq[int] = ()) -> list[int]:
+    def _pages_to_take(
+        self, seq: Sequence, n: int, n_window: int, first: Seq[int] = ()
+    ) -> list[int]:
         """Return, per pool, the pages to take for ``n`` more tokens, or for ``n_window`` in a pool
         with a window, with a copy of a shared last page. ``first``: earlier pages of each pool are
         not taken.
@@ -554,21 +562,21 @@ class KVCache:
             wanted.append(max(0, -(-end // PAGE) - held) + shared)
         return wanted
 
-    def _granted(self, seq: Sequence, wanted: list[int]) -> list[int]:
+    def _make_available(self, seq: Sequence, wanted: list[int]) -> list[int]:
         """Return ``wanted``, the pages to take per pool, if they are available. Makes room by
         closing the retired sequence, or by removing a tail of the tree that shares the last page:
         then one page less per pool. Raises NoRoomError.
         """
-        for pool, n, own in zip(self.pools, wanted, seq.promised, strict=True):
-            if n > own and n - own > pool.room:
+        for pool, n, own in zip(self.pools, wanted, seq.reserved, strict=True):
+            if n > own and n - own > pool.n_available:
                 self.revive().close()
-            if n > own and n - own > pool.room:
+            if n > own and n - own > pool.n_available:
                 if not self._take_over_tail(seq):
-                    raise self._no_room(pool)
+                    raise self._no_room_error(pool)
                 # The last page need not be copied.
-                return self._granted(seq, [each - 1 for each in wanted])
+                return self._make_available(seq, [each - 1 for each in wanted])
         if not self._may_have_state(seq):
-            raise self._no_room(self.states[0])
+            raise self._no_room_error(self.states[0])
         return wanted
 
     def _take_over_tail(self, seq: Sequence) -> bool:
@@ -597,7 +605,7 @@ class KVCache:
             self.revive().close()
         return self.slots.room > 0
 
-    def _no_room(self, cells: Pool | StatePool) -> NoRoomError:
+    def _no_room_error(self, cells: Pool | StatePool) -> NoRoomError:
         room = f"{self.n_sequences} x {self.n_ctx} tokens"
         cure = "load with a larger n_sequences="
         if self.n_tokens < self.n_sequences * self.n_ctx:
@@ -611,26 +619,26 @@ class KVCache:
 
     def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
         """Append ``ids`` to ``seq``, and take pages for them. ``first``: in each pool, earlier
-        pages are not taken, but marked GONE.
+        pages are not taken, but marked FREED.
 
         Raises ContextFullError or NoRoomError, with nothing changed, if they do not fit.
         """
         n = len(ids)
         new = len(seq.ids) + len(ids)
         self.check_context(new)
-        wanted = self._wanted(seq, n, n, first)
+        wanted = self._pages_to_take(seq, n, n, first)
         if any(wanted) or not seq.ids:  # usually the last page has room
-            wanted = self._granted(seq, wanted)
+            wanted = self._make_available(seq, wanted)
             self._own_last_page(seq)
             if self.states and not seq.slots:
-                seq.slots = self.slots.take()
+                seq.slots = self.slots.allocate()
             for which, (pool, pages) in enumerate(zip(self.pools, seq.pages, strict=True)):
                 while len(pages) * PAGE < new:
                     gone = first and len(pages) < first[which]
-                    pages.append(GONE if gone else self._take(pool))
-                kept = min(wanted[which], seq.promised[which])
-                seq.promised[which] -= kept
-                pool.promised -= kept
+                    pages.append(FREED if gone else self._take(pool))
+                kept = min(wanted[which], seq.reserved[which])
+                seq.reserved[which] -= kept
+                pool.reserved -= kept
         seq.ids.extend(ids)
         seq.n_changes += 1
         self._note(seq, new - n)

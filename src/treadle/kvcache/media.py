@@ -247,7 +247,7 @@ class MediaRegistry:
                     found.append((first + a, first + b))
         return found
 
-    def cut(self, ids: Seq[int]) -> int:
+    def run_length(self, ids: Seq[int]) -> int:
         """Return how many of ``ids`` to put in one run, so that it does not end inside a
         bidirectional span.
 
@@ -261,7 +261,7 @@ class MediaRegistry:
                     return first if first > 0 else end
         return n
 
-    def whole(self, ids: Seq[int], n: int) -> int:
+    def max_truncation(self, ids: Seq[int], n: int) -> int:
         """Return the largest length up to ``n`` to which ``ids`` can be truncated without cutting a
         picture.
         """

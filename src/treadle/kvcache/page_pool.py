@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-GONE = -1  # page list entry: freed, because it lies before the window
+FREED = -1  # page list entry: freed, because it lies before the window
 
 
 class Cells:
@@ -110,7 +110,7 @@ class Pool(Cells):
     """
 
     what = "keys and values"
-    lent = False  # whether it is another model's pool, which runs read and do not write
+    is_borrowed = False  # whether it is another model's pool, which runs read and do not write
     cell_name = "page"
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
@@ -126,7 +126,7 @@ class Pool(Cells):
         self.holders = [0] * n_pages
         self._in_tree = [False] * n_pages  # whether the tree is one of a page's holders
         self.idle = 0  # pages that only the tree holds: evicted when room is needed
-        self.promised = 0  # pages reserved by sequences and not yet taken
+        self.reserved = 0  # pages reserved by sequences and not yet taken
 
     def first_seen(self, n: int) -> int:
         """Return the index of the first page that the last of ``n`` tokens may attend to, 0 without
@@ -135,39 +135,39 @@ class Pool(Cells):
         return max(0, n - self.window) // PAGE if self.window else 0
 
     @property
-    def room(self) -> int:
+    def n_available(self) -> int:
         """Pages that can be taken: free or idle, and not reserved. Taking an idle page evicts it
         from the tree.
         """
-        return len(self.free) + self.idle - self.promised
+        return len(self.free) + self.idle - self.reserved
 
     def is_idle(self, page: int) -> bool:
         """Return whether the prefix tree is the only holder of a page."""
         return self.holders[page] == 1 and self._in_tree[page]
 
     def hold(self, page: int) -> None:
-        """Add a holder to a page, unless it is GONE."""
-        if page != GONE:
+        """Add a holder to a page, unless it is FREED."""
+        if page != FREED:
             self.idle -= self.is_idle(page)
             self.holders[page] += 1
 
     def drop(self, page: int) -> None:
         """Remove a holder from a page; without holders the page is free."""
-        if page != GONE:
+        if page != FREED:
             self.holders[page] -= 1
             if not self.holders[page]:
                 self.free.append(page)
             self.idle += self.is_idle(page)
 
-    def keep(self, page: int) -> None:
+    def hold_in_tree(self, page: int) -> None:
         """Add the prefix tree as a holder of a page that a sequence holds."""
-        if page != GONE:
+        if page != FREED:
             self.holders[page] += 1
             self._in_tree[page] = True
 
-    def give_up(self, page: int) -> None:
+    def drop_from_tree(self, page: int) -> None:
         """Remove the prefix tree as a holder of a page."""
-        if page != GONE:
+        if page != FREED:
             self.idle -= self.is_idle(page)
             self._in_tree[page] = False
             self.drop(page)

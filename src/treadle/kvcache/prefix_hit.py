@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.attention.records import PAGE
-from treadle.kvcache.page_pool import GONE
-from treadle.kvcache.state_slots import NONE
+from treadle.kvcache.page_pool import FREED
+from treadle.kvcache.state_slots import NO_CHECKPOINT
 
 if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache, Sequence
@@ -52,7 +52,7 @@ class PrefixHit:
     state: str | None = None
 
 
-def why_left(cache: KVCache, seq: Sequence, ids: Seq[int]) -> str:
+def reuse_stop_reason(cache: KVCache, seq: Sequence, ids: Seq[int]) -> str:
     """Return the reason, a key of WHY, that ``seq`` holds no more of the prompt ``ids`` after
     ``KVCache.match`` and ``PageStore.fetch``.
     """
@@ -61,14 +61,14 @@ def why_left(cache: KVCache, seq: Sequence, ids: Seq[int]) -> str:
     page = tuple(ids[p * PAGE : (p + 1) * PAGE])
     if (p + 1) * PAGE >= len(ids):
         return "end"
-    if store is not None and store.left_for:
-        return store.left_for
+    if store is not None and store.miss_reason:
+        return store.miss_reason
     parent = seq.nodes[p - 1] if p else cache.tree.root_of(seq.lora)
     node = parent.next.get(page)
     if node is not None:
-        if cache.states and node.state == NONE:
+        if cache.states and node.state == NO_CHECKPOINT:
             return "state"
-        return "window" if GONE in node.pages else "room"
+        return "window" if FREED in node.pages else "room"
     if cache.tree.has_evicted(parent, page):
         return "evicted"
     return "other model" if store is not None and store.is_foreign(parent, page) else "new"

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.attention.records import PAGE
-from treadle.kvcache.page_pool import GONE, Pool
-from treadle.kvcache.state_slots import NONE, StateSlots
+from treadle.kvcache.page_pool import FREED, Pool
+from treadle.kvcache.state_slots import NO_CHECKPOINT, StateSlots
 
 # Adapters by number, ascending, each with its scale; control vectors are numbered behind adapters.
 Lora = tuple[tuple[int, float], ...]
@@ -28,9 +28,9 @@ class PageNode:
 
     parent: PageNode | None
     ids: tuple[int, ...]
-    pages: list[int]  # per pool; GONE in one with a window once its room was needed
+    pages: list[int]  # per pool; FREED in one with a window once its room was needed
     next: dict[tuple[int, ...], PageNode] = field(default_factory=dict)
-    state: int = NONE  # the slot of its state checkpoint, if kept (``state_slots.py``)
+    state: int = NO_CHECKPOINT  # the slot of its state checkpoint, if kept (``state_slots.py``)
     key: int = 0  # a hash of all tokens up to its end
     # A digest of all tokens up to its end, set on first use (``kvcache/disk/page_store.py``).
     chain: bytes = b""
@@ -46,14 +46,14 @@ class PageStoreLike(Protocol):
     is a sequence of that cache.
     """
 
-    left_for: str  # why the last ``fetch`` gave nothing although a file exists
+    miss_reason: str  # why the last ``fetch`` gave nothing although a file exists
 
-    def keep(self, node: PageNode, depth: int, began_ns: int) -> object:
+    def queue_pages(self, node: PageNode, depth: int, began_ns: int) -> object:
         """Queue a node's pages for writing; ``depth``: the node's page index in a sequence begun at
         ``began_ns``.
         """
 
-    def use(self, seq: Any) -> None:
+    def mark_used(self, seq: Any) -> None:
         """Mark the files of a sequence's pages as just used."""
 
     def fetch(self, seq: Any, ids: Seq[int]) -> int:
@@ -121,10 +121,10 @@ class PageTree:
             if node is None:
                 break
             for which in gone:
-                if node.pages[which] == GONE:
+                if node.pages[which] == FREED:
                     gone[which] = len(chain)
             chain.append(node)
-            stateful = self.slots is None or node.state != NONE
+            stateful = self.slots is None or node.state != NO_CHECKPOINT
             if stateful and all(pool.first_seen(end) > gone[pool.index] for pool in self.windows):
                 usable = len(chain)
         if self._tails:
@@ -145,11 +145,11 @@ class PageTree:
         for tail in self._tails.get(parent, ()) if parent is not None else ():
             end = start + len(tail.ids)
             if (
-                tail.state != NONE
+                tail.state != NO_CHECKPOINT
                 and end <= limit
                 and tail.ids == tuple(ids[start:end])
                 and not any(
-                    node.pages[pool.index] == GONE
+                    node.pages[pool.index] == FREED
                     for pool in self.windows
                     for node in (*chain[pool.first_seen(end) :], tail)
                 )
@@ -200,7 +200,7 @@ class PageTree:
         node = parent.next.get(ids)
         if node is None:
             key = hash((parent.key, ids))
-            node = parent.next[ids] = PageNode(parent, ids, [GONE] * len(self.pools), key=key)
+            node = parent.next[ids] = PageNode(parent, ids, [FREED] * len(self.pools), key=key)
             self._evicted.pop(key, None)
             self.leaves.pop(parent, None)
             self.leaves[node] = None
@@ -208,11 +208,11 @@ class PageTree:
                 self._tails.setdefault(parent, []).append(node)
         return node
 
-    def keep(self, node: PageNode, pool: Pool, page: int) -> None:
+    def set_page(self, node: PageNode, pool: Pool, page: int) -> None:
         """Set the node's page in a pool, with the tree as one more holder."""
         node.pages[pool.index] = page
-        pool.keep(page)
-        if pool.window and page != GONE:
+        pool.hold_in_tree(page)
+        if pool.window and page != FREED:
             self.kept[pool][node] = None
 
     def share(self, node: PageNode, pages: Seq[array[int]], p: int) -> None:
@@ -221,9 +221,9 @@ class PageTree:
         """
         for pool, own in zip(self.pools, pages, strict=True):
             held = node.pages[pool.index]
-            if held == GONE:
-                self.keep(node, pool, own[p])
-            elif own[p] not in (GONE, held):
+            if held == FREED:
+                self.set_page(node, pool, own[p])
+            elif own[p] not in (FREED, held):
                 pool.hold(held)
                 pool.drop(own[p])
                 own[p] = held
@@ -241,8 +241,8 @@ class PageTree:
             return False
         del nodes[node]
         if pool.window:
-            pool.give_up(node.pages[which])
-            node.pages[which] = GONE
+            pool.drop_from_tree(node.pages[which])
+            node.pages[which] = FREED
             return True
         self._remove(node)
         return True
@@ -274,7 +274,7 @@ class PageTree:
 
     def _is_idle(self, node: PageNode) -> bool:
         return all(
-            page == GONE or pool.is_idle(page)
+            page == FREED or pool.is_idle(page)
             for pool, page in zip(self.pools, node.pages, strict=True)
         )
 
@@ -283,7 +283,7 @@ class PageTree:
         for kept in self.kept.values():
             kept.pop(node, None)
         for each, page in zip(self.pools, node.pages, strict=True):
-            each.give_up(page)
+            each.drop_from_tree(page)
         if self.slots is not None:
             self.slots.forget(node)
         parent = node.parent

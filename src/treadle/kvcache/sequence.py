@@ -54,7 +54,7 @@ class Sequence:
     slots: list[int] = field(default_factory=list)  # of its state: current, and to be written next
     n_state: int = 0  # number of ids that its state includes
     nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
-    promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
+    reserved: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # its adapters and control vectors
     # The encoder's rows that its tokens attend to, in a model with cross attention; the sequence is
     # one of their holders. Its keys and values depend on them, so no other sequence shares these.
@@ -64,12 +64,12 @@ class Sequence:
     shifts: list[tuple[int, int]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)  # of its control tokens (models/switch.py)
     n_drafted: int = 0  # drafted ids at the end, which may be dropped
-    alone: bool = False  # uses no other sequence's pages; its own are shared once it retires
+    is_unshared: bool = False  # uses no other sequence's pages; its own are shared once it retires
     n_changes: int = 0  # counter of changes to ids: an unchanged counter means unchanged ids
     began_ns: int = field(default_factory=time_ns)  # time of its start or last lookup
     # Lengths in tokens, 0: none.
     system_end: int = 0  # of the system prompt: its state is worth a checkpoint
-    parting: int = 0  # where it parts from cached texts: its state is worth a checkpoint
+    branch_point: int = 0  # where it parts from cached texts: its state is worth a checkpoint
     tail_end: int = 0  # of its last checkpoint within a page
     prompt_end: int = 0  # of the last checkpoint in the prompt, which another answer starts from
     # Origin of its state at the last ``KVCache.match``: see ``PrefixHit.state``.
@@ -93,7 +93,7 @@ class Sequence:
         place of the caller.
         """
         self.encoded = encoded
-        self.alone = True
+        self.is_unshared = True
 
 
 class AbandonedSequences(deque[Sequence]):

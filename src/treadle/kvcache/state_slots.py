@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import PageNode
 
 # minimum tokens that a checkpoint must save a later prompt if it costs an extra run
-WORTH = 8 * PAGE
-AGAIN = 2 * PAGE  # the same, at a known branching point of prompts
+MIN_SAVING = 8 * PAGE
+MIN_SAVING_AT_BRANCH = 2 * PAGE  # the same, at a known branching point of prompts
 SAVED_BYTES, SAVED = 256 << 20, range(4, 65)  # memory and number of checkpoints
-NONE = -1  # a node without a checkpoint
+NO_CHECKPOINT = -1  # a node without a checkpoint
 # Places of a checkpoint.
 RUN = "run"  # the end of a run, or an interval of a text that is written
 SYSTEM = "system"  # the end of a system prompt
@@ -46,7 +46,9 @@ def last_saved(chain: Seq[PageNode]) -> int:
     """Return the number of tokens up to the last checkpoint of a chain of full pages; 0 without
     one.
     """
-    return PAGE * next((p for p in range(len(chain), 0, -1) if chain[p - 1].state != NONE), 0)
+    return PAGE * next(
+        (p for p in range(len(chain), 0, -1) if chain[p - 1].state != NO_CHECKPOINT), 0
+    )
 
 
 class StateSlots:
@@ -61,28 +63,28 @@ class StateSlots:
         # that no prompt has used since, and those that one has used or is expected to use.
         self._fresh: OrderedDict[PageNode, str] = OrderedDict()
         self._used: OrderedDict[PageNode, str] = OrderedDict()
-        self._most_used = n_saved - n_saved // 4  # bound of ``_used``: new ones need room, too
+        self._max_used = n_saved - n_saved // 4  # bound of ``_used``: new ones need room, too
 
     # -- of sequences ------------------------------------------------------------------------------
 
-    def take(self, node: PageNode | None = None) -> list[int]:
+    def allocate(self, node: PageNode | None = None) -> list[int]:
         """Return two slots for one more sequence: its state, new or the checkpoint of ``node``, and
         the one to write next. The caller has checked ``room``.
         """
         self.room -= 1
         if node is None:
-            return [self._one(), self._one()]
+            return [self._allocate(), self._allocate()]
         self._note_use(node)
-        return [self._held(node.state), self._one()]
+        return [self._hold(node.state), self._allocate()]
 
     def fork(self, slots: list[int]) -> list[int]:
         """Return two slots for a second sequence with the state of ``slots``. The caller has
         checked ``room``.
         """
         self.room -= 1
-        return [self._held(slots[0]), self._one()]
+        return [self._hold(slots[0]), self._allocate()]
 
-    def give_back(self, slots: list[int]) -> None:
+    def release(self, slots: list[int]) -> None:
         """Release a sequence's slots, and empty the list."""
         self.room += bool(slots)
         while slots:
@@ -95,12 +97,12 @@ class StateSlots:
         slots.reverse()
         if self._holders[slots[1]] > 1:
             self._drop(slots[1])
-            slots[1] = self._one()
+            slots[1] = self._allocate()
 
-    def go_back(self, slots: list[int], node: PageNode) -> None:
+    def rewind(self, slots: list[int], node: PageNode) -> None:
         """Reset a sequence's state to the checkpoint of ``node``."""
         self._drop(slots[0])
-        slots[0] = self._held(node.state)
+        slots[0] = self._hold(node.state)
         self._note_use(node)
 
     # -- of nodes ----------------------------------------------------------------------------------
@@ -118,27 +120,27 @@ class StateSlots:
         """Keep the state in ``slot`` as the checkpoint of ``node``, unless it has one; ``place``:
         RUN, SYSTEM or PARTING.
         """
-        if node.state == NONE:
-            node.state = self._held(slot)
+        if node.state == NO_CHECKPOINT:
+            node.state = self._hold(slot)
             self._fresh[node] = place
         if place != RUN or node in self._used:
             self._note_use(node)
         else:
             self._fresh.move_to_end(node)
 
-    def thin(self, chain: Seq[PageNode], prompt_end: int = 0) -> None:
+    def thin_checkpoints(self, chain: Seq[PageNode], prompt_end: int = 0) -> None:
         """Drop checkpoints of a chain of pages that lie close to the one before and the one after,
         if they are at ends of runs, no prompt has used them, and they are not at ``prompt_end``
         tokens.
 
         The distance that remains is at most half of that to the nearer end of the text, or
-        ``2 * WORTH`` if that is more. So a text of n tokens keeps about ``4 log2(n / WORTH)``
-        checkpoints.
+        ``2 * MIN_SAVING`` if that is more. So a text of n tokens keeps about ``4 log2(n /
+        MIN_SAVING)`` checkpoints.
         """
-        at = [p for p, node in enumerate(chain, 1) if node.state != NONE]
+        at = [p for p, node in enumerate(chain, 1) if node.state != NO_CHECKPOINT]
         before = 0
         for p, after in pairwise(at):
-            room = max(2 * WORTH, min(before, len(chain) - after) * PAGE // 2)
+            room = max(2 * MIN_SAVING, min(before, len(chain) - after) * PAGE // 2)
             node = chain[p - 1]
             is_thin = (after - before) * PAGE <= room and p * PAGE != prompt_end
             if is_thin and self._fresh.get(node) == RUN:
@@ -148,11 +150,11 @@ class StateSlots:
 
     def forget(self, node: PageNode) -> None:
         """Drop a node's checkpoint, if it has one."""
-        if node.state != NONE:
+        if node.state != NO_CHECKPOINT:
             segment = self._fresh if node in self._fresh else self._used
             del segment[node]
             self._drop(node.state)
-            node.state = NONE
+            node.state = NO_CHECKPOINT
 
     def forget_all(self) -> None:
         """Drop every checkpoint."""
@@ -166,13 +168,13 @@ class StateSlots:
         self._used[node] = self.place_of(node)
         self._used.move_to_end(node)
         self._fresh.pop(node, None)
-        if len(self._used) > self._most_used:
+        if len(self._used) > self._max_used:
             oldest, place = self._used.popitem(last=False)
             self._fresh[oldest] = place
 
     # -- slots -------------------------------------------------------------------------------------
 
-    def _held(self, slot: int) -> int:
+    def _hold(self, slot: int) -> int:
         self._holders[slot] += 1
         return slot
 
@@ -181,11 +183,11 @@ class StateSlots:
         if not self._holders[slot]:
             self._free.append(slot)
 
-    def _one(self) -> int:
+    def _allocate(self) -> int:
         """Take a slot with one holder, dropping a checkpoint if necessary. One is always available:
         sequences hold at most two each, and all other holders are checkpoints.
         """
         if not self._free:
             saved = joined(self._fresh, self._used)
             self.forget(next(node for node in saved if self._holders[node.state] == 1))
-        return self._held(self._free.pop())
+        return self._hold(self._free.pop())

@@ -45,14 +45,14 @@ def usable_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> MemoryBound | Non
 
 def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
     """Return the host's free memory, then all other limits of this process."""
-    return [*page_bounds(cgroup, proc), *_of_process(proc)]
+    return [*page_bounds(cgroup, proc), *_process_limits(proc)]
 
 
 def page_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
     """Return the bounds that count file pages: all except the process's own limits."""
     total, available = host_memory(proc)
     host = MemoryBound(available, total, "the machine's free memory", "stop other programs")
-    return [*([host] if available else ()), *_of_groups(cgroup, proc)]
+    return [*([host] if available else ()), *_cgroup_limits(cgroup, proc)]
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
@@ -65,11 +65,11 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 def memory_limit(cgroup: Path = CGROUP, proc: Path = PROC) -> int | None:
     """Return this process's memory limit in bytes, besides the host's memory; None without one."""
-    limits = [*_of_groups(cgroup, proc), *_of_process(proc)]
+    limits = [*_cgroup_limits(cgroup, proc), *_process_limits(proc)]
     return min((bound.limit_bytes for bound in limits), default=None)
 
 
-def _of_groups(root: Path, proc: Path) -> Iterator[MemoryBound]:
+def _cgroup_limits(root: Path, proc: Path) -> Iterator[MemoryBound]:
     """Yield limits of this process's control group and of each around it: v2's two, then v1's.
 
     Above ``memory.high`` no process is killed, but the kernel throttles it to reclaim memory.
@@ -96,7 +96,7 @@ def _of_groups(root: Path, proc: Path) -> Iterator[MemoryBound]:
             )
 
 
-def _of_process(proc: Path) -> Iterator[MemoryBound]:
+def _process_limits(proc: Path) -> Iterator[MemoryBound]:
     status = _fields(proc / "self/status")  # kB
     for line in topology.read_text(proc / "self/limits").splitlines():
         for name, used_name, what, command in OWN_LIMITS:

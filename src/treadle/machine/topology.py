@@ -23,7 +23,7 @@ Bound = tuple[int, str]
 ENOUGH = 0.9  # no warning above this share
 
 
-def busy(shares: Sequence[float], so: str) -> str | None:
+def busy_warning(shares: Sequence[float], so: str) -> str | None:
     """Return a warning if a thread got less than ENOUGH of the processor time that it requested;
     else None. ``shares``: from 0 to 1, by measurement. ``so``: the end of the warning's sentence.
     """

@@ -52,7 +52,7 @@ class ToolServerProcess:
         return cls(process, bounds)
 
     async def _listen(self) -> None:
-        """Keep the last line of its standard error, whatever it writes there."""
+        """Read the server's standard error to its end, and keep the last line."""
         stream = self._process.stderr
         assert stream is not None
         kept = b""
@@ -63,22 +63,26 @@ class ToolServerProcess:
                 self._words.append(lines[-1].strip())
 
     async def read(self) -> bytes:
-        """Return the next line, b"" at the end. Raises TreadleError if it sends too much."""
+        """Return the next line of the server's output, b"" at the end. Raises TreadleError for a
+        line that is too long.
+        """
         assert self._process.stdout is not None
         try:
             return await self._process.stdout.readline()
         except ValueError:  # longer than the limit
             most = self._bounds.message_bytes
-            raise self.flooded(f"a message of more than {most} bytes") from None
+            raise self.flood_error(f"a message of more than {most} bytes") from None
 
     def noise(self) -> None:
         """Count a line that is no message. Raises TreadleError for too many."""
         self._n_noise += 1
         if self._n_noise > NOISE:
-            raise self.flooded(f"more than {NOISE} lines that are no messages")
+            raise self.flood_error(f"more than {NOISE} lines that are no messages")
 
-    def flooded(self, what: str) -> TreadleError:
-        """Note that it sent too much, and return the error."""
+    def flood_error(self, what: str) -> TreadleError:
+        """Record that the server sent too much: ``what``, such as "a message of more than 9 bytes".
+        Return the error, for the caller to raise.
+        """
         self.flood = f"it sent {what}, and was stopped"
         return TreadleError(self.flood)
 
@@ -90,7 +94,7 @@ class ToolServerProcess:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known to have ended, or was stopped."""
+        """Whether the process is known to have ended, or was stopped."""
         return bool(self.flood) or self._process.returncode is not None
 
     async def has_ended(self) -> bool:
@@ -123,13 +127,13 @@ class ToolServerProcess:
                 with suppress(ProcessLookupError):
                     act()
             with suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(drained(process), END_S)
+                await asyncio.wait_for(read_until_exit(process), END_S)
         self._listening.cancel()
         with suppress(asyncio.CancelledError):
             await self._listening
 
 
-async def drained(process: asyncio.subprocess.Process) -> None:
+async def read_until_exit(process: asyncio.subprocess.Process) -> None:
     """Wait for the process; meanwhile read its output, so that a full pipe does not block it."""
     assert process.stdout is not None
     while await process.stdout.read(1 << 16):

@@ -145,14 +145,14 @@ class Toolbox:
     ) -> None:
         self.bounds = ToolBounds() if bounds is None else bounds
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._turn, name="treadle-mcp", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="treadle-mcp", daemon=True)
         self._thread.start()
         connect = lazy_connect if connect is None else connect
         self._tasks = self._wait(self._begin(servers, connect))
         self._started = self._submit(self._start())
         self._closed = False
 
-    def _turn(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
@@ -234,13 +234,13 @@ class Toolbox:
         """
         tool = next((each for each in self.known_tools() if each.name == name), None)
         if tool is None:
-            return answered(f"error: no tool {printable(name)[:80]!r}")
+            return failed_future(f"error: no tool {printable(name)[:80]!r}")
         try:
             given = json.loads(arguments or "{}")
         except ValueError as error:
-            return answered(f"error: the arguments are no JSON: {error}")
+            return failed_future(f"error: the arguments are no JSON: {error}")
         if not isinstance(given, dict):
-            return answered("error: the arguments are no JSON object")
+            return failed_future("error: the arguments are no JSON object")
         return self._submit(self._tasks[tool.server].call(tool.tool, given))
 
     def call(self, name: str, arguments: str) -> ToolOutput:
@@ -248,7 +248,7 @@ class Toolbox:
         return self.submit(name, arguments).result()
 
 
-def answered(text: str) -> Future[ToolOutput]:
+def failed_future(text: str) -> Future[ToolOutput]:
     """Return a future of an error that is known already."""
     done: Future[ToolOutput] = Future()
     done.set_result(ToolOutput(text, is_error=True))

@@ -128,7 +128,7 @@ class ClipConfig:
         for name, values in tensors.items():
             data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
             source = self.gguf.tensors.get(name, like)
-            made[name] = source.made(name, values.shape, by_name("F32"), data)
+            made[name] = source.in_memory(name, values.shape, by_name("F32"), data)
         return self.with_tensors(made)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> ClipConfig:
@@ -222,8 +222,12 @@ def _triple(keys: MetadataReader, key: str, default: float, least: float) -> tup
 
 
 def _view(gguf: GGUF, prefix: str, names: Mapping[str, str]) -> GGUF:
-    """Return a view of the file with the tensors of one modality, and those without a modality's
-    prefix.
+    """Return a copy of ``gguf`` with the tensors of one modality, whose ``prefix`` is removed, and
+    those without a modality's prefix; no bytes are copied.
+
+    ``names``: graph's names by the file's, for layers' tensors, which get ``blk.N.`` in front.
+    Kernels of convolutions become matrices ``[n, all other dims]``. Formats that round activations
+    get a variant that does not, since a tower's rows would lose too much.
     """
     made = copy.copy(gguf)
     made.tensors = {}

@@ -49,8 +49,8 @@ class MediaFamily(ABC):
     placeholders: texts of a rendered prompt that stand for one picture or sound, the longest first.
     row_mark: the special token that stands for each media row.
     marks: all special tokens of its media, which answers must not contain.
-    stems: plans before the tower, such as convolutions, run one after the other; ``lined_up`` makes
-        the input rows of each. Empty: the tower reads the patches.
+    stems: plans before the tower, such as convolutions, run one after the other; ``stage_input``
+        makes the input rows of each. Empty: the tower reads the patches.
     stem_share: the stems' share of an encoding's work, 0 to 1, for progress reports.
     tower: the plan of the tower's layers.
     projectors: plans that make media rows of joined states: one for the tower's ``states``, then
@@ -90,7 +90,7 @@ class MediaFamily(ABC):
         """Split one tower input's patches into the pieces that go through the stems one by one."""
         return [patches]
 
-    def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
+    def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """Return the input rows of stem number ``stage``, or, after the last stem, of the tower.
         ``rows``: a piece's patches for stage 0, else the results of the stem before.
         """
@@ -100,13 +100,13 @@ class MediaFamily(ABC):
         """Return the tower's inputs for a grid, besides the patches."""
         return GridInputs()
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the projector's input rows for one tower input, from the tower's states
         ``[n_patches, n_embd]``.
         """
         return states
 
-    def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
+    def compose(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Return the media rows ``[n_rows, width]`` of one picture or sound from those of its tower
         inputs.
         """

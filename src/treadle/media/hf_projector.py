@@ -172,7 +172,7 @@ def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
     made = {}
     for name, values in arrays.items():
         data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-        made[name] = like.made(name, values.shape, by_name("F32"), data)
+        made[name] = like.in_memory(name, values.shape, by_name("F32"), data)
     return made
 
 

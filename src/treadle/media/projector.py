@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 KINDS = {VISION: "image", AUDIO: "audio"}
 NONE: Mapping[str, str] = {}
 # Tensors outside layers that change a tower's result, in llama.cpp too.
-BESIDE_LAYERS = frozenset(
+OUTER_TENSORS = frozenset(
     {
         "class_embd",
         "class_embd.weight",
@@ -48,7 +48,7 @@ BESIDE_LAYERS = frozenset(
 )
 MOST_GRIDS = 16  # grids whose inputs are cached
 TURN_S = 0.001  # seconds to wait for another encoding before yielding
-TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
+MAX_RUN_PATCHES = 4096  # patches of equal grids in one run, unless a single grid has more
 
 
 class MediaTower:
@@ -80,7 +80,7 @@ class MediaTower:
         engines = (*self.stems, self.engine, *self.projectors)
         unused = set.intersection(*(set(engine.config.ignored) for engine in engines))
         for name in sorted(unused - clip.read):
-            if 0 <= layer_of(name)[0] < clip.n_layer or name in BESIDE_LAYERS:
+            if 0 <= layer_of(name)[0] < clip.n_layer or name in OUTER_TENSORS:
                 tensor = clip.gguf.tensors[name]
                 expected = f"only tensors that {clip.projector_type} files have"
                 raise tensor.error("nothing reads this tensor", expected)
@@ -112,7 +112,7 @@ class MediaTower:
         at = 0
         for one in prepared:
             end = at + len(one.inputs)
-            composed = [self.family.composed(one, rows[at:end]) for rows in branches]
+            composed = [self.family.compose(one, rows[at:end]) for rows in branches]
             made.append(np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32))
             at = end
         return made
@@ -132,25 +132,25 @@ class MediaTower:
                     yield from self._stem_runs(each)
             yield self.engine, [inputs[0].n_rows] * len(inputs)
             states = np.zeros((inputs[0].n_rows, self.engine.width), np.float32)
-            n_rows = len(self.family.joined(states, inputs[0].grid))
+            n_rows = len(self.family.projector_input(states, inputs[0].grid))
             for engine in self.projectors:
                 yield engine, [n_rows * len(inputs)]
 
     def _stem_runs(self, one: AnyInput) -> Iterator[tuple[TowerEngine, list[int]]]:
         for rows in self.family.pieces(one.patches):
             for i, engine in enumerate(self.stems):
-                n = len(self.family.lined_up(i, rows))
+                n = len(self.family.stage_input(i, rows))
                 yield engine, [n]
                 rows = np.zeros((n, engine.width), np.float32)
 
     def _runs(self, inputs: Sequence[AnyInput]) -> list[list[AnyInput]]:
-        """Group adjacent inputs of equal grids into runs, of at most MOST_ITEMS inputs and TOGETHER
-        patches.
+        """Group adjacent inputs of equal grids into runs, of at most MOST_ITEMS inputs and
+        MAX_RUN_PATCHES patches.
         """
         runs = []
         for _, group in groupby(inputs, key=lambda each: each.grid):
             alike = list(group)
-            n = min(MOST_ITEMS, max(1, TOGETHER // alike[0].n_rows))
+            n = min(MOST_ITEMS, max(1, MAX_RUN_PATCHES // alike[0].n_rows))
             runs += [alike[at : at + n] for at in range(0, len(alike), n)]
         return runs
 
@@ -167,7 +167,7 @@ class MediaTower:
         if self.stems:
             patches = yield from self._through_stems(inputs, report)
             share = self.family.stem_share
-            report = report and partial(_behind, report, share)
+            report = report and partial(_report_rest, report, share)
         given = {GIVEN: _stacked(patches)}
         given |= {name: _stacked([rows] * n) for name, rows in of.rows.items()}
         ropes = [_stacked([rows] * n) for rows in of.ropes]
@@ -175,7 +175,7 @@ class MediaTower:
         found = yield from self.engine.run(given, items, ropes, report)
         names = (STATES, *map(deep, self.engine.config.deep))
         states = [np.split(found[name], n) for name in names]
-        joined = ([self.family.joined(each, grid) for each in branch] for branch in states)
+        joined = ([self.family.projector_input(each, grid) for each in branch] for branch in states)
         if not self.projectors:
             return list(joined)
         made = []
@@ -198,10 +198,10 @@ class MediaTower:
             rows = []
             for states in of_one:
                 for i, engine in enumerate(self.stems):
-                    given = family.lined_up(i, states)
+                    given = family.stage_input(i, states)
                     found = yield from engine.run({GIVEN: given}, [RunItem(len(given))])
                     states = found[STATES]
-                rows.append(family.lined_up(len(self.stems), states))
+                rows.append(family.stage_input(len(self.stems), states))
                 n_done += 1
                 if report is not None:
                     report(family.stem_share * n_done / n_pieces)
@@ -220,7 +220,7 @@ def _as_part(report: Report, i: int, n_parts: int, share: float) -> None:
     report((i + share) / n_parts)
 
 
-def _behind(report: Report, first: float, share: float) -> None:
+def _report_rest(report: Report, first: float, share: float) -> None:
     """Report progress ``share`` of the work that remains after its ``first`` share."""
     report(first + (1 - first) * share)
 
@@ -238,7 +238,7 @@ class Projector:
         self.gguf = gguf
         self.towers = towers
         self.unread = unread
-        self._turn = Lock()
+        self._lock = Lock()
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -306,12 +306,12 @@ class Projector:
         tower = self._tower(prepared[0].kind)
         if self.gguf.closed:
             raise TreadleError("the projector is closed")
-        while not self._turn.acquire(timeout=TURN_S):
+        while not self._lock.acquire(timeout=TURN_S):
             yield
         try:
             rows = yield from tower.encode(prepared, report)
         finally:
-            self._turn.release()
+            self._lock.release()
         return rows
 
     def warm(self, prepared: PreparedMedia) -> None:

@@ -176,7 +176,7 @@ def _token_row(folder: HfProjector, name: str, token: str) -> Tensor | None:
         rows = table.data.reshape(table.shape[0], -1)
         values = FORMATS[DTYPES[table.dtype]].dequantize_rows(rows[index])
     like = next(iter(folder.tensors.values()))
-    return like.made(name, values.shape, by_name("F32"), values.view(np.uint8))
+    return like.in_memory(name, values.shape, by_name("F32"), values.view(np.uint8))
 
 
 def _bytes(tensor: Tensor) -> Bytes:

@@ -63,7 +63,7 @@ class WhisperTower(SoundFamily):
         """Most samples of one pass, at 16 kHz."""
         return HOP * self.n_frames
 
-    def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
+    def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """Return the im2col rows for convolution number ``stage``; after the last one, the rows
         unchanged.
         """

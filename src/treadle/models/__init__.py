@@ -4,8 +4,10 @@
 
     load.py       load_config: a file's header, checked, as a Config
     keys.py       ArchMetadata: range-checked access to an architecture's keys
+    stored_config.py  open_config: a Config from disk, as an earlier process has read it
     config.py     Config, Layer: hyper-parameters of a model and of each layer
-    archs/        Arch: the traits of each architecture, a row of a table
+    arch.py       Arch: the traits of an architecture
+    archs/        a row of traits for each architecture
     graphs/       one file per data flow: how it is built, and how its keys are read
     mixers/       sublayers that pass information between tokens: attention, recurrences
     ffns/         sublayers that transform each token: FFNs, mixtures of experts
@@ -14,6 +16,7 @@
     structure.py  Graph, Sublayer: their tensors, and the check of a file against them
     cache_spec.py PoolSpec, StateSpec: what layers keep between runs
     rope.py       Rope: tables of rotary position embeddings
+    rope_keys.py  keys of these tables
 
     drafters/     graphs of drafters that read the states of another model
     towers/       encoders of pictures and sound, and projectors
@@ -25,4 +28,6 @@
     sentence.py           settings of sentence-transformers folders
     active_parameters.py  parameters that one token uses
     ignored_tensors.py    architectures that are not supported, and why
+    unread_tensors.py     the warning about tensors that nothing reads
+    digest.py             the hash of a configuration
 """

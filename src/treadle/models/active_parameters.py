@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import LORA_A, LORA_B
-from treadle.models.graphs import main_output
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -38,7 +37,7 @@ def active(gguf: GGUF, config: Config) -> Active:
     prediction, which follow the last layer, are not counted.
     """
     tables = {*_TABLES}
-    if OUTPUT in gguf.tensors or main_output(config) != "logits":  # else also the output matrix
+    if OUTPUT in gguf.tensors or config.main_output != "logits":  # else also the output matrix
         tables.add(EMBEDDINGS)
     n_parameters = n_bytes = 0.0
     for name, tensor in gguf.tensors.items():
@@ -64,7 +63,8 @@ def active(gguf: GGUF, config: Config) -> Active:
 
 
 def numbers_of(experts: Experts) -> tuple[int, int]:
-    """Return the number of experts, and the number of small experts that groups of neighbours
-    share.
+    """Return the numbers of matrices that a tensor of experts may have: one for each expert, or,
+    for the tensors of small experts, one for each ``per_chunk`` neighbouring experts, which share
+    it.
     """
     return experts.n, experts.n // experts.per_chunk

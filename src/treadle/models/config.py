@@ -2,15 +2,24 @@
 
 A graph reads them from a file's keys and checks them; later code does not check again. Numbers are
 in range, sizes divide, and every tensor that a layer names exists in its shape.
+
+This module imports no graph: a start that finds the configuration stored (``stored_config.py``)
+needs none. What a graph tells of a configuration is computed on first use and stored with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
-from treadle.models.archs import Arch
+from treadle.models.arch import Arch
 from treadle.models.rope import Rope
+
+if TYPE_CHECKING:
+    from treadle.models.cache_spec import PoolSpec, StateSpec
 
 USUAL_CONTEXT = 4096  # default context in tokens, if the model supports as many
 N_BATCH = 512  # tokens of a prompt per run
@@ -43,7 +52,7 @@ class Experts:
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
     by_token: bool = False  # a table has each token's experts; scores only weigh them
-    n_sinks: int = 0  # experts that every token uses, which the router scores beside the others
+    n_shared: int = 0  # shared experts that the router scores beside the others
 
 
 @dataclass(frozen=True)
@@ -123,12 +132,12 @@ class Indexer:
 
 
 @dataclass(frozen=True)
-class DistanceProfile:
-    """Biases of attention scores by distance: each query mixes ``rank`` profiles of ``reach``
-    distances.
+class RelativeBias:
+    """Biases of attention scores by distance: each query makes them of a matrix
+    ``[rank, reach]``.
     """
 
-    rank: int  # profiles
+    rank: int
     reach: int  # distances with a bias, the query's own token included
 
 
@@ -192,6 +201,24 @@ class Ngrams:
 
 
 @dataclass(frozen=True)
+class BlockTaps:
+    """Sizes of a layer's convolutions within a block of tokens that is drafted at once (DFlash 2).
+    Each token adds to their weights, one value for ``group`` neighbouring channels.
+    """
+
+    n: int  # taps: the token itself, and those before it
+    group: int  # divides n_channels
+    n_channels: int  # width of the hidden states
+
+    @property
+    def n_deltas(self) -> int:
+        """Number of values that a token adds to the weights of the convolutions on both sides of a
+        sublayer.
+        """
+        return 2 * self.n * self.n_channels // self.group
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: the names of its mixer and FFN in MIXERS and FFNS ("": none), and their sizes in
     elements (0 for a missing mixer or FFN).
@@ -227,9 +254,10 @@ class Layer:
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
     n_norm_rank: int = 0  # rank of gates behind the norms before its halves; 0: none
-    profile: DistanceProfile | None = None  # None: scores have no biases of their queries
+    relative: RelativeBias | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
+    block_taps: BlockTaps | None = None  # None: no convolutions within drafted blocks
 
 
 @dataclass(frozen=True)
@@ -246,6 +274,9 @@ class DraftTraits:
     anchored: a block's first row, that of the text's last token, predicts the next one; else the
         row of each drafted place predicts its own token.
     n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
+    n_selector: rank of the scores that choose among each place's best tokens by the token before
+        (DFlash 2); 0: none.
+    n_candidates: these tokens of each place.
     """
 
     layers: tuple[int, ...] = ()
@@ -255,6 +286,8 @@ class DraftTraits:
     mask: int = 0
     anchored: bool = False
     n_markov: int = 0
+    n_selector: int = 0
+    n_candidates: int = 0
 
 
 @dataclass(frozen=True)
@@ -359,13 +392,16 @@ class Config:
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     draft: DraftTraits | None = None  # of a drafter that reads states from between layers
     n_draft_vocab: int = 0  # logits per token, in a drafter of some of the tokens; 0: n_vocab
-    n_named: int = 0  # rows of the output that are tokens, if it has more; 0: all
+    n_unpadded: int = 0  # rows of the output that are tokens, if it has more; 0: all
     clusters: Clusters | None = None  # of the rows of the output; None: all rows are multiplied
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
-    n_bank: int = 0  # the states before every n-th layer are kept for all later ones; 0: none
+    attn_res_block_size: int = 0  # layers; the states before each block are kept; 0: none
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
+    # Factor of norms with gates, whose matrix "up" makes the rank; None: "down" makes it, without
+    # a factor.
+    norm_gain: float | None = None
     n_loops: int = 1  # runs of the file's layers; each run has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too
@@ -388,6 +424,35 @@ class Config:
         layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
+    @cached_property
+    def pools(self) -> tuple[PoolSpec | StateSpec, ...]:
+        """The cache pools of the layers."""
+        found: tuple[PoolSpec | StateSpec, ...] = _graph_of(self).pools(self)
+        return found
+
+    @cached_property
+    def main_output(self) -> str:
+        """The default output of plans: "logits", or "embedding" for models without logits."""
+        writes = "logits" in _graph_of(self).outputs and not self.scores
+        return "logits" if writes else "embedding"
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the file's tensors that nothing reads and that valid files do not usually
+        have.
+        """
+        found: tuple[str, ...] = import_module("treadle.models.load").unread_tensors(self)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all fields, equal in every process for equal configurations. Raises TypeError
+        if a field has a value of an unknown type.
+        """
+        from treadle.models.digest import digest_of
+
+        return digest_of(self)
+
     @property
     def pool(self) -> str:
         """The pooling of embeddings: ``pooling``, or "mean" if the file names none."""
@@ -403,7 +468,7 @@ class Config:
         return len(self.layers)
 
     @property
-    def here(self) -> range:
+    def stage_layers(self) -> range:
         """The layers that this stage computes. Layers before and after them run in other stages."""
         return range(self.n_layer) if self.stage is None else self.stage
 
@@ -422,10 +487,10 @@ class Config:
     @property
     def n_batch(self) -> int:
         """Number of tokens of a prompt per run, if the prompt may be split. More with experts, but
-        not if a layer has an indexer or a distance profile, whose scores or biases take memory for
+        not if a layer has an indexer or a relative bias, whose scores or biases take memory for
         each token of a run times the context.
         """
-        if any(layer.indexer or layer.profile for layer in self.layers):
+        if any(layer.indexer or layer.relative for layer in self.layers):
             return N_BATCH
         return N_BATCH_EXPERTS if any(layer.experts for layer in self.layers) else N_BATCH
 
@@ -435,6 +500,11 @@ class Config:
         return self.arch.norm not in ("rms", "bare_rms")
 
     @property
-    def bare(self) -> bool:
+    def has_bare_norms(self) -> bool:
         """Whether norms of hidden states have no weights."""
         return self.arch.norm in ("bare", "bare_rms")
+
+
+def _graph_of(config: Config) -> Any:
+    """Return a configuration's graph. By name, since graphs import this module."""
+    return import_module("treadle.models.graphs").GRAPHS[config.arch.graph]

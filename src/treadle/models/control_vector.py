@@ -71,7 +71,7 @@ class ControlVector:
             state.update(np.ascontiguousarray(self.directions[layer], np.float32).tobytes())
         return state.digest()
 
-    def within(self, first: int, last: int) -> ControlVector:
+    def for_layers(self, first: int, last: int) -> ControlVector:
         """Return the vector with the directions of layers ``first`` to ``last``, both included."""
         kept = {layer: row for layer, row in self.directions.items() if first <= layer <= last}
         return replace(self, directions=kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,21 @@ class ArchMetadata(keys.MetadataReader):
             if not lo <= size <= SIZE_MAX:
                 self.fail(key, f"holds {size}", f"integers from {lo} to {SIZE_MAX}")
         return tuple(int(size) for size in sizes)
+
+    def integers(self, key: str, lo: int, hi: int) -> list[int]:
+        """Return the integers of an array, each from ``lo`` to ``hi``."""
+        found = self.get(key)
+        if not hasattr(found, "__len__") or isinstance(found, (str, bytes)):
+            self.fail(key, self.missing if found is None else f"is {found!r:.60}", "an array")
+        values = list(found)
+        for value in values:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, Integral)
+                or not lo <= int(value) <= hi
+            ):
+                self.fail(key, f"holds {value!r:.60}", f"integers from {lo} to {hi}")
+        return [int(value) for value in values]
 
     def flags(self, key: str, n_layer: int, default: bool) -> tuple[bool, ...]:
         """Return a flag for each layer; ``default`` for all if the file has no such key."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from treadle.models.structure import Sublayer
 
 
-# Suffixes of the matrices that make a gate of a norm's result, by a rank (A.X K2, 2026).
+# Suffixes of the matrices that make a gate of a norm's result, by a rank: down, then up in A.X K2
+# (2026); up, then down in GigaChat 3.5 (2026).
 GATE_DOWN = "_gate_down"
 GATE_UP = "_gate_up"
 
@@ -35,7 +36,7 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
             h = half.build(g, i, normed_for(g, i, x, half))
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
                 eps = g.config.post_norm_eps or None
-                h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}", eps)
+                h = _norm_after(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}", eps)
             last = half is halves[-1] and g.has(f"{gain}.weight")
             before = x
             x = g.add(x, h, gain=gain if last else "")
@@ -66,16 +67,35 @@ def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
     """
     stem = _stem(g, half)
     weight = f"blk.{i}.{stem}" if g.has(f"blk.{i}.{stem}.weight") else ""
-    if not stem or not (weight or g.config.bare):
+    if not stem or not (weight or g.config.has_bare_norms):
         return x
     label = f"L{i}.{half.label}.norm"
-    h = _norm(g, label, x, weight)
+    return gated_norm(g, label, _norm(g, label, x, weight), weight)
+
+
+def gated_norm(g: Ops, label: str, h: Rows, weight: str, scale: float = 1.0) -> Rows:
+    """Return the normed ``h`` times its gate and ``scale``, in place; ``h`` itself if the norm
+    ``weight`` has no gate. ``label``: the norm's.
+    """
     if not weight or not g.has(f"{weight}{GATE_DOWN}.weight"):
         return h
-    rank = g.linear(f"{label}.gate_down", h, f"{weight}{GATE_DOWN}")
+    first, second = GATE_DOWN, GATE_UP
+    if (gain := g.config.norm_gain) is not None:
+        first, second = GATE_UP, GATE_DOWN
+    rank = g.linear(f"{label}{first.replace('_', '.', 1)}", h, f"{weight}{first}")
     rank = g.activate(f"{label}.gate_silu", rank, "silu")
-    gate = g.linear(f"{label}.gate_up", rank, f"{weight}{GATE_UP}")
-    return g.call("sigmoid_gate", f"{label}.gate", h, gate)
+    gate = g.linear(f"{label}{second.replace('_', '.', 1)}", rank, f"{weight}{second}")
+    return g.call("sigmoid_gate", f"{label}.gate", h, gate, gain=(gain or 1.0) * scale)
+
+
+def _norm_after(g: Ops, label: str, h: Rows, weight: str, eps: float | None) -> Rows:
+    """Return the norm of a sublayer's result ``h``; with the norm's gate, if it has one, in
+    place.
+    """
+    if not g.has(f"{weight}{GATE_DOWN}.weight"):
+        return _norm(g, label, h, weight, eps)
+    given = {"weight": f"{weight}.weight", "eps": eps or g.config.norm_eps}
+    return gated_norm(g, label, g.call("columns_norm", label, h, **given), weight)
 
 
 def _norm(g: Ops, label: str, x: Rows, weight: str, eps: float | None = None) -> Rows:

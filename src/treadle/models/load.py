@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch, row_of
+from treadle.models.arch import ROPE_SECTIONED, ROPES, Arch
+from treadle.models.archs import ARCHS, row_of
 from treadle.models.config import Config, MediaTraits
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.nextn import is_nextn_alone
@@ -17,15 +17,13 @@ from treadle.models.ignored_tensors import IS_SPEECH, LEFT_OUT, SPEECH
 from treadle.models.keys import ENC, N_DECODER_LAYER, NEXTN, ArchMetadata
 from treadle.models.pooling_head import DENSE
 from treadle.models.structure import check_tensors, find_factors, layer_of
+from treadle.models.unread_tensors import warn_of_unread
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from treadle.files.gguf import GGUF
 
 # Tensors of the head that scores pairs (api/rerank.py), and of matrices after pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
-N_NAMED = 4  # tensors in a warning
 SECTIONS = "rope.dimension_sections"  # M-RoPE: pairs of a head per component of a position
 DEEPSTACK = "n_deepstack_layers"  # layers after which rows of pictures are added
 ROPE_KEY = "treadle.rope"  # overrides the architecture's, for weights without reordered rows
@@ -67,8 +65,8 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
         ignored=ignored,
         media=_read_media(keys, arch, config),
     )
-    if warn and (unread := _unread(config)):
-        _warn(gguf.path, unread)
+    if warn:
+        warn_of_unread(gguf, config)
     return config
 
 
@@ -86,27 +84,13 @@ def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
     return MediaTraits(sections, arch.interleaved, spans, n_deepstack)
 
 
-def _unread(config: Config) -> tuple[str, ...]:
+def unread_tensors(config: Config) -> tuple[str, ...]:
     """Return the tensors that nothing reads and that valid files do not usually have."""
     graph = GRAPHS[config.arch.graph]
     return tuple(
         name
         for name in config.ignored
         if not (name.startswith(READ_ELSEWHERE) or graph.unread(config, name))
-    )
-
-
-@lru_cache
-def _warn(path: Path, names: tuple[str, ...]) -> None:
-    """Log, once per process and file, that tensors are not used."""
-    from logging import getLogger
-
-    more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
-    getLogger("treadle").warning(
-        "%s: unused tensors: %s%s (see treadle inspect)",
-        path,
-        ", ".join(names[:N_NAMED]),
-        more,
     )
 
 
@@ -186,7 +170,7 @@ def find_arch(gguf: GGUF) -> Arch:
         what = f"architecture {name!r}: not supported: {LEFT_OUT[name]}"
         raise UnsupportedError(f"{gguf.path}: {what}")
     if name not in ARCHS:
-        meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
+        meant = next((arch for arch in ARCHS if _is_misspelling(name, arch)), None)
         hint = f"; did you mean {meant}?" if meant else ""
         raise UnsupportedError(
             f"{gguf.path}: architecture {name!r:.80}: treadle supports {', '.join(ARCHS)}{hint}"
@@ -213,7 +197,7 @@ def _has_sections(gguf: GGUF, name: str) -> bool:
     return two and bool(dict(ARCHS[name].keys).get(ROPE_SECTIONED))
 
 
-def _is_slip(name: str, arch: str) -> bool:
+def _is_misspelling(name: str, arch: str) -> bool:
     """Return whether ``name`` is ``arch`` misspelt: case, punctuation, a lost letter, two swapped
     ones.
 

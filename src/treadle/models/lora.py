@@ -34,7 +34,7 @@ class LowRank:
     b_shape: tuple[int, ...]
 
 
-def turned(low: LowRank) -> LowRank:
+def transposed(low: LowRank) -> LowRank:
     """Return the low-rank product for the transposed matrix."""
 
     def a() -> Floats:

@@ -141,7 +141,7 @@ class Ops(ABC):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
-        profiles: Rows | None = None,
+        rel_logits: Rows | None = None,
     ) -> Rows:
         """Return the attention of each token over its sequence's cached keys and values.
 
@@ -154,7 +154,7 @@ class Ops(ABC):
         distances: name of a matrix of biases of scores, by bucket of the key's distance (one of
             ``config.n_buckets``) and by head; or "".
         chosen: the keys that each token sees, as the op ``chosen`` returns them; None: all.
-        profiles: biases of each query's scores by distance, as the op ``profiles`` returns them.
+        rel_logits: biases of each query's scores by distance, of the op ``relative_logits``.
         """
 
     @abstractmethod

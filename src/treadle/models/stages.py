@@ -29,10 +29,10 @@ def split(gguf: GGUF, config: Config, n: int) -> list[range]:
                 sizes[layer] += tensor.n_bytes
     head = "token_embd.weight" if config.tied else "output.weight"
     sizes[-1] += gguf.tensors[head].n_bytes
-    return cut(sizes, n)
+    return split_evenly(sizes, n)
 
 
-def cut(sizes: Sequence[int], n: int) -> list[range]:
+def split_evenly(sizes: Sequence[int], n: int) -> list[range]:
     """Split ``sizes`` into ``n`` non-empty ranges of indices; each ends where the running sum is
     nearest to its share of the total.
     """

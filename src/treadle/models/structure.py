@@ -82,6 +82,30 @@ class Sublayer:
     unread: frozenset[str] = frozenset()
 
 
+def gates_of(norm: str, width: str) -> tuple[TensorRow, TensorRow]:
+    """Return the tensor rows of the gate behind the norm ``norm`` of ``width`` values, by a
+    rank.
+    """
+    up = TensorRow(f"{norm}_gate_up.weight", ("n_norm_rank", width))
+    return up, TensorRow(f"{norm}_gate_down.weight", (width, "n_norm_rank"))
+
+
+def with_gates(of: Sublayer, *norms: str, **rows: TensorRow) -> Sublayer:
+    """Return the sublayer ``of`` with gates behind its norms of hidden states, ``norms``, all of
+    which are required; ``rows`` are in place of its own of these names (with "_" for ".").
+    """
+
+    def row(one: TensorRow) -> TensorRow:
+        one = rows.get(one.name.replace(".", "_"), one)
+        return replace(one, optional=False) if one.name.removesuffix(".weight") in norms else one
+
+    def sizes(layer: Layer) -> Sizes:
+        return {**of.sizes(layer), "n_norm_rank": layer.n_norm_rank}
+
+    gates = (gate for norm in norms for gate in gates_of(norm, "n_embd"))
+    return replace(of, rows=(*map(row, of.rows), *gates), sizes=sizes)
+
+
 def built_by_graph(
     label: str,
     rows: tuple[TensorRow, ...],
@@ -107,7 +131,7 @@ def built_by_graph(
     )
 
 
-class LateConstants(dict[str, Made]):
+class LazyConstants(dict[str, Made]):
     """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
     first use. A module that begins with a dot is in the parent package.
     """
@@ -127,7 +151,7 @@ class LateConstants(dict[str, Made]):
         """Return the names of all constants, late ones included."""
         return list(dict.fromkeys((*self, *self._late)))
 
-    def every(self) -> list[Made]:
+    def all_constants(self) -> list[Made]:
         """Return all constants; this imports the late ones."""
         return [self[name] for name in self.names()]
 
@@ -148,7 +172,7 @@ class Graph:
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
     parts: returns all sublayers that models of this graph may have, if there are several kinds.
     apart: each output reads only some of the tensors.
-    further: returns the record of an MTP layer of such a model (``graphs/nextn.py``).
+    mtp_layer: returns the record of an MTP layer of such a model (``graphs/nextn.py``).
     """
 
     build: Callable[[Ops], Rows]
@@ -159,7 +183,7 @@ class Graph:
     read: Callable[[ArchMetadata, Arch], Config]
     parts: Callable[[], Iterable[Sublayer]] = tuple
     apart: bool = False
-    further: Callable[[Config], Layer] = last_with_keys
+    mtp_layer: Callable[[Config], Layer] = last_with_keys
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         """Yield every tensor row with the names and shapes of its tensors, in file order. A
@@ -216,7 +240,7 @@ def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[word] for word in row.shape)
 
 
-def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape without leading ones, which only some converters write."""
     n = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[n:]
@@ -260,7 +284,7 @@ def check_tensors(
         if name not in gguf.tensors:
             what = "the tensor is missing"
             expected = f"shape {list(shape)}"
-        elif _bare(gguf.tensors[name].shape) != _bare(shape):
+        elif _without_leading_ones(gguf.tensors[name].shape) != _without_leading_ones(shape):
             what = f"shape {list(gguf.tensors[name].shape)}"
             expected = f"{list(shape)} ({', '.join(row.shape)})"
         else:

@@ -64,7 +64,7 @@ def _plain_type(package: Any) -> Any:
                     yield body
 
         def close(self) -> None:
-            """Cancel what was not read."""
+            """Cancel the request if its response has not been read to the end."""
             self._exchange.leave()
 
     class InProcessTransport(package.BaseTransport):  # type: ignore[misc]
@@ -127,7 +127,7 @@ def _async_type(package: Any) -> Any:
                     yield body
 
         async def aclose(self) -> None:
-            """Cancel what was not read."""
+            """Cancel the request if its response has not been read to the end."""
             self._exchange.leave()
 
     class AsyncInProcessTransport(package.AsyncBaseTransport):  # type: ignore[misc]

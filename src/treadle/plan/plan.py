@@ -24,7 +24,7 @@ ALIGN = 64
 ANY = range(1, 1 << 62)  # any number of tokens of a sequence, or of rows of an expert
 
 
-def counted(count: str) -> str:
+def input_of_count(count: str) -> str:
     """Return the name of the input whose items the count ``count``, a field of RUN_STATE,
     counts.
     """
@@ -148,9 +148,11 @@ class Step:
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
-    serves: range = ANY  # it attends for sequences with so many tokens in the batch
-    used: float = 1.0  # the share of n_bytes that one token reads: some experts, one embedding
-    met: range = ANY  # an expert is read by this step only if so many tokens chose it
+    query_counts: range = ANY  # it attends for sequences with so many tokens in the batch
+    read_share: float = (
+        1.0  # the share of n_bytes that one token reads: some experts, one embedding
+    )
+    rows_per_expert: range = ANY  # an expert is read by this step only if so many tokens chose it
 
     @property
     def kernel(self) -> str:
@@ -166,7 +168,7 @@ class Step:
         given = [self.args.get(name) for name in self.spec.args.writes]
         return tuple(arg for arg in given if isinstance(arg, Buffer))
 
-    def work(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
+    def cost(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
         """Return the bytes that the step reads in one run (weights and history), and its number of
         operations.
 
@@ -177,24 +179,30 @@ class Step:
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
         rows = n_outputs if of_outputs else sum(n for _, n in parts)
         # Expected value, as tokens choose independently; experts that no token chose are not read.
-        n_bytes = round(self.n_bytes * chance(rows, self.used, self.met))
+        n_bytes = round(
+            self.n_bytes * binomial_probability(rows, self.read_share, self.rows_per_expert)
+        )
         n_ops = rows * self.n_flops
-        if self.met != ANY and rows:  # a token's expert counts if enough other tokens chose it too
-            others = range(self.met.start - 1, self.met.stop - 1)
-            n_ops = round(n_ops * chance(rows - 1, self.used, others))
+        if (
+            self.rows_per_expert != ANY and rows
+        ):  # a token's expert counts if enough other tokens chose it too
+            others = range(self.rows_per_expert.start - 1, self.rows_per_expert.stop - 1)
+            n_ops = round(n_ops * binomial_probability(rows - 1, self.read_share, others))
         for part in parts:
-            more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
+            more_bytes, more_ops = (
+                self.spec.history(*part) if part[1] in self.query_counts else (0, 0)
+            )
             n_bytes = n_bytes + more_bytes
             n_ops = n_ops + more_ops
         return n_bytes, n_ops
 
 
-def chance(n: int, p: float, counts: range) -> float:
+def binomial_probability(n: int, p: float, counts: range) -> float:
     """Return the probability that ``n`` independent trials of probability ``p`` have a number of
     successes in ``counts``.
     """
     if counts.stop > n:
-        return 1.0 - chance(n, p, range(counts.start))
+        return 1.0 - binomial_probability(n, p, range(counts.start))
     return sum(comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in counts)
 
 
@@ -314,8 +322,8 @@ class Plan:
             assert not unlike, f"{step.label}: not given, or no argument: {sorted(unlike)}"
             count = step.grid.count
             assert count not in step.args or count in args.reads, f"{step.label}: {count} not read"
-            known = count in step.args or count == "one" or counted(count) in self.inputs
-            assert known or not self.inputs, f"{step.label}: no input {counted(count)}"
+            known = count in step.args or count == "one" or input_of_count(count) in self.inputs
+            assert known or not self.inputs, f"{step.label}: no input {input_of_count(count)}"
         lost = self.tensors ^ (self.tensors_used | self.tensors_ignored)
         assert not lost, f"tensors that are neither used nor ignored, or not there: {sorted(lost)}"
         twice = self.tensors_used & self.tensors_ignored

@@ -16,7 +16,7 @@ from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
-from treadle.jit.host import ASKED_FOR, host_features
+from treadle.jit.host import FEATURES_TO_REQUEST, host_features
 from treadle.jit.language import Isa
 from treadle.machine import memory, topology
 from treadle.machine.memory import MemoryBound
@@ -53,7 +53,7 @@ FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 
 
 # A fact's name and value, or a warning about the previous fact.
-Told: TypeAlias = tuple[str, Any] | str
+Finding: TypeAlias = tuple[str, Any] | str
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Subject:
 # -- instructions ---------------------------------------------------------------------------------
 
 
-def of_cpu(here: Subject) -> Iterator[Told]:
+def cpu_facts(here: Subject) -> Iterator[Finding]:
     """Yield the relevant CPU features: used, unused (treadle has no row for them yet), and missing
     (each with its benefit).
     """
@@ -166,7 +166,7 @@ def enabled_by(feature: str) -> str:
     return f" (for the kernels of {row.name})" if row else ""
 
 
-def of_instructions(here: Subject) -> Iterator[Told]:
+def isa_facts(here: Subject) -> Iterator[Finding]:
     """Yield the chosen instruction set (row of ``isa.ROWS``), the reason, and all that can run
     here.
     """
@@ -227,7 +227,7 @@ def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
         if not lacking or not row.needs & set(known) or row.slow_with & here.features:
             continue
         named.update(lacking)
-        if ASKED_FOR.issuperset(lacking):  # the CPU has them all
+        if FEATURES_TO_REQUEST.issuperset(lacking):  # the CPU has them all
             yield (
                 f"the system denies this process {', '.join(lacking)}, which the kernels of "
                 f"{row.name} need: Linux 5.16 or newer grants it, unless a container's seccomp "
@@ -244,7 +244,7 @@ def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
 # -- processors -----------------------------------------------------------------------------------
 
 
-def of_threads(here: Subject) -> Iterator[Told]:
+def thread_facts(here: Subject) -> Iterator[Finding]:
     """Yield the number of threads, the bound that set it, and all bounds."""
     bounds = topology.thread_bounds(here.allowed, here.cpus, here.cgroup, here.proc)
     chosen, why = min(bounds, key=lambda bound: bound[0])
@@ -272,7 +272,7 @@ def of_threads(here: Subject) -> Iterator[Told]:
             "this process may not run on any fast core: change taskset -c "
             f"{','.join(map(str, best))}, or the container's cpuset"
         )
-    if SYSTEM.NAPS:
+    if SYSTEM.SLEEP_POLLS:
         yield (
             "idle threads wake once a millisecond, because this system has no wait on an address; "
             "Linux, Windows, and macOS 14.4 or newer have one"
@@ -281,7 +281,7 @@ def of_threads(here: Subject) -> Iterator[Told]:
     yield "bounds", {text: count for count, text in bounds}
 
 
-def of_processors(here: Subject) -> Iterator[Told]:
+def processor_facts(here: Subject) -> Iterator[Finding]:
     """Yield processor counts, the quota in processors, the governor, and the load (threads that
     wanted to run in the last minute).
     """
@@ -325,7 +325,7 @@ def of_processors(here: Subject) -> Iterator[Told]:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def memory_facts(here: Subject) -> Iterator[Told]:
+def memory_facts(here: Subject) -> Iterator[Finding]:
     """Yield sizes in bytes, huge pages, and NUMA nodes.
 
     ``usable_bytes`` is the memory that this process may still use; ``bound`` the limit that sets

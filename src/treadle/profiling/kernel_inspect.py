@@ -58,8 +58,8 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
 
 
 def spec_of(about: Mapping[str, Any]) -> Spec:
-    """Return the spec that ``jit.kernel.about`` described. Raises CacheError if it is not a treadle
-    kernel.
+    """Return the spec that ``jit.kernel.describe_spec`` described. Raises CacheError if it is not a
+    treadle kernel.
     """
     module = str(about.get("module"))
     kind = str(about.get("spec"))

@@ -17,7 +17,7 @@ from treadle.jit.host import host_features
 from treadle.jit.language import Isa
 from treadle.machine import topology
 from treadle.profiling import facts
-from treadle.profiling.facts import Subject, Told
+from treadle.profiling.facts import Finding, Subject
 from treadle.profiling.peaks import wanted_bytes
 from treadle.version import __version__
 
@@ -50,7 +50,7 @@ def describe(here: Subject) -> Report:
     return report
 
 
-def of_cache(here: Subject) -> Iterator[Told]:
+def cache_facts(here: Subject) -> Iterator[Finding]:
     """Yield facts of the kernel cache: kernels in use and their size; old or damaged files.
 
     ``problem``: why kernels are not cached. ``compiling``: whether new ones may be compiled.
@@ -72,7 +72,7 @@ def of_cache(here: Subject) -> Iterator[Told]:
         yield "TREADLE_NO_COMPILE=1: a kernel that is not in the cache is an error; unset it"
 
 
-def of_tuning(here: Subject) -> Iterator[Told]:
+def tuning_facts(here: Subject) -> Iterator[Finding]:
     """Yield the results of ``treadle tune`` here, if any; ``problem``: why they are not used."""
     row = tuned_row(here.isa, proc=here.proc)
     if row.measured is None and row.problem is None:
@@ -85,7 +85,7 @@ def of_tuning(here: Subject) -> Iterator[Told]:
         yield f"the shipped tiles are used, not the tuned ones: {row.problem}"
 
 
-def of_model(here: Subject) -> Iterator[Told]:
+def model_facts(here: Subject) -> Iterator[Finding]:
     """Yield facts of the model: its size, the share in memory and in huge pages, its weight formats
     and those without a kernel.
 
@@ -113,8 +113,8 @@ def of_model(here: Subject) -> Iterator[Told]:
     if short := residence.shortage(model.files, here.cgroup, here.proc):
         yield (
             f"the model ({size / 2**30:.1f} GiB) is larger than the memory available for it "
-            f"({short.for_it / 2**30:.1f} GiB, for {short.bound.what}), so each token reads from "
-            f"disk: {short.bound.cure}, or take a smaller format"
+            f"({short.free_bytes / 2**30:.1f} GiB, for {short.bound.what}), so each token reads "
+            f"from disk: {short.bound.cure}, or take a smaller format"
         )
     elif in_memory is not None and resident < topology.ENOUGH * size:
         yield (
@@ -143,7 +143,7 @@ def _total(sizes: Iterable[int | None]) -> int | None:
     return None if None in listed else sum(size or 0 for size in listed)
 
 
-def of_peaks(here: Subject) -> Iterator[Told]:
+def peak_facts(here: Subject) -> Iterator[Finding]:
     """Yield the measured peaks, if any.
 
     ``read_from`` is "caches" if no larger buffer was available. ``processor_time_share`` is the
@@ -187,11 +187,11 @@ def of_peaks(here: Subject) -> Iterator[Told]:
     yield "processor_time_share", peaks.cpu_share
     average = "" if load is None else f" (load average {load})"
     so = f"{average}, so the peaks are too low; stop them and measure again"
-    if warning := topology.busy([peaks.cpu_share], so):
+    if warning := topology.busy_warning([peaks.cpu_share], so):
         yield warning
 
 
-def of_versions(here: Subject) -> Iterator[Told]:
+def version_facts(here: Subject) -> Iterator[Finding]:
     """Yield the versions of everything that results depend on."""
     import numpy as np
 
@@ -202,15 +202,15 @@ def of_versions(here: Subject) -> Iterator[Told]:
     yield "system", f"{platform.system()} {platform.release()}"
 
 
-SECTIONS: dict[str, Callable[[Subject], Iterator[Told]]] = {
-    "cpu": facts.of_cpu,
-    "instruction_set": facts.of_instructions,
-    "threads": facts.of_threads,
-    "processors": facts.of_processors,
+SECTIONS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
+    "cpu": facts.cpu_facts,
+    "instruction_set": facts.isa_facts,
+    "threads": facts.thread_facts,
+    "processors": facts.processor_facts,
     "memory": facts.memory_facts,
-    "kernel_cache": of_cache,
-    "tuning": of_tuning,
-    "model": of_model,
-    "peaks": of_peaks,
-    "versions": of_versions,
+    "kernel_cache": cache_facts,
+    "tuning": tuning_facts,
+    "model": model_facts,
+    "peaks": peak_facts,
+    "versions": version_facts,
 }

@@ -195,7 +195,9 @@ class KernelTrial:
         return self._inputs[act, n]
 
     def _slots(self, spec: Matmul, n: int, copy: int, tokens: int) -> list[int]:
-        """Return a kernel's arguments."""
+        """Return the words of a kernel's arguments for ``n`` tokens, ``tokens`` per item, with copy
+        0 or 1 of the weights.
+        """
         at = self._copies.address + copy * self._copy_bytes
         weights = []
         for array in self._arrays:

@@ -1,10 +1,10 @@
 """``treadle tune``: finds the fastest shape of each kernel on this machine.
 
 For one weight format and kernel, a *sweep* tries every combination of the first stage of
-``select.SWEPT`` that fits the register file, then the fields of later stages on the best variants
-so far, and last a final among the best and the shipped. Each variant must match its numpy twin's
-results before it is timed. Variants take turns, in rounds, so that a slow moment of a shared
-machine affects part of every variant's runs and no variant's minimum.
+``select.TUNING_CANDIDATES`` that fits the register file, then the fields of later stages on the
+best variants so far, and last a final among the best and the shipped. Each variant must match its
+numpy twin's results before it is timed. Variants take turns, in rounds, so that a slow moment of a
+shared machine affects part of every variant's runs and no variant's minimum.
 
 The winner is the quickest with cold caches, as a model reads its weights from memory. The shipped
 shape stays unless it is beaten by more than noise.
@@ -23,9 +23,9 @@ from treadle.jit.language import Isa
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm
-from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits
-from treadle.kernels.matmul.select_activation import on_matrix
-from treadle.kernels.matmul.select_strips import by_strips
+from treadle.kernels.matmul.select import SHIPPED, TUNING_CANDIDATES, TunedTable, fits
+from treadle.kernels.matmul.select_activation import has_matrix_act
+from treadle.kernels.matmul.select_strips import strip_product
 from treadle.kernels.matmul.sizes import GEMV_TOKENS
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def tune(
     starts: list[tuple[Matmul, int]] = []
     if "gemm" in kernels:
         starts.append((select.gemm(fmt, isa, k, matrix=False), n))
-    if "matrix" in kernels and on_matrix(fmt, isa):
+    if "matrix" in kernels and has_matrix_act(fmt, isa):
         starts.append((select.gemm(fmt, isa, k), n))
     if "gemv" in kernels:
         starts += [(select.gemv(fmt, isa, k, tokens), tokens) for tokens in GEMV_TOKENS]
@@ -153,7 +153,9 @@ def tune(
             row: dict[str, Any] = {made.kernel: {at: made.best.fields}}
             found = found.updated(TunedTable(**row))
     if "crossover" in kernels:
-        crossed = cross(timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell)
+        crossed = measure_crossover(
+            timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell
+        )
         found = found.updated(TunedTable(gemv_tokens={fmt.name: crossed.tokens}))
         if crossed.vector_tokens is not None:
             found = found.updated(TunedTable(vector_tokens={fmt.name: crossed.vector_tokens}))
@@ -171,7 +173,7 @@ def sweep(
     kernel = select.family(start)
     result = Sweep(kernel, start.w, n)
     title = f"tuning {kernel} {start.w}, {n} tokens"
-    for number, stage in enumerate(SWEPT[kernel]):
+    for number, stage in enumerate(TUNING_CANDIDATES[kernel]):
         seeds = [v.spec for v in result.sound[:KEPT]] if number else [start]
         known = {v.spec.name for v in result.variants}
         tried = [*seeds, *(s for seed in seeds for s in combinations(seed, stage))]
@@ -195,7 +197,11 @@ def sweep(
 
 def swept_fields(spec: Matmul) -> dict[str, int]:
     """Return the current values of a spec's fields that a sweep may change."""
-    return {name: getattr(spec, name) for stage in SWEPT[select.family(spec)] for name in stage}
+    return {
+        name: getattr(spec, name)
+        for stage in TUNING_CANDIDATES[select.family(spec)]
+        for name in stage
+    }
 
 
 def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator[Matmul]:
@@ -238,7 +244,7 @@ def measure(
     progress(title, len(sound), len(sound))
 
 
-def cross(
+def measure_crossover(
     timer: VariantTimer,
     fmt: Format,
     isa: Isa,
@@ -259,7 +265,7 @@ def cross(
     matrix_s: dict[int, float] = {}
     gemm, matrix = (select.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        few = by_strips(fmt, isa, k, tokens) or gemm
+        few = strip_product(fmt, isa, k, tokens) or gemm
         specs: list[Matmul] = [select.gemv(fmt, isa, k, tokens, table), few]
         specs += [matrix] if isinstance(matrix, MatrixGemm) else []
         tried = [Variant(spec, swept_fields(spec)) for spec in specs]
@@ -268,11 +274,11 @@ def cross(
         measure(timer, tried, tokens, runs, title, progress)
         for variant, times in zip(tried, (gemv_s, gemm_s, matrix_s), strict=False):
             times[tokens] = variant.cold_s if variant.problem is None else inf
-    vectors = ahead(gemm_s, matrix_s, 0) if matrix_s else None
-    return Crossover(fmt.name, ahead(gemv_s, gemm_s, 1), gemv_s, gemm_s, vectors, matrix_s)
+    vectors = last_no_slower(gemm_s, matrix_s, 0) if matrix_s else None
+    return Crossover(fmt.name, last_no_slower(gemv_s, gemm_s, 1), gemv_s, gemm_s, vectors, matrix_s)
 
 
-def ahead(one: Mapping[int, float], other: Mapping[int, float], least: int) -> int:
+def last_no_slower(one: Mapping[int, float], other: Mapping[int, float], least: int) -> int:
     """Return up to how many tokens ``one`` is no slower than ``other``; ``least`` if at none.
 
     A wrong variant has infinite time.

@@ -56,7 +56,7 @@ def first(part: int) -> RoleCondition:
     return RoleCondition(lambda p: p.layer < p.n_layer // part)
 
 
-def below(n: int) -> RoleCondition:
+def first_layers(n: int) -> RoleCondition:
     """Return the condition that the layer is among the first ``n``."""
     return RoleCondition(lambda p: p.layer < n)
 
@@ -226,7 +226,7 @@ def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, outpu
     return QuantMix(name, base, file_type, choices)
 
 
-def plain(name: str, file_type: int) -> QuantMix:
+def unquantized(name: str, file_type: int) -> QuantMix:
     """Return an unquantised mix: all matrices in the one format ``name``."""
     return QuantMix(name, name, file_type)
 
@@ -237,9 +237,9 @@ def narrow(fmt: str) -> Choice:
 
 
 def _float_rows() -> Iterable[QuantMix]:
-    yield plain("F32", 0)
-    yield plain("F16", 1)
-    yield plain("BF16", 32)
+    yield unquantized("F32", 0)
+    yield unquantized("F16", 1)
+    yield unquantized("BF16", 32)
 
 
 def _block_rows() -> Iterable[QuantMix]:
@@ -262,7 +262,7 @@ def _block_rows() -> Iterable[QuantMix]:
         "Q3_K_M",
         "Q3_K",
         12,
-        attn_v=(("Q5_K", below(2)), always("Q4_K")),
+        attn_v=(("Q5_K", first_layers(2)), always("Q4_K")),
         ffn_down=(("Q5_K", first(16)), ("Q4_K", ~FALCON | SPREAD)),
         attn_output=(MORE_WITH_EXPERTS, narrow("Q4_K")),
     )
@@ -278,7 +278,7 @@ def _block_rows() -> Iterable[QuantMix]:
         "Q4_K_S",
         "Q4_K",
         14,
-        attn_v=(("Q5_K", below(4)),),
+        attn_v=(("Q5_K", first_layers(4)),),
         ffn_down=(("Q5_K", ~FALCON & first(8)),),
         attn_output=(MORE_WITH_EXPERTS,),
     )

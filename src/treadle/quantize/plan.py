@@ -79,7 +79,7 @@ class Recipe:
         return any(target.type.block > 1 for target in self.targets)
 
     @property
-    def instead(self) -> dict[tuple[str, str], list[OutputTensor]]:
+    def fallbacks(self) -> dict[tuple[str, str], list[OutputTensor]]:
         """Matrices that got a fallback because the blocks of the mix's format do not divide their
         rows, keyed by the names of the mix's format and the fallback.
         """
@@ -90,7 +90,7 @@ class Recipe:
                 groups.setdefault(names, []).append(target)
         return groups
 
-    def unheeded(self, imatrix: ImportanceMatrix) -> dict[str, list[str]]:
+    def unused_importances(self, imatrix: ImportanceMatrix) -> dict[str, list[str]]:
         """Return, by format, the names of tensors that ``imatrix`` has importances for, but whose
         format ignores them. Float formats are left out: their rounding needs no importances.
         """
@@ -210,10 +210,10 @@ def make_recipe(
             fmt = format_by_name(mix.format_for(*places(tensor)))
             lacks = imatrix is not None and tensor.name not in imatrix.entries
             if lacks and fmt.name in WANTS_IMATRIX and places.predicts(tensor):
-                made = _nearly(tensor, by_name(UNSEEN))
+                made = _fallback_entry(tensor, by_name(UNSEEN))
                 targets.append(replace(made, note=made.note or NOT_SEEN))
             else:
-                targets.append(_nearly(tensor, fmt))
+                targets.append(_fallback_entry(tensor, fmt))
     for rule in rules:
         if rule in unused:
             raise TreadleError(
@@ -249,7 +249,7 @@ def nearest(fmt: Format, k: int) -> Format:
     return fmt
 
 
-def _nearly(tensor: Tensor, wanted: Format) -> OutputTensor:
+def _fallback_entry(tensor: Tensor, wanted: Format) -> OutputTensor:
     k = tensor.shape[-1]
     fmt = nearest(wanted, k)
     if fmt is wanted:

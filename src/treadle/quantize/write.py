@@ -21,7 +21,7 @@ from treadle.convert.sources.check_finite import is_finite
 from treadle.convert.sources.gguf import gguf_source
 from treadle.convert.sources.source import Bytes, SourceTensor
 from treadle.devices.cpu.mapping_faults import guard_mappings
-from treadle.devices.cpu.quantizer import quantize_rows
+from treadle.devices.cpu.weight_quantizer import quantize_rows
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.target import check_target as check_path
 from treadle.files.target import files_of

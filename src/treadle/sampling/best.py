@@ -43,7 +43,7 @@ class BestCandidates:
         """Number of these candidates that are certainly the row's largest."""
         return len(self.c.logits) if self.exact else int((self.c.logits > self.floor).sum())
 
-    def now(self, c: Candidates, n_lower: int) -> BestCandidates:
+    def with_candidates(self, c: Candidates, n_lower: int) -> BestCandidates:
         """Return a copy with the candidates ``c``, whose logits a stage has changed. The stage also
         lowered up to ``n_lower`` tokens that are not among them.
         """
@@ -58,7 +58,7 @@ class BestCandidates:
         at = np.flatnonzero(np.isin(c.ids, tokens))
         logits = c.logits.copy()
         logits[at] += amounts[np.searchsorted(tokens, c.ids[at])]
-        return self.now(Candidates(logits, c.ids), len(tokens) - len(at))
+        return self.with_candidates(Candidates(logits, c.ids), len(tokens) - len(at))
 
 
 def best_of(row: LogitsRow, top: TopLogits, raised: Ints) -> BestCandidates:
@@ -82,19 +82,19 @@ def best_of(row: LogitsRow, top: TopLogits, raised: Ints) -> BestCandidates:
 # Candidates
 
 Stage = Callable[..., Candidates]
-Opening = Callable[[BestCandidates, Stage, Sequence[int]], "BestCandidates | Candidates | None"]
+TopStage = Callable[[BestCandidates, Stage, Sequence[int]], "BestCandidates | Candidates | None"]
 
 
-def _lower(n_back: int) -> Opening:
+def _lower(n_back: int) -> TopStage:
     """Build a stage that lowers logits of the last ``n_back`` tokens, or of all if negative."""
 
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> BestCandidates:
-        return best.now(stage(best.c, ids, None), len(ids) if n_back < 0 else n_back)
+        return best.with_candidates(stage(best.c, ids, None), len(ids) if n_back < 0 else n_back)
 
     return run
 
 
-def _top_k(k: int) -> Opening:
+def _top_k(k: int) -> TopStage:
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
         if best.n_sure < k and best.floor > -np.inf:
             return None
@@ -103,7 +103,7 @@ def _top_k(k: int) -> Opening:
     return run
 
 
-def _top_p(p: float, min_keep: int) -> Opening:
+def _top_p(p: float, min_keep: int) -> TopStage:
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
         # After large edits of the peak, the error of the sum is useless.
         if math.isnan(best.rest) or not abs(best.c.peak - best.peak) < 80:
@@ -122,7 +122,7 @@ def _top_p(p: float, min_keep: int) -> Opening:
     return run
 
 
-def _min_p(p: float, min_keep: int) -> Opening:
+def _min_p(p: float, min_keep: int) -> TopStage:
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
         if not best.floor < np.float32(best.c.peak + math.log(p)):
             return None
@@ -133,7 +133,7 @@ def _min_p(p: float, min_keep: int) -> Opening:
     return run
 
 
-def _temperature(t: float) -> Opening:
+def _temperature(t: float) -> TopStage:
     def run(
         best: BestCandidates, stage: Stage, ids: Sequence[int]
     ) -> BestCandidates | Candidates | None:
@@ -146,7 +146,7 @@ def _temperature(t: float) -> Opening:
     return run
 
 
-_OPENINGS: dict[str, Callable[[Sampling], Opening | None]] = {
+_TOP_STAGES: dict[str, Callable[[Sampling], TopStage | None]] = {
     "penalties": lambda s: (
         _lower(s.repeat_last_n)
         if s.repeat_penalty >= 1 and s.frequency_penalty >= 0 and s.presence_penalty >= 0
@@ -161,15 +161,15 @@ _OPENINGS: dict[str, Callable[[Sampling], Opening | None]] = {
 _LAST = {"top_k", "top_p", "min_p"}
 
 
-def openings(s: Sampling, names: Sequence[str], n_vocab: int) -> list[Opening] | None:
+def top_stages(s: Sampling, names: Sequence[str], n_vocab: int) -> list[TopStage] | None:
     """Return functions that run a chain's first stages on BestCandidates, up to the first one that
     drops most tokens (top-k, top-p, min-p); None if the chain needs the whole row.
     """
     if n_vocab <= N_TOP or (s.custom and "custom" not in s.samplers):
         return None
-    found: list[Opening] = []
+    found: list[TopStage] = []
     for name in names:
-        row = _OPENINGS.get(name)
+        row = _TOP_STAGES.get(name)
         opening = None if row is None else row(s)
         if opening is None:
             return None

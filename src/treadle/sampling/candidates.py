@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ Ints = npt.NDArray[np.intp]
 _STACK = 64  # rows of the grid in `largest`: makes both of its passes short
 
 
-@dataclass(frozen=True, slots=True)
 class Candidates:
     """Tokens and their logits; a stage of the chain takes one and returns another.
 
@@ -26,9 +24,12 @@ class Candidates:
     removed by the first stage that drops any token.
     """
 
-    logits: Floats  # [n]
-    ids: Ints | None = None  # [n] token ids; None: the whole vocabulary, logits[i] is token i's
-    descending: bool = False  # logits sorted, highest first
+    __slots__ = ("descending", "ids", "logits")
+
+    def __init__(self, logits: Floats, ids: Ints | None = None, descending: bool = False) -> None:
+        self.logits = logits  # [n]
+        self.ids = ids  # [n] token ids; None: the whole vocabulary, logits[i] is token i's
+        self.descending = descending  # logits sorted, highest first
 
     @property
     def peak(self) -> float:

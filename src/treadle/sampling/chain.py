@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from treadle.engine.logits import LateMask, LogitsQuery
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
-from treadle.sampling.best import BestCandidates, best_of, openings
+from treadle.sampling.best import BestCandidates, best_of, top_stages
 from treadle.sampling.candidates import Candidates, Floats
-from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
 from treadle.sampling.settings import CustomSampler, Sampling
 from treadle.sampling.temperature import dynamic_temperature, temperature
@@ -21,6 +20,7 @@ from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p
 
 if TYPE_CHECKING:
     from treadle.engine.logits import LogitsRow
+    from treadle.sampling.repetition import Breakers, Vocabulary
 
 
 class TokenConstraint(Protocol):
@@ -29,11 +29,11 @@ class TokenConstraint(Protocol):
     def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
         """Set -inf for tokens that cannot follow: in ``logits`` [n_vocab], or in a returned array.
 
-        A constraint with ``later()`` is applied while the model runs: it returns a ``LateMask``
-        with one bit per token, lowest first, set if the token may follow; if none is set, ``mask``
-        is called for the reason. A constraint with ``forced()`` returns the ids that must come
-        next, if known: they are drafted, and sampled like any other. One with ``unbound()`` tells
-        whether any token may come next, so that ``mask`` need not be called.
+        A constraint with ``start_bits()`` is applied while the model runs: it returns a
+        ``LateMask`` with one bit per token, lowest first, set if the token may follow; if none is
+        set, ``mask`` is called for the reason. A constraint with ``forced()`` returns the ids that
+        must come next, if known: they are drafted, and sampled like any other. One with
+        ``unbound()`` tells whether any token may come next, so that ``mask`` need not be called.
         """
 
     def accept(self, id: int, /) -> object:
@@ -73,26 +73,28 @@ class Sampler:
         self._bias = _bias(settings, n_vocab, eog)
         self._custom = tuple(settings.custom or ())  # type: ignore[arg-type]
         self._stages = _plan(settings, self)
-        self._openings = openings(settings, [name for name, _ in self._stages], n_vocab)
-        self._raised = np.zeros(0, np.intp)
+        self._top_stages = top_stages(settings, [name for name, _ in self._stages], n_vocab)
+        self._boosted = np.zeros(0, np.intp)
         if self._bias is not None:
-            self._raised = self._bias[0][self._bias[1] > 0]
-            if constraint is not None and len(self._raised):  # unknown which of them it rules out
-                self._openings = None
-        self._later: Callable[[], LateMask] | None = getattr(constraint, "later", None)
+            self._boosted = self._bias[0][self._bias[1] > 0]
+            if constraint is not None and len(self._boosted):  # unknown which of them it rules out
+                self._top_stages = None
+        self._start_mask: Callable[[], LateMask] | None = getattr(constraint, "start_bits", None)
         self._forced: Callable[[], list[int]] | None = getattr(constraint, "forced", None)
         self._unbound: Callable[[], bool] | None = getattr(constraint, "unbound", None)
-        self._asks = False
+        self._has_query = False
         self.reset()
         names = [name for name, _ in self._stages]
-        bare = not len(self._raised)
-        self._alone = bare and not names and settings.greedy  # the largest logit is the token
+        bare = not len(self._boosted)
+        self._argmax_only = bare and not names and settings.greedy  # the largest logit is the token
         # number of tokens that stay
-        self._head = settings.top_k if bare and names[:1] == ["top_k"] else 0
+        self._n_first_top_k = settings.top_k if bare and names[:1] == ["top_k"] else 0
         # Lowering others does not change which of the rest are largest.
-        self._lowered = frozenset(() if self._bias is None else self._bias[0].tolist())
-        needs_total = "top_p" in names[: len(self._openings or ())]
-        self._look = LogitsQuery(None, self._alone and not self._lowered, needs_total)
+        self._biased_ids = frozenset(() if self._bias is None else self._bias[0].tolist())
+        needs_total = "top_p" in names[: len(self._top_stages or ())]
+        self._default_query = LogitsQuery(
+            None, self._argmax_only and not self._biased_ids, needs_total
+        )
 
     def reset(self) -> None:
         """Reset the state: seed, mirostat and adaptive-p start over."""
@@ -134,51 +136,51 @@ class Sampler:
 
     def query(self, n_rows: int = 1) -> LogitsQuery | None:
         """Return the query for the largest logits of the next rows; None to get whole rows."""
-        self._asks = self._openings is not None
-        if not self._asks or self._constraint is None:
-            return self._look if self._asks else None
-        if self._later is not None and n_rows == 1:  # a mask is for one position
-            return self._look._replace(mask=self._later())
+        self._has_query = self._top_stages is not None
+        if not self._has_query or self._constraint is None:
+            return self._default_query if self._has_query else None
+        if self._start_mask is not None and n_rows == 1:  # a mask is for one position
+            return self._default_query._replace(mask=self._start_mask())
         if self._unbound is not None and n_rows == 1 and self._unbound():
-            return self._look
-        self._asks = False
+            return self._default_query
+        self._has_query = False
         return None
 
     def choose(self, row: LogitsRow, ids: list[int]) -> int:
         """Sample from a row as ``sample`` does, using only its largest logits if they decide."""
-        top = row.top if self._asks else None
+        top = row.top if self._has_query else None
         if top is None:
             return self.sample(row.logits(), ids)
         highest, token = top.first
         if not -math.inf < highest < math.inf:  # the whole row gives the error
             return self.sample(row.logits(), ids)
-        if self._alone and token not in self._lowered:
+        if self._argmax_only and token not in self._biased_ids:
             if self._constraint is not None:
                 self._constraint.accept(token)
             return token
-        head = self._head
+        head = self._n_first_top_k
         if head and (values := top.values)[head - 1] > -math.inf:
             few = top.ids[:head].astype(np.intp)
-            if not self._lowered or self._lowered.isdisjoint(few.tolist()):
+            if not self._biased_ids or self._biased_ids.isdisjoint(few.tolist()):
                 return self._finish(Candidates(values[:head], few, descending=True), ids, 1)
-        found = self._open(best_of(row, top, self._raised), ids)
+        found = self._sample_top(best_of(row, top, self._boosted), ids)
         return self.sample(row.logits(), ids) if found is None else found
 
-    def _open(self, best: BestCandidates, ids: list[int]) -> int | None:
+    def _sample_top(self, best: BestCandidates, ids: list[int]) -> int | None:
         """Return the token if a few of the largest logits decide it, else None."""
-        assert self._openings is not None
+        assert self._top_stages is not None
         if self._bias is not None:
             best = best.biased(*self._bias)
             if not -math.inf < best.c.peak < math.inf:
                 return None
-        for at, opening in enumerate(self._openings):
+        for at, opening in enumerate(self._top_stages):
             made = opening(best, self._stages[at][1], ids)
             if made is None:
                 return None
             if isinstance(made, Candidates):
                 return self._finish(made, ids, at + 1)
             best = made
-        return self._finish(best.c, ids, len(self._openings)) if best.n_sure else None
+        return self._finish(best.c, ids, len(self._top_stages)) if best.n_sure else None
 
     def _finish(self, c: Candidates, ids: list[int], at: int) -> int:
         """Run the stages from ``at`` on, and select a token."""
@@ -225,6 +227,8 @@ class Sampler:
             return {}
         if self._tokenizer is None:
             raise SamplingError("DRY needs the tokenizer, to find its sequence breakers")
+        from treadle.sampling.repetition import find_breakers
+
         return find_breakers(self._tokenizer, texts)
 
 
@@ -298,6 +302,8 @@ def _penalties(s: Sampling, sampler: Sampler) -> Stage | None:
     amounts = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
     if s.repeat_last_n == 0 or amounts == (1, 0, 0):
         return None
+    from treadle.sampling.repetition import penalties  # off by default
+
     return lambda c, ids, u: penalties(c, _tail(ids, s.repeat_last_n), *amounts)
 
 
@@ -305,6 +311,8 @@ def _dry(s: Sampling, sampler: Sampler) -> Stage | None:
     if s.dry_multiplier == 0 or s.dry_base < 1 or s.dry_penalty_last_n == 0:
         return None
     knobs = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, sampler._breakers())
+    from treadle.sampling.repetition import dry  # off by default
+
     return lambda c, ids, u: dry(c, _tail(ids, s.dry_penalty_last_n), *knobs)
 
 

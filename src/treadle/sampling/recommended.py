@@ -18,16 +18,16 @@ KEYS = {
     **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
 }
 # Names in Hugging Face's generation_config.json that differ from the fields'.
-_THEIRS = {"repeat_penalty": "repetition_penalty"}
+_HF_NAMES = {"repeat_penalty": "repetition_penalty"}
 
 
-def read_generation(said: Mapping[str, Any]) -> dict[str, Any]:
+def read_generation_config(said: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the recommendations of a generation_config.json to ``general.sampling.*``; empty if
     it sets ``do_sample`` to false. Values out of range are dropped.
     """
     if said.get("do_sample") is False:
         return {}
-    found = _within_range({name: said.get(_THEIRS.get(name, name)) for name in KEYS})
+    found = _within_range({name: said.get(_HF_NAMES.get(name, name)) for name in KEYS})
     return {f"general.sampling.{KEYS[name]}": value for name, value in found.items()}
 
 

@@ -76,7 +76,7 @@ class Greedy:
     """The most likely token; of equals, the first."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """Return the token id."""
+        """Return the id of the largest logit."""
         return c.token(int(c.logits.argmax()))
 
 
@@ -84,7 +84,7 @@ class Dist:
     """A token drawn at random by probability."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """Return the token id."""
+        """Return the id of a token drawn with its softmax probability."""
         return c.token(draw(weights(c), uniforms.next()))
 
 
@@ -103,7 +103,7 @@ class Mirostat:
         self.mu = 2 * tau
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """Return the token id."""
+        """Return the id of a token drawn among those kept, and adapt ``mu`` to its surprise."""
         c = self._keep(c.alive())
         p = probabilities(c)
         at = draw(p, uniforms.next())
@@ -155,7 +155,7 @@ class AdaptiveP:
         self._pending: tuple[int, float] | None = None
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """Return the token id."""
+        """Return the id of a token drawn with the new logits' probabilities."""
         p = probabilities(c)
         if self._target < 0:
             return c.token(draw(p, uniforms.next()))

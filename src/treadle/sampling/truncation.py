@@ -128,7 +128,7 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
 
 
 # candidates that infill considers, and the probability that one of them must have
-_LOOKED_AT = 256
+_MAX_CANDIDATES = 256
 _LIKELY = 0.2
 
 
@@ -142,7 +142,7 @@ def infill(
     tokens below a probability limit are dropped. If no text token is left, only ``end`` remains,
     or the likeliest token if ``end`` is None.
     """
-    c = c.take(largest(c.logits, _LOOKED_AT), descending=True)
+    c = c.take(largest(c.logits, _MAX_CANDIDATES), descending=True)
     p = probabilities(c)
     n = len(p)
     ids = [c.token(i) for i in range(n)]

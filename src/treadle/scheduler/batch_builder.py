@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treadle.engine.batch import BatchItem
 from treadle.kvcache.page_pool import PAGE
-from treadle.scheduler.step_budget import LEAST, KeyShares, StepCostModel
+from treadle.scheduler.step_budget import MIN_PROMPT_TOKENS, KeyedRoundRobin, StepCostModel
 from treadle.spec_decode.proposer import Drafting
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ Batch = list[tuple["Request", BatchItem]]
 
 
 class BatchBuilder:
-    """Builds batches from the running requests. ``cost_model`` predicts step times; ``media`` and
-    ``prompts`` encode what prompts need.
+    """Builds batches from the running requests. ``cost_model`` predicts step times; ``media``
+    encodes pictures and sounds of prompts, ``prompts`` the prompts of an encoder-decoder model: a
+    request is in no batch until they have.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class BatchBuilder:
         self._queue = queue
         self._cost_model = cost_model
         self._media = media
-        self._prompts = prompts
-        self._shares = KeyShares()
+        self._encoder_queue = prompts
+        self._shares = KeyedRoundRobin()
         self.drafting = Drafting(queue.engine.max_tokens, queue.clock)
 
     def build(self) -> Batch:
@@ -49,23 +50,25 @@ class BatchBuilder:
         """
         queue = self._queue
         self._media.begin_step()
-        self._prompts.begin_step()
+        self._encoder_queue.begin_step()
         if queue.waiting:
             queue.admit()
         decoding: list[Request] = []
         reading: list[tuple[Hashable, Hashable, Request, int]] = []
-        until = self._until()
+        until = self._fetch_deadline()
         late = False
-        for request in self._wanting():
+        for request in self._runnable():
             if request.seq is None:  # preempted by an earlier request of this loop
                 continue
             left = queue.resume(request)
             # Usually the next token goes to a page that the sequence already has.
             new_page = left > 1 or not len(request.seq.ids) % PAGE
-            if (new_page and not queue.secure(request, left)) or not self._prompts.ready(request):
+            if (
+                new_page and not queue.reserve_or_preempt(request, left)
+            ) or not self._encoder_queue.ready(request):
                 continue
             if not request.is_decoding(left):
-                if not queue.recall(request, until):  # page files hold more of it
+                if not queue.fetch_stored_pages(request, until):  # page files hold more of it
                     late = True
                     continue
                 left = len(request.ids) - len(request.seq.ids)
@@ -77,8 +80,8 @@ class BatchBuilder:
                 reading.append((request.key, request.client, request, left))
         most = budget = queue.engine.max_tokens
         if decoding and reading:
-            budget = most = max(most - len(decoding), LEAST)
-            if any(request.awaited for request in decoding):
+            budget = most = max(most - len(decoding), MIN_PROMPT_TOKENS)
+            if any(request.is_streamed for request in decoding):
                 context = sum(len(r.ids) for r in decoding)
                 before = len(reading[0][2].seq or ())
                 budget = self._cost_model.tokens(len(decoding), context, before, most)
@@ -96,8 +99,8 @@ class BatchBuilder:
             item = self._prompt_part(request, n)
             if item is not None:
                 batch.append((request, item))
-        if not batch and not (late or self._media.waits or self._prompts.waits):
-            queue.refuse()
+        if not batch and not (late or self._media.waits or self._encoder_queue.waits):
+            queue.fail_one_blocked()
         return batch
 
     def _prompt_part(self, request: Request, n: int) -> BatchItem | None:
@@ -107,7 +110,7 @@ class BatchBuilder:
         if request.seq is None:
             return None
         start = len(request.seq)
-        n = self._queue.engine.cache.cut(request.seq, request.ids[start : start + n])
+        n = self._queue.engine.cache.run_length(request.seq, request.ids[start : start + n])
         ids = request.ids[start : start + n]
         ids = ids[: self._media.ready(request, ids)]
         if not ids:
@@ -115,7 +118,7 @@ class BatchBuilder:
         last = start + len(ids) == len(request.ids)
         return BatchItem(request.seq, ids, int(last), request.queries() if last else ())
 
-    def _until(self) -> float:
+    def _fetch_deadline(self) -> float:
         """Return the clock time until which pages may be fetched from files: one target step time
         from now while requests decode, else infinity.
         """
@@ -123,13 +126,13 @@ class BatchBuilder:
         writing = any(request.answer.ids and not request.paused for request in queue.running)
         return queue.clock() + self._cost_model.target_s if writing else inf
 
-    def _wanting(self) -> list[Request]:
+    def _runnable(self) -> list[Request]:
         """Return the running requests that can process a token, by rank. Of requests that share a
         sequence, only the one with the fewest pieces that its caller has not taken.
         """
         found: dict[int, Request] = {}
         for request in list(self._queue.running):
-            if request.paused or request.looked_at or self._queue.closed(request):
+            if request.paused or request.is_sampling or self._queue.fail_if_closed(request):
                 continue
             other = found.setdefault(id(request.seq), request)
             if len(request.answer.pieces) < len(other.answer.pieces):

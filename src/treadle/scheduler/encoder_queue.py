@@ -92,7 +92,7 @@ class EncoderQueue:
         encoder = self._engine.encoder
         assert encoder is not None
         prompts: list[tuple[tuple[int, ...], EncodedKeys]] = []
-        room = encoder.most_together
+        room = encoder.max_batched_tokens
         for keys, requests in self._waiting.items():
             if prompts and len(requests[0].source) > room:
                 break

@@ -42,7 +42,7 @@ class MediaQueue:
         self._clock = clock
         self._waiting: dict[MediaEntry, list[Request]] = {}  # of this step, in order
         self._current: EncodingGroup | None = None
-        self._apart: set[MediaEntry] = set()  # of a group that failed: encoded one by one
+        self._encode_alone: set[MediaEntry] = set()  # of a group that failed: encoded one by one
         self.n_encoded = 0
         self.n_rows = 0  # of these
         self.seconds = 0.0  # of all slices
@@ -82,7 +82,7 @@ class MediaQueue:
         """Encode for one slice of time. Return the requests whose picture or sound cannot be
         encoded, each with its error. The caller holds the engine's lock.
         """
-        self._apart.intersection_update(self._waiting)
+        self._encode_alone.intersection_update(self._waiting)
         group = self._current
         if group is not None and not any(each in self._waiting for each in group.entries):
             self._drop()
@@ -101,7 +101,7 @@ class MediaQueue:
         except TreadleError as error:
             self._current = None
             if len(entries) > 1:  # one of them must not fail the others
-                self._apart.update(entries)
+                self._encode_alone.update(entries)
                 return []
             return [(request, error) for request in self._waiting[entries[0]]]
         finally:
@@ -123,11 +123,15 @@ class MediaQueue:
         entries = [first]
         encoders = [encoder]
         room = MOST_TOGETHER - encoder.n_patches
-        for entry in others if first not in self._apart else ():
+        for entry in others if first not in self._encode_alone else ():
             if encoder.n_patches > room:
                 break
             found = self._encoder_of(entry)
-            if found is not None and found.shape == encoder.shape and entry not in self._apart:
+            if (
+                found is not None
+                and found.shape == encoder.shape
+                and entry not in self._encode_alone
+            ):
                 entries.append(entry)
                 encoders.append(found)
                 room -= encoder.n_patches

@@ -121,18 +121,18 @@ class RequestOutput:
         self.ends = ends
         self.lines = lines
         room = n_ctx - len(prompt_ids)
-        self._most = room
-        self._at_most = "context"
+        self._limit = room
+        self._limit_reason = "context"
         if max_tokens is not None and max_tokens <= room:
-            self._most = max_tokens
-            self._at_most = "length"
-        if self._most <= 0 <= room:
-            self.finish_reason = self._at_most
+            self._limit = max_tokens
+            self._limit_reason = "length"
+        if self._limit <= 0 <= room:
+            self.finish_reason = self._limit_reason
 
     @property
     def n_left(self) -> int:
         """Number of tokens that may still be generated."""
-        return self._most - len(self.ids)
+        return self._limit - len(self.ids)
 
     @property
     def done(self) -> bool:
@@ -153,11 +153,11 @@ class RequestOutput:
         self.timings.n_generated = len(self.ids)
         cut = self.lines.end(new) if self.lines is not None else None
         if cut is not None:
-            self.finish_reason = "stop" if self._give(new[:cut], last=True) else "length"
-        elif self._give(new):
+            self.finish_reason = "stop" if self._emit(new[:cut], last=True) else "length"
+        elif self._emit(new):
             self.finish_reason = "stop"
-        elif len(self.ids) >= self._most:
-            self._end(self._decoder, self._at_most)
+        elif len(self.ids) >= self._limit:
+            self._end(self._decoder, self._limit_reason)
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends the output; it is then not part of the output."""
@@ -170,13 +170,13 @@ class RequestOutput:
         self.error = error
 
     def take(self) -> str | None:
-        """Return the next piece of text; None if there is none now, or, if ``over``, none any
+        """Return the next piece of text; None if there is none now, or, if ``is_drained``, none any
         more.
         """
         if self.pieces:
             piece, self.n_taken = self.pieces.popleft()
             return piece
-        if self.over:
+        if self.is_drained:
             self.n_taken = len(self.ids)
         return None
 
@@ -185,7 +185,7 @@ class RequestOutput:
         return bool(self.pieces) or self.finish_reason is not None or self.error is not None
 
     @property
-    def over(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether the output is complete and every piece was taken. The last piece is appended
         before ``done`` becomes true.
         """
@@ -214,7 +214,7 @@ class RequestOutput:
         character is dropped if a limit cut it; if the model ended with it, it becomes U+FFFD.
         """
         rest = decoder.flush() if reason == "stop" else ""
-        stopped = self._give(rest, last=True)
+        stopped = self._emit(rest, last=True)
         self.finish_reason = "stop" if stopped else reason
 
     def _matched(self, new: str, *, last: bool) -> str:
@@ -223,7 +223,7 @@ class RequestOutput:
         """
         return new if self._stop_filter is None else self._stop_filter.feed(new, last=last)
 
-    def _give(self, new: str, *, last: bool = False) -> bool:
+    def _emit(self, new: str, *, last: bool = False) -> bool:
         """Emit the part of held-back and new text that can begin no stop string; return whether a
         stop string ended the output.
         """

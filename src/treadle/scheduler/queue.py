@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, TreadleError
 from treadle.kvcache.page_pool import PAGE
-from treadle.kvcache.prefix_hit import why_left
+from treadle.kvcache.prefix_hit import reuse_stop_reason
 from treadle.scheduler.request import Request
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RequestQueue:
         self.inbox: deque[Request] = deque()  # new requests, and requests to remove
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # by rank; each has a sequence
-        self._failed: list[Request] = []  # not yet reported by ``told``
+        self._failed: list[Request] = []  # not yet reported by ``take_failed``
         self._n_added = 0
         self._turns: dict[Hashable, int] = {}  # by key: sequence number of its last admission
         self._served: dict[Hashable, float] = {}  # by key: time of its last admission
@@ -49,7 +49,7 @@ class RequestQueue:
         while self.inbox:
             request = self.inbox.popleft()
             if request.cancelled or request.answer.done:
-                self.leave(request)
+                self.remove_request(request)
                 continue
             self._n_added += 1
             request.number, request.arrived = self._n_added, self.clock()
@@ -67,9 +67,9 @@ class RequestQueue:
         """End a request with an error, and remove it."""
         request.answer.fail(error)
         self._failed.append(request)
-        self.leave(request)
+        self.remove_request(request)
 
-    def leave(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         """Remove a request. Its sequence stays cached for prompts with the same prefix, or with its
         session, without tokens that a cancelled request's caller has not seen.
         """
@@ -90,14 +90,14 @@ class RequestQueue:
         answer = request.answer
         if session is None:
             return cache.retire(seq)
-        cache.let_go(seq)
-        if request.cancelled and answer.pieces and seq.n_changes == request.seen:
+        cache.release_reservation(seq)
+        if request.cancelled and answer.pieces and seq.n_changes == request.last_n_changes:
             # Tokens beyond this point were never shown to the caller: drop them from the cache.
             n = len(request.ids) - len(answer.ids) + answer.n_taken - 1
-            if n < len(seq) and cache.visible(seq, n) == n:
+            if n < len(seq) and cache.max_truncation(seq, n) == n:
                 cache.truncate(seq, n)
 
-    def told(self) -> list[Request]:
+    def take_failed(self) -> list[Request]:
         """Return the requests that failed since the last call of this method."""
         failed = self._failed
         self._failed = []
@@ -113,21 +113,23 @@ class RequestQueue:
         """
         now = self.clock()
         for at, request in enumerate(self.waiting):
-            request.level = request.priority - int((now - request.arrived) / AGE_S)
+            request.effective_priority = request.priority - int((now - request.arrived) / AGE_S)
             if at < CONSIDERED and len(self.waiting) > 1:
                 request.look_up(self.engine.cache)
-        self._take_turns(now)
+        self._rank_by_key(now)
         turns = self._turns
-        self.waiting.sort(key=lambda r: (r.level, turns.get(r.key, 0), -r.n_known, r.number))
+        self.waiting.sort(
+            key=lambda r: (r.effective_priority, turns.get(r.key, 0), -r.n_known, r.number)
+        )
         for place, request in enumerate(self.waiting, 1):
-            request.place = place
+            request.queue_position = place
         for request in list(self.waiting):
-            if request.paused or self.closed(request) or self._follows(request):
+            if request.paused or self.fail_if_closed(request) or self._should_wait(request):
                 continue
             if not self._start(request):
                 break
 
-    def _take_turns(self, now: float) -> None:
+    def _rank_by_key(self, now: float) -> None:
         """Set the levels of waiting requests that have a key, from the key as a whole.
 
         A key has the priority of its most urgent request and ages since it was last served, so
@@ -135,7 +137,9 @@ class RequestQueue:
         running ones included, moves its next one back by one level.
         """
         of_key: dict[Hashable, list[Request]] = {}
-        for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
+        for request in sorted(
+            self.waiting, key=lambda request: (request.effective_priority, request.number)
+        ):
             if request.key is not None:
                 of_key.setdefault(request.key, []).append(request)
         for key, its in of_key.items():
@@ -143,17 +147,17 @@ class RequestQueue:
             level = min(r.priority for r in its) - int((now - since) / AGE_S)
             ahead = sum(r.key == key for r in self.running)
             for request in its:
-                request.level = level + ahead
+                request.effective_priority = level + ahead
                 ahead = ahead + 1
 
-    def closed(self, request: Request) -> bool:
+    def fail_if_closed(self, request: Request) -> bool:
         """Return whether the request's session is closed; if so, fail the request."""
         if request.session is None or not request.session.closed:
             return False
         self.fail(request, TreadleError("the session is closed"))
         return True
 
-    def _follows(self, request: Request) -> bool:
+    def _should_wait(self, request: Request) -> bool:
         """Return whether the request should wait for a running one, which is about to prefill the
         same next page, or to keep a layer state at the end of the same system prompt: so N equal
         prompts are computed once.
@@ -171,7 +175,7 @@ class RequestQueue:
                 and other.lora == request.lora
                 and other.reuse  # without reuse, its pages can be found only after it has ended
                 and not other.paused
-                and not other.looked_at
+                and not other.is_sampling
                 and other.ids[n:end] == ids[n:end]
                 and other.ids[:n] == ids[:n]
             )
@@ -186,29 +190,29 @@ class RequestQueue:
         Return whether there was room; only then it runs.
         """
         session = request.session
-        if session is None:  # ``seen`` counted another sequence's changes
-            request.seen = min(request.seen, 0)
-        request.seq = seq = self._place(request)
+        if session is None:  # ``last_n_changes`` counted another sequence's changes
+            request.last_n_changes = min(request.last_n_changes, 0)
+        request.seq = seq = self._assign_sequence(request)
         seq.system_end = request.system_end
         if not any(other.seq is seq for other in self.running):
             # While others run, reserve one more page for the tokens this request will decode.
             spare = min(PAGE, self.engine.n_ctx - len(request.ids)) if self.running else 0
-            if not self.secure(request, self.resume(request) + spare, by_rank=False):
+            if not self.reserve_or_preempt(request, self.resume(request) + spare, by_rank=False):
                 request.seq = None
                 if session is None:
                     seq.close()
                 else:
-                    self.engine.cache.let_go(seq)
+                    self.engine.cache.release_reservation(seq)
                 return False
         self.waiting.remove(request)
         if request.key is not None:
             self._turns[request.key] = max(self._turns.values(), default=0) + 1
             self._served[request.key] = self.clock()
-        request.place, request.started = 0, request.started or self.clock()
+        request.queue_position, request.started = 0, request.started or self.clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True
 
-    def _place(self, request: Request) -> Sequence:
+    def _assign_sequence(self, request: Request) -> Sequence:
         """Return a sequence for the request: its session's, or a new one."""
         session = request.session
         cache = self.engine.cache
@@ -217,7 +221,7 @@ class RequestQueue:
         seq = cache.sequence((), request.lora) if session is None else session.seq
         if not request.reuse:
             cache.truncate(seq, 0)
-            seq.alone = True
+            seq.is_unshared = True
         return seq
 
     def resume(self, request: Request) -> int:
@@ -230,16 +234,16 @@ class RequestQueue:
         seq = request.seq
         ids = request.ids
         assert seq is not None
-        if seq.n_changes != request.seen or len(seq.ids) >= len(ids):
+        if seq.n_changes != request.last_n_changes or len(seq.ids) >= len(ids):
             kept = self.engine.cache.match(seq, ids)
-            if request.seen < 0 and not request.answer.ids:
+            if request.last_n_changes < 0 and not request.answer.ids:
                 timings = request.answer.timings
                 timings.n_cached = timings.cache.memory = kept
                 timings.cache.state = seq.state_from
-            request.seen = seq.n_changes
+            request.last_n_changes = seq.n_changes
         return len(ids) - len(seq.ids)
 
-    def recall(self, request: Request, until: float) -> bool:
+    def fetch_stored_pages(self, request: Request, until: float) -> bool:
         """Append pages of the request's prompt, found in page files, to its sequence. Return False
         if the clock reached ``until`` before that was finished. The first time, also record where
         and why prefix reuse stopped.
@@ -257,18 +261,18 @@ class RequestQueue:
             if self.clock() >= until:
                 return False
             n = cache.store.fetch(seq, ids)
-            request.seen = seq.n_changes
+            request.last_n_changes = seq.n_changes
             if not use.why:
                 use.files += n
         if not use.why:
             use.left_at = len(seq.ids)
             use.memory = use.left_at - use.files
             use.token = ids[use.left_at]
-            use.why = why_left(cache, seq, ids) if request.reuse else "off"
+            use.why = reuse_stop_reason(cache, seq, ids) if request.reuse else "off"
             timings.n_cached = use.left_at
         return True
 
-    def secure(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
+    def reserve_or_preempt(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
         """Reserve pages for ``n`` more tokens of a running request; return whether there was room.
 
         If necessary, running requests of lower rank are preempted; unless ``by_rank``, only those
@@ -283,11 +287,11 @@ class RequestQueue:
         while True:
             try:
                 self._reserve(request, n)
-                request.short = None
+                request.room_error = None
                 return True
             except NoRoomError as error:
-                request.short = error
-                if not self.take_pages(lambda other: other is not request and behind(other)):
+                request.room_error = error
+                if not self.preempt_one(lambda other: other is not request and behind(other)):
                     return False
 
     def _reserve(self, request: Request, n: int) -> None:
@@ -305,13 +309,13 @@ class RequestQueue:
                 timings.n_cached = timings.cache.memory = len(request.source)
         cache.reserve(seq, n)
 
-    def take_pages(self, may: Callable[[Request], bool]) -> bool:
-        """Preempt one running request: a paused one first, else the lowest-ranked for which ``may``
-        is true; never one of a session. Return whether there was one.
+    def preempt_one(self, may_preempt: Callable[[Request], bool]) -> bool:
+        """Preempt one running request: a paused one first, else the lowest-ranked for which
+        ``may_preempt`` is true; never one of a session. Return whether there was one.
 
         It waits again, and recomputes what the cache has evicted by then.
         """
-        own = [r for r in self.running if r.session is None and (r.paused or may(r))]
+        own = [r for r in self.running if r.session is None and (r.paused or may_preempt(r))]
         if not own:
             return False
         last = max(own, key=lambda request: (request.paused, request.rank))
@@ -324,11 +328,11 @@ class RequestQueue:
         self.n_preempted += 1
         return True
 
-    def refuse(self) -> None:
+    def fail_one_blocked(self) -> None:
         """Resolve a deadlock, in which no request can run and none will free pages: fail the first
         one that lacks pages.
         """
         for request in (*self.running, *self.waiting):
-            if request.short is not None and not request.paused:
-                self.fail(request, request.short)
+            if request.room_error is not None and not request.paused:
+                self.fail(request, request.room_error)
                 return

@@ -139,13 +139,13 @@ class Request:
         self.arrived = 0.0
         self.number = 0
         self.started = 0.0  # time of its first admission
-        self.place = 0  # position in the queue from 1; 0: running, or not queued yet
-        self.level = priority  # priority adjusted by age
+        self.queue_position = 0  # position in the queue from 1; 0: running, or not queued yet
+        self.effective_priority = priority  # priority adjusted by age
         self.n_known = -1  # tokens that the cache has; -1: not looked up
         self.seq: Sequence | None = None  # set while it runs
-        self.seen = -1  # ``n_changes`` of the sequence after the last step
-        self.looked_at = False  # its logits are computed, and its next token is being sampled
-        self.short: NoRoomError | None = None  # the pages that it lacks, if any
+        self.last_n_changes = -1  # ``n_changes`` of the sequence after the last step
+        self.is_sampling = False  # its logits are computed, and its next token is being sampled
+        self.room_error: NoRoomError | None = None  # the pages that it lacks, if any
 
     @property
     def paused(self) -> bool:
@@ -153,7 +153,7 @@ class Request:
         return len(self.answer.pieces) >= self.look_ahead
 
     @property
-    def awaited(self) -> bool:
+    def is_streamed(self) -> bool:
         """Whether the caller takes pieces as they are produced."""
         return self.look_ahead < inf
 
@@ -169,14 +169,14 @@ class Request:
         """Sort key, (level, number): if there is no room for two requests, the one with the lower
         key runs.
         """
-        return self.level, self.number
+        return self.effective_priority, self.number
 
     def look_up(self, cache: KVCache) -> int:
         """Return how many of the request's tokens the cache has; ``n_known`` keeps the number until
         it is set to -1.
         """
         if self.n_known < 0:
-            self.n_known = cache.known(self.ids, self.lora) if self.reuse else 0
+            self.n_known = cache.n_cached_tokens(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
     def queries(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
@@ -193,11 +193,11 @@ class Request:
             )  # with a grammar: log-probabilities are measured without its mask
         return () if query is None else (query,)
 
-    def guess(self) -> Draft | None:
+    def propose_draft(self) -> Draft | None:
         """Return a draft from the grammar or from repetition in the request's own tokens, or
         None.
         """
-        room = self.room
+        room = self.max_draft_ids
         if self.lookup is None or room <= 0:
             return None
         source = "grammar"
@@ -208,11 +208,11 @@ class Request:
         if not found:
             return None
         track = self.track(source)
-        track.guessed(len(self.ids), found)
+        track.note_guess(len(self.ids), found)
         return Draft(found, source, track)
 
     @property
-    def room(self) -> int:
+    def max_draft_ids(self) -> int:
         """Number of draft tokens that fit the sequence's last page and the token limit; no draft if
         it is 0 or less.
         """

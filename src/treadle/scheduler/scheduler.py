@@ -30,12 +30,13 @@ from treadle.scheduler.queue import RequestQueue
 from treadle.scheduler.request import Request
 from treadle.scheduler.step_budget import TARGET_S, StepCostModel
 
-Allow = Callable[[], AbstractContextManager[object]]
+Interruptible = Callable[[], AbstractContextManager[object]]
 
 
 class Scheduler:
-    """Scheduler of one engine. ``clock`` returns seconds; ``target_s``: the longest that a step
-    should take while a caller waits for a next token.
+    """Scheduler of one engine: ``add`` queues a request, each ``step`` runs one batch of the
+    requests that have room. ``clock`` returns seconds; ``target_s``: the longest that a step should
+    take while a caller waits for a next token.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Scheduler:
         self.queue = RequestQueue(engine, self._clock)
         self._cost_model = StepCostModel(target_s, engine.few)
         self.media = MediaQueue(engine, self._clock)
-        self._prompts = EncoderQueue(engine, self._clock)
-        self._builder = BatchBuilder(self.queue, self._cost_model, self.media, self._prompts)
+        self._encoder_queue = EncoderQueue(engine, self._clock)
+        self._builder = BatchBuilder(self.queue, self._cost_model, self.media, self._encoder_queue)
         self.drafting = self._builder.drafting
         self.n_tokens = 0  # of the last step
 
@@ -66,7 +67,7 @@ class Scheduler:
         request.cancelled = True
         self.queue.inbox.append(request)
 
-    def settle(self) -> None:
+    def process_inbox(self) -> None:
         """Process new, ended and cancelled requests, unless a step is running and will do so."""
         with interrupts_held():
             if self.engine.lock.acquire(blocking=False):
@@ -90,7 +91,7 @@ class Scheduler:
                 try:
                     return cache.check_room(cache.sequence(), n)
                 except NoRoomError:
-                    if not self.queue.take_pages(lambda other: True):
+                    if not self.queue.preempt_one(lambda other: True):
                         return None
 
     @property
@@ -109,20 +110,20 @@ class Scheduler:
     def step(
         self,
         own: Request | None = None,
-        allow: Allow = nullcontext,
+        interruptible: Interruptible = nullcontext,
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Request]:
         """Run one batch. Return the requests that got a token, ended or failed. ``meanwhile`` is
         called just before the device starts a run; see ``Engine.sample``.
 
-        A caller that waits for its ``own`` request gives ``allow``, a context in which it may be
-        interrupted: while the batch runs, and while the own token is sampled, last of all. All
-        other requests are consistent then.
+        A caller that waits for its ``own`` request gives ``interruptible``, a context in which it
+        may be interrupted: while the batch runs, and while the own token is sampled, last of all.
+        All other requests are consistent then.
         """
         began = self._clock()
         engine = self.engine
         while not engine.lock.acquire(timeout=0.1):  # feeding a session may hold it for seconds
-            with allow():
+            with interruptible():
                 pass
         try:
             self.queue.drain()
@@ -130,10 +131,10 @@ class Scheduler:
             ready = self._clock()
             compiled = engine.kernels.seconds
             try:
-                with allow():
+                with interruptible():
                     rows = self._run([part for _, part in batch], meanwhile)
             except BaseException as error:
-                self._take_back(batch)
+                self._drop_rejected(batch)
                 if not isinstance(error, TreadleError):
                     raise
                 # for example, the model's file shrank: no request can continue
@@ -144,7 +145,7 @@ class Scheduler:
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
-            for request, failure in (*self.media.run_slice(), *self._prompts.run_slice()):
+            for request, failure in (*self.media.run_slice(), *self._encoder_queue.run_slice()):
                 self.queue.fail(request, copy.copy(failure))
             drafted = any(part.n_outputs > 1 for _, part in batch)
             if drafted:  # other threads must not see drafted tokens in a sequence
@@ -154,25 +155,25 @@ class Scheduler:
         chosen = [request for request, part in batch if part.n_outputs]
         began = self._clock()
         for request in chosen:
-            request.looked_at = True
+            request.is_sampling = True
         try:
-            self._choose(batch, rows, own, allow)
+            self._choose(batch, rows, own, interruptible)
         finally:
             took = self._clock() - began
             if drafted:
-                self._take_back(batch)
+                self._drop_rejected(batch)
                 engine.lock.release()
             if not compiled and not n_read:
-                self._weigh(batch, run + took)
+                self._note_drafts(batch, run + took)
             for request in chosen:
-                request.looked_at = False
+                request.is_sampling = False
             for request in decoding:
                 request.answer.timings.decode_s += took
             ended = [request for request in chosen if request.answer.done]
             if ended:
                 self.queue.inbox.extend(ended)
-                self.settle()
-        return self.queue.told() + chosen
+                self.process_inbox()
+        return self.queue.take_failed() + chosen
 
     def _run(
         self, parts: list[BatchItem], meanwhile: Callable[[], object] | None
@@ -206,7 +207,7 @@ class Scheduler:
         context = 0
         self.n_tokens = sum(len(part.ids) for _, part in batch)
         for request, (seq, ids, n_outputs, *_) in batch:
-            request.seen = seq.n_changes
+            request.last_n_changes = seq.n_changes
             timings = request.answer.timings
             timings.compile_s += compiled
             if request.answer.ids:
@@ -226,23 +227,23 @@ class Scheduler:
             self._cost_model.note(n_read, self.n_tokens - n_read, context, run)
         return decoding, n_read
 
-    def _take_back(self, batch: Batch) -> None:
+    def _drop_rejected(self, batch: Batch) -> None:
         """Truncate the sequences of requests with drafts to their accepted tokens. A layer state
         that includes rejected tokens is not kept: the run's tokens are recomputed.
         """
         for request, (seq, _, n_outputs, *_) in batch:
             if n_outputs > 1:
                 seq.n_drafted = 0
-                same = request.seen == seq.n_changes
+                same = request.last_n_changes == seq.n_changes
                 n = max(len(request.ids) - 1, len(seq) - n_outputs + 1)
                 if n < len(seq):
                     self.engine.cache.truncate(seq, seq.n_state if seq.slots else n)
                 elif seq.slots and seq.n_state < n:
                     self.engine.cache.commit(seq)
                 if same:
-                    request.seen = seq.n_changes
+                    request.last_n_changes = seq.n_changes
 
-    def _weigh(self, batch: Batch, seconds: float) -> None:
+    def _note_drafts(self, batch: Batch, seconds: float) -> None:
         """Report the time and the accepted tokens of drafts to the controller, for a step without
         prompts.
         """
@@ -254,7 +255,11 @@ class Scheduler:
             self.drafting.controller.note(len(batch), n_drafted, n_accepted, seconds, cost)
 
     def _choose(
-        self, batch: Batch, rows: Iterator[LogitsRow], own: Request | None, allow: Allow
+        self,
+        batch: Batch,
+        rows: Iterator[LogitsRow],
+        own: Request | None,
+        interruptible: Interruptible,
     ) -> None:
         """Sample the next tokens of each request. A sampler's error fails only its own request."""
         mine = None
@@ -272,7 +277,7 @@ class Scheduler:
                     request.answer.fail(error)
         if own is not None and mine is not None:
             try:
-                with allow():
+                with interruptible():
                     own.take(*mine)
             except Exception as error:
                 own.answer.fail(error)

@@ -12,14 +12,11 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 TARGET_S = 0.12  # target length of a step while a caller waits for a next token
-# Longest step allowed for throughput (see ``StepCostModel.tokens``): the larger of the target, or of
-# a step without prompt tokens, times this.
-LONGEST = 2.0
-LEAST = 4  # minimum prompt tokens next to decoding ones, so that prompts are not starved
+LONGEST = 1.5  # times TARGET_S: longest step allowed for throughput; see ``StepCostModel.tokens``
+MIN_PROMPT_TOKENS = 4  # beside decoding ones, so that prompts are not starved
 TILE = 8  # product tiles hold this many tokens: a ninth would cost as much as four
 QUANTUM = 128  # prompt tokens per turn of a client
 MEASURED = 64  # recent steps per fit
-SIZES = 16  # and the last step of each of so many sizes
 REMEMBERED = 256  # steps after which one is forgotten, so that a slow size is tried again
 MOST_REMEMBERED = 16 * REMEMBERED  # the same for a plan that is too slow each time it is tried
 MANY = 0  # key of the plan for all token counts without a plan of their own
@@ -40,13 +37,9 @@ class StepCost:
             deque(maxlen=MEASURED),
             deque(maxlen=MEASURED),
         )
-        # The last step of each number of tokens, the newest at the end: a fit to steps of one size
-        # cannot tell the time per token from the time per step.
-        self._of_size: dict[float, Step] = {}
         self._fit: np.ndarray | None = None
         self._n_remembered = REMEMBERED  # steps
         self.most = 0  # tokens of the largest step in the fit
-        self.has_one_size = False  # whether all steps in the fit have as many tokens
 
     def note(
         self, at: int, prefill: int, decode: int, context: int, seconds: float, reads: bool
@@ -55,13 +48,7 @@ class StepCost:
         tokens.
         """
         seconds = max(seconds, 1e-6)  # a clock may stand still; relative errors divide by it
-        step = (at, 1.0, prefill, decode, context, seconds)
-        self._steps[reads].append(step)
-        if reads:
-            self._of_size.pop(prefill + decode, None)
-            self._of_size[prefill + decode] = step
-            if len(self._of_size) > SIZES:
-                del self._of_size[next(iter(self._of_size))]
+        self._steps[reads].append((at, 1.0, prefill, decode, context, seconds))
         self._fit = None
 
     def keep(self, *, is_long: bool) -> None:
@@ -76,27 +63,16 @@ class StepCost:
             while steps and steps[0][0] < at - self._n_remembered:
                 steps.popleft()
                 self._fit = None
-        for size, step in list(self._of_size.items()):
-            if step[0] < at - self._n_remembered:
-                del self._of_size[size]
-                self._fit = None
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
-        """Return the predicted seconds of a step; None before any measurement. While all measured
-        steps have one number of tokens, a larger step is predicted to take no longer, so that it is
-        tried.
-        """
+        """Return the predicted seconds of a step; None before any measurement."""
         if self._fit is None:
-            steps = [*self._steps[False], *self._steps[True], *self._of_size.values()]
+            steps = [*self._steps[False], *self._steps[True]]
             if not steps:
                 return None
             rows = np.array(steps)
             self._fit = _fitted(rows[:, 1:5], rows[:, 5])
-            sizes = rows[:, 2:4].sum(1)
-            self.most = int(sizes.max())
-            self.has_one_size = bool(sizes.min() == sizes.max())
-        if self.has_one_size:
-            prefill = min(prefill, max(self.most - decode, 0))
+            self.most = int(rows[:, 2:4].sum(1).max())
         return float(self._fit @ (1.0, prefill, decode, context))
 
 
@@ -139,23 +115,22 @@ class StepCostModel:
 
         The result has the highest prefill throughput within the target time, or within 1.5 times a
         step without prompt tokens if that is longer. A step may take up to LONGEST times the target
-        (or the step without prompt tokens) if its tokens then grow more than time squared: on a
-        machine with matrix registers 40 tokens of a large model may take twice as long as 5, and
-        the prompt is finished four times as soon. Without measurements the result is the minimum.
-        It is at most about twice the largest step measured in that plan, or in the next smaller one
-        if it has none, so that a guess from few steps does not cause a long one.
+        if throughput then grows more than time squared: on a slow machine 16 tokens may take 1.5
+        times as long as 8, and the prompt is finished sooner. Without measurements the result is
+        the minimum. It is at most about twice the largest step measured in that plan, or in the
+        next smaller one if it has none, so that a guess from few steps does not cause a long one.
         """
-        least = LEAST - (decode + LEAST) % -TILE
-        none = self._alone(decode, context)
+        least = MIN_PROMPT_TOKENS - (decode + MIN_PROMPT_TOKENS) % -TILE
+        none = self._decode_only_s(decode, context)
         if none is None:
             return min(least, most)
         limit = max(self.target_s, 1.5 * none)  # decode alone may already exceed the target
-        longest = LONGEST * max(self.target_s, none)
+        longest = max(limit, LONGEST * self.target_s)
         best = least
         best_s = inf
         last = none
         known = decode - decode % -TILE
-        for n in self._numbers(decode, context, before, (limit, longest), least):
+        for n in self._candidates(decode, context, before, limit, least):
             cost = self.cost(decode + n)
             took = cost.seconds(n, decode, context + n * before)
             if took is not None:  # else try it, if the last known time fits
@@ -168,7 +143,7 @@ class StepCostModel:
                 best_s = last
         return min(best, most)
 
-    def _alone(self, decode: int, context: int) -> float | None:
+    def _decode_only_s(self, decode: int, context: int) -> float | None:
         """Return the seconds of a step without prompt tokens, by its plan or the next larger one
         with measurements; None if there are none.
         """
@@ -176,12 +151,11 @@ class StepCostModel:
         known = (self._costs[p].seconds(-decode % TILE, decode, context) for p in (*plans, MANY))
         return next((seconds for seconds in known if seconds is not None), None)
 
-    def _numbers(
-        self, decode: int, context: int, before: int, limits: tuple[float, ...], least: int
+    def _candidates(
+        self, decode: int, context: int, before: int, limit: float, least: int
     ) -> Iterator[int]:
         """Yield candidate numbers of prompt tokens, ascending: those that fit the plans for few
-        tokens, then of the plan for more the most that take each of ``limits`` seconds (ascending),
-        and the number of most tokens per time squared.
+        tokens, then the most that take ``limit`` seconds.
         """
         end = max(self._sizes, default=0) - decode + 1
         yield from range(least, end, TILE)
@@ -190,15 +164,10 @@ class StepCostModel:
         if none is None or one is None:
             yield least + max(0, -(-(end - least) // TILE)) * TILE
         elif one > none:  # else noise: more tokens cannot take less time
-            # n / (none + n (one - none))^2 is largest where the step takes twice ``none``.
-            times = (*limits, min(max(limits[0], 2 * none), limits[-1]))
-            numbers = [int((seconds - none) / (one - none)) for seconds in times]
-            if many.has_one_size:
-                numbers.append(2 * many.most)
-            for n in sorted({min(n, 2 * many.most) for n in numbers}):
-                n -= (decode + n) % TILE
-                if n >= max(end, least):
-                    yield n
+            n = min(int((limit - none) / (one - none)), 2 * many.most)
+            n -= (decode + n) % TILE
+            if n >= max(end, least):
+                yield n
 
 
 def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -224,7 +193,7 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
     return out
 
 
-class Shares:
+class DeficitRoundRobin:
     """Deficit round robin over clients: shares the prompt tokens of a step."""
 
     def __init__(self) -> None:
@@ -265,13 +234,13 @@ class Shares:
         return list(given.values())
 
 
-class KeyShares:
+class KeyedRoundRobin:
     """Round robin over keys, and over clients within each key: shares the prompt tokens of a
     step.
     """
 
     def __init__(self) -> None:
-        self._keys, self._clients = Shares(), dict[Hashable, Shares]()
+        self._keys, self._clients = DeficitRoundRobin(), dict[Hashable, DeficitRoundRobin]()
 
     def split(
         self, wanted: Iterable[tuple[Hashable, Hashable, T, int]], budget: int
@@ -282,7 +251,7 @@ class KeyShares:
         of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
         for key, client, what, n in wanted:
             of_key.setdefault(key, []).append((client, what, n))
-        self._clients = {key: self._clients.get(key) or Shares() for key in of_key}
+        self._clients = {key: self._clients.get(key) or DeficitRoundRobin() for key in of_key}
         sums = [(key, key, sum(n for *_, n in its)) for key, its in of_key.items()]
         parts = self._keys.split(sums, budget)
         return [each for key, n in parts for each in self._clients[key].split(of_key[key], n)]

@@ -3,8 +3,8 @@ the scheduler's steps for all.
 
 A waiting thread steps if no other does. The others sleep until their own output has something or it
 is their turn to step. So a single caller never switches threads between two tokens, and concurrent
-callers share batches. Path of a token: ``Generation.wait`` -> ``until`` -> ``Scheduler.step`` ->
-``Request.take`` -> ``RequestOutput.push``.
+callers share batches. Path of a token: ``Generation.wait`` -> ``step_until`` -> ``Scheduler.step``
+-> ``Engine.sample`` -> ``Request.take`` -> ``RequestOutput.push``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from treadle.base.fork_safety import is_held, tell
+from treadle.base.fork_safety import is_held, register_after_fork
 from treadle.base.interrupts import interrupts_held
 from treadle.errors import TreadleError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treadle.scheduler.request import Request
     from treadle.scheduler.scheduler import Scheduler
 
-Enough = Callable[[], bool]
+Predicate = Callable[[], bool]
 
 
 class CooperativeStepper:
@@ -33,23 +33,25 @@ class CooperativeStepper:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._turn = threading.Lock()
-        self._at_work = 0  # id of the stepping thread
-        self._sleepers: dict[threading.Lock, Enough] = {}  # each waits for its lock
-        tell(self)
+        self._step_lock = threading.Lock()
+        self._stepping_thread = 0  # id of the stepping thread
+        self._sleepers: dict[threading.Lock, Predicate] = {}  # each waits for its lock
+        register_after_fork(self)
 
     def after_fork(self) -> None:
         """Reset the locks in a forked child, where other threads' requests may be in the middle of
         a step.
         """
-        if self._at_work != threading.get_ident() and (is_held(self._turn) or self._sleepers):
-            self._turn = threading.Lock()
-            self._at_work = 0
+        if self._stepping_thread != threading.get_ident() and (
+            is_held(self._step_lock) or self._sleepers
+        ):
+            self._step_lock = threading.Lock()
+            self._stepping_thread = 0
             self._sleepers.clear()
-            self.scheduler.engine.lock.lose()
+            self.scheduler.engine.lock.mark_lost()
 
-    def until(self, enough: Enough, own: Request) -> None:
-        """Return when steps have made ``enough()`` true, or when the request ``own`` is cancelled;
+    def step_until(self, is_done: Predicate, own: Request) -> None:
+        """Return when steps have made ``is_done()`` true, or when the request ``own`` is cancelled;
         they run in this thread, or in another one while this one sleeps.
 
         Errors of a step or a signal handler propagate. Raises TreadleError if a sampler waits for a
@@ -57,12 +59,12 @@ class CooperativeStepper:
         """
 
         def over() -> bool:
-            return own.cancelled or enough()
+            return own.cancelled or is_done()
 
         try:
             while not over():
-                if self._at_work == threading.get_ident():  # a sampler called the model
-                    if own.looked_at:  # its token comes only after this sampler has returned
+                if self._stepping_thread == threading.get_ident():  # a sampler called the model
+                    if own.is_sampling:  # its token comes only after this sampler has returned
                         raise TreadleError(
                             "deadlock: a custom sampler called generate() on the model that is "
                             "waiting for that sampler"
@@ -86,26 +88,26 @@ class CooperativeStepper:
         ``meanwhile`` is called while another thread steps, and just before the device starts a run;
         see ``Engine.sample``.
         """
-        others = not self._turn.acquire(blocking=False)
+        others = not self._step_lock.acquire(blocking=False)
         if others:
             if meanwhile is not None:
                 meanwhile()
-            self._turn.acquire()
+            self._step_lock.acquire()
         try:
             return self.scheduler.step(meanwhile=meanwhile), others
         finally:
-            self._turn.release()
+            self._step_lock.release()
             if self._sleepers:
                 self._wake(successor=True)
 
-    def _step(self, over: Enough, own: Request) -> bool:
+    def _step(self, over: Predicate, own: Request) -> bool:
         """Run steps until ``over()``, unless another thread is stepping. Return whether this thread
         stepped.
         """
         with interrupts_held() as held:
-            if not self._turn.acquire(blocking=False):
+            if not self._step_lock.acquire(blocking=False):
                 return False
-            self._at_work = threading.get_ident()
+            self._stepping_thread = threading.get_ident()
             try:
                 while not over():
                     self.scheduler.step(own, held.allow)
@@ -113,17 +115,20 @@ class CooperativeStepper:
                         self._wake()
                 return True
             finally:
-                self._at_work = 0
-                self._turn.release()
+                self._stepping_thread = 0
+                self._step_lock.release()
                 self._wake(successor=True)
 
-    def _sleep(self, over: Enough) -> None:
+    def _sleep(self, over: Predicate) -> None:
+        """Sleep while another thread steps, until it wakes this one: because ``over()`` is true, or
+        because it is this thread's turn to step.
+        """
         bell = threading.Lock()
         bell.acquire()
         self._sleepers[bell] = over
         try:
             # Releasing the turn is followed by waking sleepers, so none is missed.
-            if self._turn.locked() and not over():
+            if self._step_lock.locked() and not over():
                 bell.acquire()
         finally:
             self._sleepers.pop(bell, None)

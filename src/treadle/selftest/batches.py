@@ -17,12 +17,12 @@ from treadle.kernels.attention.records import PAGE, SPLIT
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.kernels.spec import MEDIA
 from treadle.kvcache.sequence import Sequence
-from treadle.models.graphs import main_output
 from treadle.models.switch import without_control_tokens
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.engine.prepared_plan import PlanKey, PreparedPlan
+    from treadle.kvcache.prefix_tree import Lora
 
 MANY = 150  # tokens of a batch in a plan for many; their number does not change kernels
 OUTPUTS = 20  # rows of logits in a plan for many
@@ -31,7 +31,7 @@ HISTORY = PAGE + 5  # tokens before those of a text that goes on
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class PlacedBatch:
     """A batch laid out in a plan's memory. ``n_texts``: sequences in the batch; ``cut``: the part
     of the plan's size that the batch does not use, in words.
     """
@@ -93,7 +93,7 @@ def new_sequence(engine: Engine) -> Sequence:
 @contextmanager
 def batch_of(
     engine: Engine, key: PlanKey, rng: np.random.Generator, many: int = MANY
-) -> Iterator[LaidOut]:
+) -> Iterator[PlacedBatch]:
     """Lay out a batch of random tokens in the plan ``key``, of at most ``many`` tokens; yield it,
     and drop its sequences afterwards. The caller holds the engine's lock.
     """
@@ -110,8 +110,9 @@ def batch_of(
             n_tokens = len(sizes)
             n_outputs = min(n_outputs, n_tokens)
         left = n_outputs
+        lora = _scales(engine.lender or engine, key)
         for i, n in enumerate(sizes):
-            seq = _sequence(engine.lender or engine, rng, i, n, goes_on=of_logits)
+            seq = _sequence(engine.lender or engine, rng, i, n, lora, goes_on=of_logits)
             seqs.append(seq)
             if engine.lender is not None:
                 seq = Sequence(engine.cache, seq.ids, seq.pages, shifts=seq.shifts)
@@ -125,7 +126,7 @@ def batch_of(
         cut = ""
         if n_tokens < key.n_tokens and key.n_tokens > 4:
             cut = f"{n_tokens} of up to {key.n_tokens} tokens"
-        yield LaidOut(ready, n_tokens, n_outputs, len(parts), cut, parts)
+        yield PlacedBatch(ready, n_tokens, n_outputs, len(parts), cut, parts)
         for part, start in zip(parts, starts, strict=True):
             engine.cache.truncate(part.seq, start)
     finally:
@@ -167,22 +168,29 @@ def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQu
     return plain, LogitsQuery(mask=mask, total=True)
 
 
+def _scales(engine: Engine, key: PlanKey) -> Lora:
+    """Return scales of 1 for all adapters and control vectors that the plan ``key`` has."""
+    n = len(engine.adapters)
+    numbers = range(n + len(engine.control_vectors))
+    return tuple((i, 1.0) for i in numbers if (key.adapted if i < n else key.steered))
+
+
 def _sequence(
-    engine: Engine, rng: np.random.Generator, i: int, n: int, *, goes_on: bool
+    engine: Engine, rng: np.random.Generator, i: int, n: int, lora: Lora, *, goes_on: bool
 ) -> Sequence:
-    """Return a sequence that is to run ``n`` tokens. If it ``goes_on``, it has a history: that of
-    sequence 0 is longer than SPLIT keys where there is room, so that attention splits it.
+    """Return a sequence that is to run ``n`` tokens, with the scales ``lora``. If it ``goes_on``,
+    it has a history: that of sequence 0 is longer than SPLIT keys where there is room, so that
+    attention splits it.
     """
     cache = engine.cache
     seq = new_sequence(engine)
-    if engine.adapters:
-        seq.lora = tuple((a, 1.0) for a in range(len(engine.adapters)))
+    seq.lora = lora
     room = min(engine.n_ctx, cache.n_tokens // max(1, cache.n_sequences)) - n - 1
     length = min(HISTORY, room, engine.max_tokens)
     in_parts = engine.config.causal or engine.config.draft is not None
     if not goes_on or not in_parts or length < 1:
         return seq
-    given = RandomStates(main_output(engine.config), rng)
+    given = RandomStates(engine.config.main_output, rng)
     engine.observe([BatchItem(seq, _ids(engine, rng, length), 0)], given)
     whole = length // PAGE * PAGE
     longer = min(SPLIT + 2 * PAGE + 3, room) - length

@@ -17,6 +17,7 @@ from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.row_pages import RowStore
 from treadle.kernels.moe.page_in_experts import Fetch
+from treadle.kernels.spec import f32_values
 from treadle.plan.plan import Buffer, Const
 from treadle.selftest.twin_results import WRITTEN_CONSTANTS, Compared, Cut, Evidence, compare
 
@@ -226,7 +227,7 @@ def run_twins(
         args = plan.arrays(step, arena, lambda c: constants.get(c.name, c.array))
         if isinstance(spec, Matmul) and not isinstance(spec, Gated):
             y = args.y.reshape(-1, args.stride)
-            residual = args.residual.reshape(-1, args.stride) if spec.residual else None
+            residual = f32_values(args.residual).reshape(y.shape) if spec.residual else None
             size = max(1, most // spec.k)
             for first in range(0, max(args.rows), size):
 

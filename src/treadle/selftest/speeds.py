@@ -12,7 +12,6 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
-from treadle.models.graphs import main_output
 from treadle.models.switch import without_control_tokens
 from treadle.selftest.batches import new_sequence
 
@@ -75,14 +74,14 @@ def measure_speeds(model: Model, progress: Progress | None = None) -> SpeedCheck
         peaks = found.as_dict()
         share = found.cpu_share
     runs = [_speed(engine, "prompt", peaks)]
-    if main_output(engine.config) == "logits":
+    if engine.config.main_output == "logits":
         runs.append(_speed(engine, "text", peaks))
     return SpeedCheck(peaks, share, runs)
 
 
 def _speed(engine: Engine, kind: str, peaks: dict[str, float]) -> Speed:
     rng = np.random.default_rng(5)
-    of_logits = main_output(engine.config) == "logits"
+    of_logits = engine.config.main_output == "logits"
     n = min(PROMPT, engine.max_tokens, engine.n_ctx - N_DECODED - 2)
     drawn = rng.integers(0, engine.config.n_vocab, n).tolist()
     ids = without_control_tokens(engine.config.switch, drawn)
@@ -118,7 +117,7 @@ def _speed(engine: Engine, kind: str, peaks: dict[str, float]) -> Speed:
     assert plan is not None
     n_tokens = 1 if kind == "text" else n
     before = history if kind == "text" else 0
-    work = [step.work([(before, n_tokens)], int(of_logits)) for step in plan.steps]
+    work = [step.cost([(before, n_tokens)], int(of_logits)) for step in plan.steps]
     n_bytes = sum(n for n, _ in work)
     n_ops = sum(n for _, n in work)
     read = peaks.get("bytes_s") or peaks.get("cache_bytes_s")

@@ -23,7 +23,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.prepared_plan import PlanKey
 from treadle.errors import TreadleError
-from treadle.models.graphs import main_output
 from treadle.selftest.batches import new_sequence
 from treadle.selftest.kernel_check import run_twins
 
@@ -75,7 +74,7 @@ def check_text(model: Model, *, quick: bool = False, progress: Progress | None =
     engine = model.engine
     n_weights = sum(int(np.prod(t.shape)) for t in model.gguf.tensors.values())
     most = QUICK_WEIGHTS if quick else MOST_WEIGHTS
-    if main_output(engine.config) != "logits":
+    if engine.config.main_output != "logits":
         return _check_vector(engine, n_weights, most, progress)
     known = known_text(model)
     ids = list(known.prompt) if known else _prompt(model)
@@ -211,7 +210,7 @@ def _logits(
         finally:
             seq.close()
             engine.cache.forget()
-    key = PlanKey(len(whole), n, "logits", engine.adapts(whole))
+    key = PlanKey(len(whole), n, "logits")
     theirs = run_by_twins(engine, key, whole, n, "logits", engine.config.n_vocab, progress)
     return ours, theirs
 
@@ -225,7 +224,8 @@ def run_by_twins(
     width: int,
     progress: Progress | None,
 ) -> np.ndarray:
-    """Run the twins of the plan ``key`` on a text. Return the graph's output ``output``, float64
+    """Run the twins of the plan ``key`` on a text, with the default adapters and control vectors.
+    Return the graph's output ``output``, float64
     ``[rows, width]``, with a row for each of ``n_outputs`` (at least 1). The cache is left as it
     was.
     """
@@ -233,6 +233,8 @@ def run_by_twins(
         seq = new_sequence(engine)
         try:
             item = BatchItem(seq, ids, n_outputs)
+            adapted, steered = engine.needs_of(seq, ids)
+            key = key._replace(adapted=adapted, steered=steered)
             ready, starts = engine.lay_out(key, [item])
             plan = ready.plan
             n_steps = len(plan.steps)
@@ -265,7 +267,7 @@ def _check_vector(
     if n_weights > most:
         return TextCheck(tuple(ids), skipped=_too_many(n_weights))
     ours = engine.embed([ids])[0].astype(np.float64)
-    key = PlanKey(len(ids), 1, "embedding", engine.adapts(ids))
+    key = PlanKey(len(ids), 1, "embedding")
     found = run_by_twins(engine, key, ids, 0, "embedding", len(ours), progress)
     theirs = found[0]
     cosine = float(ours @ theirs / (np.linalg.norm(ours) * np.linalg.norm(theirs)))

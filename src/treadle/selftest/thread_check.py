@@ -15,7 +15,6 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.engine.text_encoder import TextEncoder
 from treadle.machine.topology import affinity
-from treadle.models.graphs import main_output
 from treadle.selftest.batches import new_sequence
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def runs_of(engine: Engine, repeats: int) -> Iterator[np.ndarray]:
     n = min(PROMPT, engine.n_ctx - N_DECODED - 1)
     ids = rng.integers(0, engine.config.n_vocab, n + N_DECODED).tolist()
     for _ in range(repeats):
-        if main_output(engine.config) != "logits":
+        if engine.config.main_output != "logits":
             yield engine.embed([ids[:n]])
             continue
         seq = new_sequence(engine)

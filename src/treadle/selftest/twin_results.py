@@ -44,6 +44,7 @@ from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
 from treadle.kernels.moe.route import Route, RouteByToken, Sort
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunk_keys import ChunkKeys
 from treadle.kernels.recurrent.chunked import Chunked
 from treadle.kernels.recurrent.gates import OutputGate
@@ -102,11 +103,11 @@ class Cut:
         ``width`` values, in groups of ``unit`` neighbours; the first and the last are among them.
         """
         n_groups = -(-n_rows // unit)
-        groups = self.some(n_groups, max(self.weights // width, self.rows) // unit)
+        groups = self.sample_indices(n_groups, max(self.weights // width, self.rows) // unit)
         rows = (groups[:, None] * unit + np.arange(unit)).ravel()
         return rows[rows < n_rows]
 
-    def some(self, n: int, most: int) -> np.ndarray:
+    def sample_indices(self, n: int, most: int) -> np.ndarray:
         """Return at most ``most`` (and at least 4) of the indices below ``n``, ascending: a quarter
         of them from the front, a quarter from the end, the others at random from a seed.
         """
@@ -255,7 +256,7 @@ def compare(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         if isinstance(spec, kind):
             yield from compared(evidence, cut)
             return
-    yield from _plainly(evidence, cut)
+    yield from _compare_default(evidence, cut)
 
 
 # -- sums and elementwise kernels ------------------------------------------------------------------
@@ -298,14 +299,16 @@ def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.nda
     return np.full(expected.shape, unit * np.sqrt(max(n_terms, 64)) * top + TINY)
 
 
-def _plainly(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
+def _compare_default(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare the outputs of kernels without a bound of their own: f32, whole numbers, states."""
     spec = evidence.spec
     args = evidence.twin()
     for name in dict.fromkeys(spec.args.writes):
         if not isinstance(evidence.step.args.get(name), Buffer):
             continue
-        if isinstance(spec, OutputGate) and name == "x":  # rows of a norm, whose buffer is bytes
+        if (
+            isinstance(spec, (BlockConvolution, OutputGate)) and name == "x"
+        ):  # rows of a norm, whose buffer is bytes
             setattr(args, name, f32_values(getattr(args, name)))
             yield _floats(evidence, args, name, lambda expected: _estimate(spec, expected))
         elif evidence.step.args[name].dtype == "f4":
@@ -320,11 +323,11 @@ def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
     expected = np.asarray(getattr(args, name)).reshape(-1)
     actual = evidence.written(name).reshape(-1)
     there = expected.view(np.uint8).reshape(len(expected), -1).min(1, initial=255) < 255
-    return _exactly(name, actual[there], expected[there])
+    return _compare_integers(name, actual[there], expected[there])
 
 
-def _exactly(name: str, actual: np.ndarray, expected: np.ndarray) -> Compared:
-    """Compare whole numbers."""
+def _compare_integers(name: str, actual: np.ndarray, expected: np.ndarray) -> Compared:
+    """Return the comparison of whole numbers, which must be equal: the tolerance is 0.5."""
     tolerance = np.full(expected.shape, 0.5)
     return Compared(name, actual.astype(np.float64), expected.astype(np.float64), tolerance)
 
@@ -415,7 +418,7 @@ def _combine(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     magnitudes = evidence.args()
     for name in ("y", "weights", "shared", "residual"):
         if getattr(magnitudes, name) is not None:
-            setattr(magnitudes, name, np.abs(getattr(magnitudes, name)))
+            setattr(magnitudes, name, np.abs(f32_values(getattr(magnitudes, name))))
     with np.errstate(invalid="ignore"):
         spec.run_ref(magnitudes, evidence.run)
     sums = np.nan_to_num(np.asarray(magnitudes.out, np.float64))
@@ -483,7 +486,7 @@ def _compensations(raw: np.ndarray, act: ActivationLayout, n: int, name: str) ->
         high, low = np.split(quants, 2, axis=1)
         quants = (high << LOW_BITS) + low
     expected = MAGIC_BITS - OFFSET * quants.reshape(n, act.ks, act.sub).sum(-1, dtype=np.int32)
-    return _exactly(f"{name}: sums", sums, expected)
+    return _compare_integers(f"{name}: sums", sums, expected)
 
 
 def _norm(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -504,7 +507,8 @@ def _norm(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         before: Any = 0.0
         if spec.add:
             gain = float(args.gain[0]) if spec.gain else 1.0
-            before = args.residual.reshape(-1, args.stride)[: len(x), : spec.k] * gain
+            residual = f32_values(args.residual).reshape(-1, args.stride)
+            before = residual[: len(x), : spec.k] * gain
         tolerance = off + np.abs(exact - before) * relative + 2 * U32 * np.abs(exact) + TINY
         found = evidence.written("out").reshape(-1, args.stride)[: len(x), : spec.k]
         yield Compared("out", found.astype(np.float64), exact, tolerance)
@@ -686,9 +690,9 @@ def _matmul(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     y = evidence.written("y").reshape(-1, args.stride)
     residual = None
     if spec.residual:
-        residual = np.asarray(args.residual, np.float64).reshape(-1, args.stride)
+        residual = f32_values(args.residual).reshape(-1, args.stride).astype(np.float64)
     met = list(enumerate(spec.met_ref(args, evidence.run)))
-    some = [met[i] for i in cut.some(len(met), cut.experts)]
+    some = [met[i] for i in cut.sample_indices(len(met), cut.experts)]
     made = products(spec, args, evidence.run, lambda m: cut.rows_of(m, spec.k), residual, met=some)
     for part in made:
         column = args.column[part.segment] + (part.head * args.y_pitch if spec.heads else 0)
@@ -707,7 +711,7 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         spec.product, bias=spec.bias, experts=spec.experts, factor=spec.factor, segments=2
     )
     met = list(enumerate(product.met_ref(args, evidence.run)))
-    some = [met[i] for i in cut.some(len(met), cut.experts)]
+    some = [met[i] for i in cut.sample_indices(len(met), cut.experts)]
     made = products(product, args, evidence.run, lambda m: cut.rows_of(m, spec.k, unit), met=some)
     raw = evidence.written("y")
     for gate in made:
@@ -757,7 +761,7 @@ def _other_pages(evidence: Evidence, page_bytes: int, kv_indices: list[int]) -> 
     changed = (before != actual).reshape(-1, page_bytes).any(-1)
     changed[[n // PAGE for n in kv_indices]] = False
     wrong = changed.astype(np.float64)
-    return _exactly("other pages", wrong, np.zeros_like(wrong))
+    return _compare_integers("other pages", wrong, np.zeros_like(wrong))
 
 
 def _page_error(fmt: KVFormat, b: np.ndarray, relative: float, top: np.ndarray) -> np.ndarray:
@@ -849,7 +853,7 @@ def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: IndexScores = evidence.spec
     args = evidence.args()
     every = evidence.run.attn_items(spec.pool, few=bool(args.few))
-    items = [every[i] for i in cut.some(len(every), cut.items)]
+    items = [every[i] for i in cut.sample_indices(len(every), cut.items)]
     if not items:
         return
     done = evidence.twin(run=SomeItems(evidence.run, items))
@@ -858,7 +862,7 @@ def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     there = ~np.isnan(exact)
     exact, found = exact[there], found[there]
     lowest = np.isneginf(exact)
-    yield _exactly("hidden keys", np.isneginf(found).astype(float), lowest.astype(float))
+    yield _compare_integers("hidden keys", np.isneginf(found).astype(float), lowest.astype(float))
     rows = np.flatnonzero(there)[~lowest]
     exact, found = exact[~lowest], found[~lowest]
     n_terms = spec.head_dim + spec.n_head + 4
@@ -903,7 +907,7 @@ def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
                 at = (int(part["token"]) + t) * spec.planes
                 seen.append(bits[at : at + spec.planes, : int(part["position"]) + t + 1].ravel())
         rows.append(np.concatenate(seen).astype(np.float64))
-    yield _exactly("chosen", *rows)
+    yield _compare_integers("chosen", *rows)
 
 
 class SomeItems:
@@ -970,8 +974,8 @@ def attention_error(spec: Attention, args: Any, items: Sequence[Any]) -> tuple[f
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
     if spec.reach:  # the rounding of LOG2_E, and of the sum
         score += 2 * U32 * float(np.abs(args.distances).max())
-    if spec.profiled:
-        score += 2 * U32 * float(np.abs(args.profiles).max())
+    if spec.rel_extent:
+        score += 2 * U32 * float(np.abs(args.rel_logits).max())
     if spec.words:
         score += (spec.head_dim**0.5 / LIMIT + spec.head_dim / 4 / LIMIT**2) * norm * longest_key
         halves = (SPAN_PAGES * PAGE + 1) / 4 / LIMIT
@@ -984,7 +988,7 @@ def _attention(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: Attention = evidence.spec
     args = evidence.args()
     every = evidence.run.attn_items(spec.pool, few=bool(args.few))
-    items = [every[i] for i in cut.some(len(every), cut.items)]
+    items = [every[i] for i in cut.sample_indices(len(every), cut.items)]
     if not items:
         return
     score, error = attention_error(spec, args, items)
@@ -1063,19 +1067,28 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """
     spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()
-    n = int(evidence.run["n_tokens"]) * spec.n_given
-    exact = args.weights[:n].reshape(-1, spec.n_given).astype(np.float64)
+    n = int(evidence.run["n_tokens"]) * spec.n_used
+    exact = args.weights[:n].reshape(-1, spec.n_used).astype(np.float64)
     found = evidence.written("weights")[:n].reshape(exact.shape).astype(np.float64)
     allowed = 16 * U32 * np.abs(exact) + TINY
     yield Compared("weights", found, exact, allowed)
     chosen = [
-        a[:n].reshape(-1, spec.n_given).astype(np.float64)
+        a[:n].reshape(-1, spec.n_used).astype(np.float64)
         for a in (evidence.written("chosen"), args.chosen)
     ]
     tied = (np.abs(found - exact) <= allowed).all(-1) & (chosen[0] != chosen[1]).any(-1)
     gaps = np.abs(np.diff(exact, axis=-1)).min(-1, initial=np.inf)
     tied &= gaps <= 32 * U32 * np.abs(exact).max(-1, initial=0.0)
-    yield _exactly("chosen", *(c[~tied] for c in chosen))
+    yield _compare_integers("chosen", *(c[~tied] for c in chosen))
+    if isinstance(spec, Route) and spec.n_shared:
+        n = int(evidence.run["n_tokens"]) * spec.n_shared
+        given = [
+            (evidence.written(f"shared_{x}")[:n], getattr(args, f"shared_{x}")[:n])
+            for x in ("weights", "chosen")
+        ]
+        (found, exact), numbers = ([a.astype(np.float64) for a in each] for each in given)
+        yield Compared("shared_weights", found, exact, 16 * U32 * np.abs(exact) + TINY)
+        yield _compare_integers("shared_chosen", *numbers)
 
 
 def _bytes(evidence: Evidence, cut: Cut) -> Iterator[Compared]:

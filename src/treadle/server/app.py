@@ -168,7 +168,7 @@ def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlet
         ApiError: _refuse,
         TreadleError: _refuse,
         HTTPException: _refuse_http,
-        GoneError: _gone,
+        GoneError: _client_left,
         Exception: _refuse,
     }
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=error_handlers)
@@ -210,7 +210,7 @@ async def _refuse_http(request: HttpRequest, error: Exception) -> Response:
     return error_response(request.url.path, problem)
 
 
-async def _gone(request: HttpRequest, error: Exception) -> Response:
+async def _client_left(request: HttpRequest, error: Exception) -> Response:
     """Return status 499, as nginx logs it, for a request whose client has left: only the log shows
     it.
     """
@@ -284,7 +284,7 @@ class RequestGuard:
         """
         keys = self._service.keys
         key = keys.find(headers) if keys else None
-        scope["treadle.key"] = None if key is None else keys.turn(key)
+        scope["treadle.key"] = None if key is None else keys.fairness_number(key)
         scope["treadle.owner"] = "" if key is None else key.name
         self.check(scope, headers, key)
         if key is None:
@@ -308,9 +308,9 @@ class RequestGuard:
         if scope.get("treadle.owner"):
             line["key"] = scope["treadle.owner"]
         if "treadle.problem" in scope:
-            line["error"] = told_of(scope["treadle.problem"], text=with_text)
+            line["error"] = error_fields(scope["treadle.problem"], text=with_text)
         if with_text and "treadle.stream" in scope:
-            line |= said(scope["treadle.stream"], self._service.model)
+            line |= logged_texts(scope["treadle.stream"], self._service.model)
         log(**line)
 
     def check(self, scope: Scope, headers: Headers, key: ApiKey | None) -> None:
@@ -340,7 +340,7 @@ class RequestGuard:
                 code="unknown_host",
             )
         origin = headers.get("origin")
-        if origin is not None and not self._may(origin, host):
+        if origin is not None and not self._allows_origin(origin, host):
             raise ApiError(
                 403,
                 f"pages from {origin[:80]!r} may not call this server: start it with "
@@ -348,7 +348,7 @@ class RequestGuard:
                 code="unknown_origin",
             )
 
-    def _may(self, origin: str, host: str) -> bool:
+    def _allows_origin(self, origin: str, host: str) -> bool:
         """Return whether a web page of this origin may call. Any page can send simple requests to a
         server on loopback, and only the browser keeps the response from it. So http(s) pages may
         call only from this server's own host; applications that are no web pages may (``file:``,
@@ -423,11 +423,11 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
                 for output in {each.prompt: each for each in reversed(stream.outputs)}.values()
             ],
             "n_written": sum(len(answer.ids) for answer in answers),
-            "queue_s": round(min(started) - stream.came_s, 3) if started else None,
-            "first_token_s": round(min(first) - stream.came_s, 3) if first else None,
+            "queue_s": round(min(started) - stream.arrival_s, 3) if started else None,
+            "first_token_s": round(min(first) - stream.arrival_s, 3) if first else None,
             "finish": ["detached"]
             if scope.get("treadle.detached")
-            else sorted({ending(answer) for answer in answers}),
+            else sorted({end_reason(answer) for answer in answers}),
         }
         if n_media := sum(len(output.answer.media) for output in stream.outputs):
             media_s = sum(answer.timings.media_s for answer in answers)
@@ -435,7 +435,7 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
     return line
 
 
-def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
+def error_fields(problem: ApiError, *, text: bool) -> dict[str, Any]:
     """Return the fields of an error for the log, which matter because agents often replace the
     server's message by their own. ``text``: include the message, which may quote parts of the
     request.
@@ -445,14 +445,14 @@ def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
     return {key: value for key, value in told.items() if value is not None}
 
 
-def ending(answer: RequestOutput) -> str:
+def end_reason(answer: RequestOutput) -> str:
     """Return why an output ended, in the words of /metrics: its finish reason, "error" or
     "abort".
     """
     return answer.finish_reason or ("error" if answer.error else "abort")
 
 
-def said(stream: RequestStream, model: Model) -> dict[str, Any]:
+def logged_texts(stream: RequestStream, model: Model) -> dict[str, Any]:
     """Return the prompts and outputs of a request as text, for logs with ``log_text``."""
     return {
         "prompts": [prompt_text(ids, model) for ids in stream.generation.prompts],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from treadle.server.protocols import embeddings, models
 from treadle.server.protocols.openai import (
     chat,
-    chat_with_mcp,
+    chat_endpoint,
     completions,
     end_reasoning,
     response_lookup,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 OPENAI_POST: Mapping[str, Handler] = {
-    "/v1/chat/completions": chat_with_mcp.chat_completions,
+    "/v1/chat/completions": chat_endpoint.chat_completions,
     "/v1/chat/completions/control": end_reasoning.control,
     "/v1/completions": completions.completions,
     "/v1/embeddings": embeddings.embeddings,

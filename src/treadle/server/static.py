@@ -68,7 +68,7 @@ def page_routes() -> list[Route]:
     routes = [
         Route(f"/{FOLDER}/{name}", _sending(*file)) for name, file in files.items() if name != INDEX
     ]
-    return [Route("/", _either(_sending(*files[INDEX]), ollama.root)), *routes]
+    return [Route("/", _by_accept_header(_sending(*files[INDEX]), ollama.root)), *routes]
 
 
 def _sending(content: bytes, kind: str) -> Handler:
@@ -83,7 +83,7 @@ def _sending(content: bytes, kind: str) -> Handler:
     return send
 
 
-def _either(page: Handler, other: Handler) -> Handler:
+def _by_accept_header(page: Handler, other: Handler) -> Handler:
     """Return a handler: ``page`` for clients that accept HTML, ``other`` for the rest."""
 
     async def choose(request: HttpRequest) -> Response:

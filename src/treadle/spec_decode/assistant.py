@@ -16,11 +16,11 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.kvcache.lent import LentCache
 from treadle.kvcache.sequence import Sequence
+from treadle.kvcache.target_cache import LentCache
 from treadle.models.graphs.assistant import GIVEN, bound, clustered, order_of
 from treadle.plan.lowering.clusters import CHOSEN
-from treadle.spec_decode.draft_model import FIRST_LOOK, Drafter, K, check_vocabularies
+from treadle.spec_decode.draft_model import ARGMAX_QUERY, Drafter, K, check_vocabularies
 from treadle.spec_decode.mtp import AHEAD, ModelStates, share_of
 
 if TYPE_CHECKING:
@@ -60,14 +60,16 @@ class GivenStates(EngineObserver):
         self.clusters = np.zeros((0, 0), np.int32)
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write ``given`` into the plan's input."""
+        """Write the rows ``given`` into the plan's input."""
         buffer = ready.plan.takes[GIVEN]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, : self.given.shape[1]] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the assistant's next states and clusters out of the plan."""
+        """Copy the assistant's next states to ``rows``, and its clusters to ``clusters``, from the
+        plan's memory.
+        """
         n = ready.run.n_outputs
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_target).copy()
         if self._n_clusters:
@@ -86,7 +88,7 @@ class AssistantDrafter(Drafter):
 
     def __init__(self, made: AssistantEngine, engine: Engine, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
-        self._before = share_of(made, engine)
+        self._cost_share = share_of(made, engine)
         self.observer = ModelStates(engine.config.n_embd, engine.media)
         config = made.config
         self._order: np.ndarray | None = None  # the token of each row of the output
@@ -99,26 +101,26 @@ class AssistantDrafter(Drafter):
         self._embeddings = engine.gguf.tensors["token_embd.weight"]
         self._scale = np.float32(engine.config.embd_scale)
 
-    def keep(self, owners: Collection[Any]) -> None:
+    def keep_only(self, owners: Collection[Any]) -> None:
         """Drop the model's hidden states of all other owners; the assistant has no sequences."""
-        self.observer.keep(owners)
+        self.observer.keep_only(owners)
 
-    def knows(self, owner: Any, ids: Seq[int]) -> bool:
+    def can_draft(self, owner: Any, ids: Seq[int]) -> bool:
         """Return whether the model has run all of ``ids`` but the last, and ``observer`` holds the
         hidden state of the last one that it ran.
         """
         states = self.observer.states.get(owner.seq)
         if states is None or len(owner.seq) != len(ids) - 1:
             return False
-        states.settle(ids)
+        states.drop_rejected(ids)
         states.drop(len(ids) - 2)
         return states.start == len(ids) - 2 and len(states.ids) == 1
 
-    def read(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
+    def prefill_chunk(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
         """Do nothing: the assistant reads the model's own keys and values."""
 
-    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
-        """Draft greedily, one assistant run per draft token; see ``Drafter.write``."""
+    def draft_ids(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
+        """Draft greedily, one assistant run per draft token; see ``Drafter.draft_ids``."""
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         rows = {owner: self.observer.states[seq_of(owner)].rows[0] for owner in wanted}
         for i in range(max((n for _, n in wanted.values()), default=0)):
@@ -153,7 +155,7 @@ class AssistantDrafter(Drafter):
         parts = []
         for seq, token in asked:
             view = Sequence(cache, seq.ids, seq.pages, shifts=seq.shifts)
-            parts.append(BatchItem(view, [token], 1, (FIRST_LOOK,)))
+            parts.append(BatchItem(view, [token], 1, (ARGMAX_QUERY,)))
         return self.engine.sample(parts, self.own_observer)
 
     def _embedding(self, token: int) -> np.ndarray:

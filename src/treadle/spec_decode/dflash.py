@@ -2,27 +2,38 @@
 made of the model's states.
 
 It can draft for a request only from the first token that the model ran while it was loaded, as an
-MTP layer. With a Markov head (DSpark) each token of the block is chosen by the one before.
+MTP layer. With a Markov head (DSpark) or a selector (DFlash 2, ``selector.py``) each token of the
+block is chosen by the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
+from treadle.engine.logits import LogitsQuery
 from treadle.errors import ContextFullError
-from treadle.models.drafters.beside_model import FEATURES, tokens_of
-from treadle.models.drafters.dflash import BASE, KEYS, MARKOV
-from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, DraftSequence, K, engine_beside
+from treadle.models.drafters.dflash import BASE, CHOOSING, KEYS, MARKOV
+from treadle.models.drafters.target import FEATURES, tokens_of
+from treadle.spec_decode.draft_model import (
+    ARGMAX_QUERY,
+    MIN_CHUNK,
+    DraftSequence,
+    K,
+    drafter_engine,
+)
 from treadle.spec_decode.mtp import StatesDrafter
-from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
+from treadle.spec_decode.selector import CandidateSelector
+from treadle.spec_decode.tapped import GivenRows, TappedStates, bind_target
 
 if TYPE_CHECKING:
+    from treadle.engine.logits import LogitsRow
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
 
@@ -39,16 +50,20 @@ class BlockDrafter(StatesDrafter):
         observer = TappedStates(config.draft.layers, config.n_target, engine.media)
         super().__init__(made, engine, observer, **given)
         self._traits = config.draft
-        self._most = min(config.draft.n_block, LEAST) - (not config.draft.anchored)
+        self._most = min(config.draft.n_block, MIN_CHUNK) - (not config.draft.anchored)
         self._keys = GivenRows(KEYS, FEATURES)
         self._base = GivenRows(MARKOV, BASE)
         self._tokens = tokens_of(made.gguf, self._n_vocab)
+        rank = self._traits.n_selector
+        self._selector = CandidateSelector(made.gguf, rank) if rank else None
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of the drafter's plans: logits, keys and values, and with a Markov head its
-        logits.
+        """The outputs of the drafter's plans: logits, keys and values; with a Markov head its
+        logits; with a selector, logits and what it reads.
         """
+        if self._traits.n_selector:
+            return CHOOSING, KEYS
         return "logits", KEYS, *((MARKOV,) if self._traits.n_markov else ())
 
     def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
@@ -57,12 +72,12 @@ class BlockDrafter(StatesDrafter):
         ``step_s``.
         """
         if not self._steps:
-            return self._before * step_s
+            return self._cost_share * step_s
         return self._steps.predicted(n_texts * n_ids)
 
-    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
+    def draft_ids(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
         """Draft one block per owner, cut to its number of tokens and to the room of one run; see
-        ``Drafter.write``.
+        ``Drafter.draft_ids``.
         """
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         lengths: dict[K, int] = {}
@@ -82,7 +97,7 @@ class BlockDrafter(StatesDrafter):
             return result
         finally:
             for owner in lengths:
-                self._take_back(self._texts[owner])
+                self._drop_block(self._texts[owner])
         self._steps.note(sum(lengths.values()), self._now() - began)
         for owner, rows in made.items():
             tokens = map(self.token_of, rows)
@@ -118,17 +133,46 @@ class BlockDrafter(StatesDrafter):
         largest logit at each of ``lengths[owner]`` positions.
         """
         traits = self._traits
+        look = LogitsQuery() if traits.n_candidates else ARGMAX_QUERY
         parts = []
         for owner, n in lengths.items():
             text = self._texts[owner]
             block = [last[owner], *[traits.mask] * (n - traits.anchored)]
             text.seq.n_drafted = len(block)
-            parts.append(BatchItem(text.seq, block, n, (FIRST_LOOK,)))
+            parts.append(BatchItem(text.seq, block, n, (look,)))
+        if self._selector is not None:
+            rows = iter(self.engine.sample(parts, self._selector))
+            return self._selected(self._selector, last, lengths, rows)
         rows = iter(self.engine.sample(parts))
         if not traits.n_markov:
             return {owner: [_first(next(rows)) for _ in range(n)] for owner, n in lengths.items()}
         base = {o: [next(rows).logits().copy() for _ in range(n)] for o, n in lengths.items()}
         return self._chained(last, base)
+
+    def _selected(
+        self,
+        selector: CandidateSelector,
+        last: Mapping[K, int],
+        lengths: Mapping[K, int],
+        rows: Iterator[LogitsRow],
+    ) -> dict[K, list[int]]:
+        """Choose a block's tokens one after another among the largest logits of each position, by
+        the token before. Return the index of each in its row of logits.
+        """
+        result: dict[K, list[int]] = {owner: [] for owner in lengths}
+        place = 0
+        for owner, n in lengths.items():
+            before = last[owner]
+            for row in islice(rows, n):
+                assert row.top is not None
+                values = row.top.values[: self._traits.n_candidates]
+                ids = row.top.ids[: np.count_nonzero(values > -np.inf) or 1].tolist()
+                tokens = [self.token_of(i) for i in ids]
+                best = selector.choose(before, place, tokens, values[: len(ids)])
+                result[owner].append(ids[best])
+                before = tokens[best]
+                place += 1
+        return result
 
     def _chained(
         self, last: Mapping[K, int], base: Mapping[K, list[np.ndarray]]
@@ -144,14 +188,14 @@ class BlockDrafter(StatesDrafter):
             for owner in going:
                 text = self._texts[owner]
                 text.seq.n_drafted += 1
-                parts.append(BatchItem(text.seq, [before[owner]], 1, (FIRST_LOOK,)))
+                parts.append(BatchItem(text.seq, [before[owner]], 1, (ARGMAX_QUERY,)))
             self._base.given = np.stack([base[owner][i] for owner in going])
             for owner, row in zip(going, self.engine.sample(parts, self._base), strict=True):
                 result[owner].append(_first(row))
                 before[owner] = max(self.token_of(result[owner][-1]), 0)
         return result
 
-    def _take_back(self, text: DraftSequence) -> None:
+    def _drop_block(self, text: DraftSequence) -> None:
         """Drop the drafted block from the drafter's sequence."""
         text.seq.n_drafted = 0
         if len(text.seq) > text.n:
@@ -172,7 +216,7 @@ def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` was made
     for another model, FileError if it names tokens that the model does not have.
     """
-    gguf, config = beside_model(draft, config, engine)
+    gguf, config = bind_target(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
     n_ctx = min(engine.n_ctx, config.n_ctx_train)
-    return BlockDrafter(engine_beside(engine, gguf, config, n_ctx), engine)
+    return BlockDrafter(drafter_engine(engine, gguf, config, n_ctx), engine)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
 
-LEAST = 32  # tokens per chunk: minimum, and the size before anything was measured
+MIN_CHUNK = 32  # tokens per chunk: minimum, and the size before anything was measured
 STEP_S = 0.06  # seconds per chunk: other requests wait for it
-BEFORE = 0.25  # its step time as a share of the first model's, before it was measured
-FIRST_LOOK = LogitsQuery(first=True)
+COST_SHARE = 0.25  # its step time as a share of the first model's, before it was measured
+ARGMAX_QUERY = LogitsQuery(first=True)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -48,7 +48,7 @@ class DraftSequence:
         self.start = start
         self.n = 0
 
-    def settle(self, ids: Seq[int]) -> int:
+    def drop_rejected(self, ids: Seq[int]) -> int:
         """Drop drafted ids that are not the request's. Return how many of its ids are still to be
         processed, the last one included.
         """
@@ -58,7 +58,7 @@ class DraftSequence:
             self.n += 1
         seq.n_drafted = 0
         if self.n < len(seq):
-            self.n = seq.cache.visible(seq, self.n)
+            self.n = seq.cache.max_truncation(seq, self.n)
             seq.cache.truncate(seq, self.n)
         return len(ids) - self.start - self.n
 
@@ -78,7 +78,7 @@ class Drafter:
         self, engine: Engine, n_vocab: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        self._before = BEFORE
+        self._cost_share = COST_SHARE
         self.engine, self._n_vocab = engine, min(n_vocab, engine.config.n_vocab)
         self._texts: dict[Hashable, DraftSequence] = {}
         # Sequences that drafted ids go to where layers keep a state, which cannot be taken back.
@@ -91,7 +91,7 @@ class Drafter:
         """Names of the graph outputs that the drafter's plans compute, such as "logits"."""
         return (self.own_observer.output,)
 
-    def keep(self, owners: Collection[Hashable]) -> None:
+    def keep_only(self, owners: Collection[Hashable]) -> None:
         """Drop the sequences of all other owners."""
         for owner in [owner for owner in self._texts if owner not in owners]:
             self._texts.pop(owner).seq.close()
@@ -101,29 +101,29 @@ class Drafter:
         the first model takes ``step_s``.
         """
         if not self._steps:
-            return n_ids * self._before * step_s
+            return n_ids * self._cost_share * step_s
         return n_ids * self._steps.predicted(n_texts)
 
-    def knows(self, owner: Hashable, ids: Seq[int]) -> bool:
-        """Whether it has processed a request's ids, except for at most the last LEAST."""
+    def can_draft(self, owner: Hashable, ids: Seq[int]) -> bool:
+        """Whether it has processed a request's ids, except for at most the last MIN_CHUNK."""
         text = self._texts.get(owner)
         return (
             text is not None
-            and text.settle(ids) <= LEAST
+            and text.drop_rejected(ids) <= MIN_CHUNK
             and max(ids[text.start + text.n :]) < self._n_vocab
-            and len(ids) - text.start + LEAST <= self.engine.n_ctx
+            and len(ids) - text.start + MIN_CHUNK <= self.engine.n_ctx
         )
 
-    def read(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
+    def prefill_chunk(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
         """Prefill a chunk of the missing ids. If all would take longer than ``within_s``, start
         closer to the end.
         """
         text = self._texts.get(owner)
         most = self.engine.n_ctx // 2
-        may = min(int(within_s / self._token_s), most) if self._token_s else LEAST
-        lacks = len(ids) if text is None else text.settle(ids)
-        if text is None or lacks > may or len(ids) - text.start + LEAST > self.engine.n_ctx:
-            if may < min(LEAST, len(ids)):
+        may = min(int(within_s / self._token_s), most) if self._token_s else MIN_CHUNK
+        lacks = len(ids) if text is None else text.drop_rejected(ids)
+        if text is None or lacks > may or len(ids) - text.start + MIN_CHUNK > self.engine.n_ctx:
+            if may < min(MIN_CHUNK, len(ids)):
                 return
             if text is not None:
                 text.seq.close()
@@ -131,7 +131,7 @@ class Drafter:
                 self.engine.cache.sequence(), max(len(ids) - may, self._first(owner))
             )
             self._texts[owner] = text
-        step = max(int(STEP_S / self._token_s), LEAST) if self._token_s else LEAST
+        step = max(int(STEP_S / self._token_s), MIN_CHUNK) if self._token_s else MIN_CHUNK
         at = text.start + text.n
         part = ids[at : min(at + min(step, self.engine.max_tokens), len(ids) - 1)]
         if not part or max(part) >= self._n_vocab:
@@ -145,9 +145,9 @@ class Drafter:
             text.n += len(part)
             self._token_s = (self._now() - began) / len(part)
 
-    def write(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
+    def draft_ids(self, wanted: Mapping[K, tuple[Seq[int], int]]) -> dict[K, list[int]]:
         """Return draft ids for each owner, greedily chosen; maybe fewer than wanted, or none.
-        ``wanted``: its ids and number of draft tokens for each owner; ``knows`` is true of all.
+        ``wanted``: its ids and number of draft tokens for each owner; ``can_draft`` is true of all.
         """
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
         try:
@@ -205,10 +205,10 @@ class Drafter:
         if behind and self.engine.cache.states:
             if owner not in self._forks:
                 self._forks[owner] = self.engine.cache.fork(text.seq)
-                self._forks[owner].alone = True
-            return BatchItem(self._forks[owner], behind[-1:], 1, (FIRST_LOOK,))
+                self._forks[owner].is_unshared = True
+            return BatchItem(self._forks[owner], behind[-1:], 1, (ARGMAX_QUERY,))
         text.seq.n_drafted = len(behind)  # drafted tokens must not enter the prefix cache
-        return BatchItem(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (FIRST_LOOK,))
+        return BatchItem(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (ARGMAX_QUERY,))
 
     def _now(self) -> float:
         """Seconds of the clock, without kernel compilation."""
@@ -216,7 +216,7 @@ class Drafter:
 
     def close(self) -> None:
         """Close the second model."""
-        self.keep(())
+        self.keep_only(())
         self.engine.close()
         self.engine.gguf.close()
 
@@ -252,7 +252,7 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
         )
 
 
-def engine_beside(engine: Engine, gguf: GGUF, config: Config, n_ctx: int) -> Engine:
+def drafter_engine(engine: Engine, gguf: GGUF, config: Config, n_ctx: int) -> Engine:
     """Return an engine for a drafter's file ``gguf``, on the device of ``engine``, with that
     engine's KV format, cache size and number of sequences, and a context of ``n_ctx`` tokens. A
     drafter with recurrent states gets twice as many sequences, for forks.
@@ -281,7 +281,7 @@ def open_drafter(draft: GGUF, config: Config, engine: Engine) -> Drafter:
         raise UnsupportedError(
             f"{draft.path}: {config.arch.name} has no logits output, so it cannot draft"
         )
-    made = engine_beside(engine, draft, config, min(engine.n_ctx, config.n_ctx_train))
+    made = drafter_engine(engine, draft, config, min(engine.n_ctx, config.n_ctx_train))
     if made.cache.states:
         raise UnsupportedError(
             f"{draft.path}: cannot draft: layers of {config.arch.name} keep a recurrent state, "

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.models.drafters.beside_model import FEATURES, tokens_of
 from treadle.models.drafters.eagle3 import AHEAD, STATES
-from treadle.spec_decode.draft_model import engine_beside
+from treadle.models.drafters.target import FEATURES, tokens_of
+from treadle.spec_decode.draft_model import drafter_engine
 from treadle.spec_decode.mtp import NextnDrafter
-from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
+from treadle.spec_decode.tapped import GivenRows, TappedStates, bind_target
 
 if TYPE_CHECKING:
     from treadle.engine.batch import BatchItem
@@ -38,14 +38,14 @@ class DrafterStates(GivenRows):
         self.rows = np.zeros((0, n_embd), np.float32)
         self._n_embd = n_embd
 
-    def give(self, given: np.ndarray, *, own: bool) -> None:
+    def set_inputs(self, given: np.ndarray, *, own: bool) -> None:
         """Set the rows of the next run; ``own``: they are the drafter's states."""
         self.output = AHEAD if own else "logits"
         self.label = STATES if own else FEATURES
         self.given = given
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the drafter's states."""
+        """Copy the drafter's states of the run's tokens from the plan's memory to ``rows``."""
         n = ready.run["n_tokens"]
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_embd).copy()
 
@@ -72,11 +72,11 @@ class Eagle3Drafter(NextnDrafter):
         """
         return "logits", AHEAD
 
-    def give(self, owners: Seq[Hashable], given: np.ndarray) -> None:
+    def set_inputs(self, owners: Seq[Hashable], given: np.ndarray) -> None:
         """Set the states ``given`` of the next run: the drafter's own if ``owners`` have drafted
         tokens already, else the model's.
         """
-        self.own_observer.give(given, own=bool(owners) and owners[0] in self._last)
+        self.own_observer.set_inputs(given, own=bool(owners) and owners[0] in self._last)
 
     def close(self) -> None:
         """Close the drafter's engine and its file; the model's file stays open."""
@@ -89,6 +89,6 @@ def open_eagle3(draft: GGUF, config: Config, engine: Engine) -> Eagle3Drafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` was made
     for another model, FileError if it names tokens that the model does not have.
     """
-    gguf, config = beside_model(draft, config, engine)
+    gguf, config = bind_target(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
-    return Eagle3Drafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)
+    return Eagle3Drafter(drafter_engine(engine, gguf, config, engine.n_ctx), engine)

@@ -18,12 +18,12 @@ import numpy as np
 from treadle.engine.batch import BatchItem
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.models.graphs.nextn import GIVEN, beside_model, nextn_model
+from treadle.models.graphs.nextn import GIVEN, nextn_model, with_target_tensors
 from treadle.spec_decode.draft_model import (
     Drafter,
     DraftSequence,
     check_vocabularies,
-    engine_beside,
+    drafter_engine,
 )
 from treadle.tokenizer.ids_only import has_vocabulary
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treadle.kvcache.cache import Sequence
     from treadle.kvcache.media import MediaRegistry
 
-KEPT = 512  # hidden states kept per request until processed
+MAX_STATES = 512  # hidden states kept per request until processed
 AHEAD = "ahead"
 
 
@@ -61,7 +61,7 @@ class HiddenStates:
 
     def put(self, at: int, ids: Seq[int], rows: np.ndarray) -> None:
         """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
-        more = max(len(ids) - KEPT, 0)
+        more = max(len(ids) - MAX_STATES, 0)
         keep = 0 if more else min(max(at - self.start, 0), len(self.ids))
         if not keep or at > self.end:
             keep = 0
@@ -71,7 +71,7 @@ class HiddenStates:
         first = self._first + keep
         self._memory[first : first + len(rows)] = rows
         self.ids[keep:] = ids[more:]
-        self.drop(self.end - KEPT)
+        self.drop(self.end - MAX_STATES)
 
     def _make_room(self, keep: int, n: int, width: int) -> None:
         """Make room for ``n`` rows after the first ``keep``: move rows to the front, or to larger
@@ -95,7 +95,7 @@ class HiddenStates:
         self._first += min(n, len(self.ids))
         self.ids = self.ids[n:]
 
-    def settle(self, ids: Seq[int]) -> None:
+    def drop_rejected(self, ids: Seq[int]) -> None:
         """Drop states from the first token that differs from the request's."""
         mine = self.ids
         its = ids[self.start : self.end]
@@ -117,7 +117,7 @@ class ModelStates(EngineObserver):
         self.states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
         self._n_embd = n_embd
 
-    def keep(self, owners: Collection[Any]) -> None:
+    def keep_only(self, owners: Collection[Any]) -> None:
         """Drop the states of all sequences but those of ``owners``."""
         seqs = {id(owner.seq) for owner in owners}
         for seq in [seq for seq in self.states if id(seq) not in seqs]:
@@ -128,7 +128,7 @@ class ModelStates(EngineObserver):
         return _states_of(ready, self._n_embd)
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Keep the states of the run's tokens."""
+        """Append the states of the run's tokens to those of their sequences, in ``states``."""
         rows = self.rows_of(ready)
         row = 0
         for seq, ids, *_ in parts:
@@ -156,14 +156,14 @@ class LayerStates(EngineObserver):
         self._column = column
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write ``given`` into the plan's input."""
+        """Write the rows ``given`` into the plan's input, and zeros into its other columns."""
         buffer = ready.plan.takes[GIVEN]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, self._column : self._column + self._width] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Copy the layer's own states."""
+        """Copy the MTP layer's states of the run's tokens from the plan's memory to ``rows``."""
         self.rows = _states_of(ready, self._width).copy()
 
 
@@ -185,28 +185,28 @@ class StatesDrafter(Drafter):
 
     def __init__(self, made: Engine, engine: Engine, observer: ModelStates, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
-        self._before = share_of(made, engine)
+        self._cost_share = share_of(made, engine)
         self.observer = observer
         self._states = observer.states
         self._tokens: np.ndarray | None = None  # the model's token of each row of logits
 
-    def keep(self, owners: Collection[Any]) -> None:
+    def keep_only(self, owners: Collection[Any]) -> None:
         """Drop the drafter's sequences, and the model's hidden states, of all other owners."""
-        super().keep(owners)
-        self.observer.keep(owners)
+        super().keep_only(owners)
+        self.observer.keep_only(owners)
 
-    def knows(self, owner: Any, ids: Seq[int]) -> bool:
+    def can_draft(self, owner: Any, ids: Seq[int]) -> bool:
         """Return whether the model's states reach the last id but one, and the drafter has read all
-        but at most the last LEAST ids.
+        but at most the last MIN_CHUNK ids.
         """
-        return self._settle(owner, ids) and super().knows(owner, ids[self.shift :])
+        return self._settle(owner, ids) and super().can_draft(owner, ids[self.shift :])
 
-    def read(self, owner: Any, ids: Seq[int], within_s: float) -> None:
+    def prefill_chunk(self, owner: Any, ids: Seq[int], within_s: float) -> None:
         """Read a chunk of the missing ids with their states; none if states are missing. See
-        ``Drafter.read``.
+        ``Drafter.prefill_chunk``.
         """
         if self._settle(owner, ids):
-            super().read(owner, ids[self.shift :], within_s)
+            super().prefill_chunk(owner, ids[self.shift :], within_s)
 
     def token_of(self, row: int) -> int:
         """Return the model's token for a row of the drafter's logits, whose vocabulary may be a
@@ -222,11 +222,11 @@ class StatesDrafter(Drafter):
         text = self._texts.get(owner)
         if states is None:
             return False
-        states.settle(ids)
+        states.drop_rejected(ids)
         if states.end < len(ids) - 1 or (self.shift and not states.ids):
             return False
         if text is not None:
-            text.settle(ids[self.shift :])
+            text.drop_rejected(ids[self.shift :])
             if text.start + text.n < states.start:
                 self._texts.pop(owner).seq.close()
             else:
@@ -258,12 +258,12 @@ class NextnDrafter(StatesDrafter):
         self.own_observer = LayerStates(width, 0 if of_streams else n_embd)
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
 
-    def write(self, wanted: Any) -> Any:
+    def draft_ids(self, wanted: Any) -> Any:
         """Draft, after the first token with the layer's own states; then drop the drafted tokens
-        from the layer's sequences. See ``Drafter.write``.
+        from the layer's sequences. See ``Drafter.draft_ids``.
         """
         self._last.clear()
-        result = super().write({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
+        result = super().draft_ids({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
         # drafted tokens are recomputed with the model's own states
         for owner, (ids, _) in wanted.items():
             text = self._texts[owner]
@@ -272,7 +272,7 @@ class NextnDrafter(StatesDrafter):
             self.engine.cache.truncate(text.seq, text.n)
         return result
 
-    def give(self, owners: Seq[Hashable], given: np.ndarray) -> None:
+    def set_inputs(self, owners: Seq[Hashable], given: np.ndarray) -> None:
         """Set the hidden states that the next run reads, f32 ``[n, width]``. ``owners``: the
         requests of a run that drafts, all at the same draft position; empty for a run that only
         prefills.
@@ -280,7 +280,7 @@ class NextnDrafter(StatesDrafter):
         self.own_observer.given = given
 
     def _read(self, owner: Any, text: DraftSequence, ids: Seq[int]) -> None:
-        self.give((), self._between(owner, text.start + text.n, len(ids)))
+        self.set_inputs((), self._between(owner, text.start + text.n, len(ids)))
         self.engine.sample([BatchItem(text.seq, ids, 0)], self.own_observer)
 
     def _sample(self, owners: Seq[Any], parts: list[BatchItem]) -> LogitsBatch:
@@ -291,7 +291,7 @@ class NextnDrafter(StatesDrafter):
             else:
                 text = self._texts[owner]
                 given.append(self._between(owner, text.start + text.n, len(part.ids)))
-        self.give(owners, np.concatenate(given))
+        self.set_inputs(owners, np.concatenate(given))
         rows = super()._sample(owners, parts)
         end = 0
         for owner, part in zip(owners, parts, strict=True):
@@ -301,7 +301,7 @@ class NextnDrafter(StatesDrafter):
 
     def close(self) -> None:
         """Close the layer's engine; the model's file stays open."""
-        self.keep(())
+        self.keep_only(())
         self.engine.close()
         self.engine.gguf.tensors = {}
 
@@ -331,14 +331,14 @@ def open_nextn_file(draft: GGUF, engine: Engine) -> NextnFileDrafter:
     Raises UnsupportedError if it cannot draft for this model, FileError if a tensor is missing or
     has another shape.
     """
-    whole = beside_model(draft, engine.gguf, engine.config)
+    whole = with_target_tensors(draft, engine.gguf, engine.config)
     if has_vocabulary(draft):
         check_vocabularies(engine.gguf, draft)
     if not engine.has_states:
         what = "drafts from the model's states, which are in another process"
         raise UnsupportedError(f"{draft.path}: its MTP layer {what}")
     gguf, config = nextn_model(whole, engine.config)
-    return NextnFileDrafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)
+    return NextnFileDrafter(drafter_engine(engine, gguf, config, engine.n_ctx), engine)
 
 
 def open_nextn(engine: Engine) -> NextnDrafter:
@@ -346,4 +346,4 @@ def open_nextn(engine: Engine) -> NextnDrafter:
     if a tensor of the layer is missing or has another shape.
     """
     gguf, config = nextn_model(engine.gguf, engine.config)
-    return NextnDrafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)
+    return NextnDrafter(drafter_engine(engine, gguf, config, engine.n_ctx), engine)

@@ -12,35 +12,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+
+from treadle.base.fast_named_tuple import NamedTuple
 
 WIDTH = 3  # length of the n-grams that are looked up
 MOST = 7  # ids of a draft at most: with the last id, as many as the largest plan for few tokens
 FIRST = 3
 LOSS = 0.02  # share of recent step time that drafts may cost
 GUESS = 0.15  # cost of each further token, as a share of a step, before it is measured
-NEW = 0.25  # weight of the newest measurement
+AVERAGE_WEIGHT = 0.25  # weight of the newest measurement
 RECENT = 64  # steps of the moving sums; older ones decay exponentially
-OLD = 512  # steps after which a measured time is dropped
-KEPT = 5  # times per step size; their median ignores pauses of the system
+STALE_STEPS = 512  # steps after which a measured time is dropped
+N_TIMES = 5  # times per step size; their median ignores pauses of the system
 
 
 class AcceptanceTracker:
     """Acceptance rate of one source's guesses, for one request."""
 
     def __init__(self) -> None:
-        self.odds: float | None = None  # probability that one more id is right; None: not measured
+        self.acceptance: float | None = (
+            None  # probability that one more id is right; None: not measured
+        )
         self.length = FIRST  # ids of the next guess; grows while guesses are right
         self._at = 0
         self._ids: list[int] = []
 
-    def guessed(self, at: int, ids: list[int]) -> None:
+    def note_guess(self, at: int, ids: list[int]) -> None:
         """Record the guess that ``ids`` follow the first ``at`` ids, unless one is already open."""
         if not self._ids:
             self._at = at
             self._ids = ids
 
-    def settle(self, ids: Seq[int]) -> float | None:
+    def compare_guess(self, ids: Seq[int]) -> float | None:
         """Compare the open guess with the request's ids, up to the first wrong id. Return the share
         of compared ids that were right, or None if the request has too few ids yet.
         """
@@ -54,7 +57,7 @@ class AcceptanceTracker:
             return None
         share = right / min(right + 1, len(said))
         self._ids = []
-        self.odds = mixed(self.odds, share)
+        self.acceptance = moving_average(self.acceptance, share)
         if right == len(said):
             self.length = min(2 * self.length + 1, MOST)
         elif not right:
@@ -62,9 +65,9 @@ class AcceptanceTracker:
         return share
 
 
-def mixed(old: float | None, new: float) -> float:
+def moving_average(old: float | None, new: float) -> float:
     """Exponential moving average of ``new`` and the ``old`` average."""
-    return new if old is None else old + NEW * (new - old)
+    return new if old is None else old + AVERAGE_WEIGHT * (new - old)
 
 
 class Draft(NamedTuple):
@@ -108,11 +111,11 @@ class StepTimes:
 
     def note(self, n: int, seconds: float) -> None:
         """Record a step of size ``n``."""
-        self._seconds.setdefault(n, deque(maxlen=KEPT)).append(seconds)
+        self._seconds.setdefault(n, deque(maxlen=N_TIMES)).append(seconds)
         self._n_steps += 1
         self._noted[n] = self._n_steps
-        if not self._n_steps % OLD:
-            for old in [of for of, at in self._noted.items() if at + OLD <= self._n_steps]:
+        if not self._n_steps % STALE_STEPS:
+            for old in [of for of, at in self._noted.items() if at + STALE_STEPS <= self._n_steps]:
                 del self._seconds[old], self._noted[old]
 
     def predicted(self, n: int) -> float:
@@ -130,26 +133,29 @@ class DraftController:
     def __init__(self) -> None:
         self.times = StepTimes()  # by tokens per step
         self._total = self._lost = 0.0  # seconds of recent steps; net seconds lost to drafts
-        self._odds: dict[str, float] = {}  # by source, over all requests
+        self._acceptance: dict[str, float] = {}  # by source, over all requests
 
     # -- acceptance --------------------------------------------------------------------------------
 
-    def settled(self, source: str, share: float | None) -> None:
-        """Record a result of ``AcceptanceTracker.settle``."""
+    def note_share(self, source: str, share: float | None) -> None:
+        """Record a result of ``AcceptanceTracker.compare_guess``."""
         if share is not None:
-            self._odds[source] = mixed(self._odds.get(source), share)
+            self._acceptance[source] = moving_average(self._acceptance.get(source), share)
 
-    def knows(self, source: str) -> bool:
-        """Whether any guess of a source has been compared."""
-        return source in self._odds
+    def has_measured(self, source: str) -> bool:
+        """Return whether any guess of a source has been compared with the text that followed."""
+        return source in self._acceptance
 
-    def right(self, guess: Draft) -> float:
-        """Expected number of right ids in a guess."""
-        return self.promise(guess.source, guess.track, len(guess.ids))
+    def expected_of_draft(self, guess: Draft) -> float:
+        """Return the expected number of ids of a guess that will be accepted."""
+        return self.expected_of_source(guess.source, guess.track, len(guess.ids))
 
-    def promise(self, source: str, track: AcceptanceTracker, n: int) -> float:
-        """Expected number of right ids among the next ``n`` of a source."""
-        p = self._odds.get(source, 0.5) if track.odds is None else track.odds
+    def expected_of_source(self, source: str, track: AcceptanceTracker, n: int) -> float:
+        """Return the expected number of ids that will be accepted of a draft of ``n`` ids from
+        ``source``: each is right with the odds of ``track``, the request's tracker for that source,
+        else with those of the source over all requests, and only if all before it are right.
+        """
+        p = self._acceptance.get(source, 0.5) if track.acceptance is None else track.acceptance
         return sum(p**i for i in range(1, n + 1))
 
     # -- costs -------------------------------------------------------------------------------------
@@ -166,7 +172,7 @@ class DraftController:
             n_drafted += len(guess.ids)
             if n + n_drafted > most:
                 break
-            right += self.right(guess)
+            right += self.expected_of_draft(guess)
             gain = self.gain(n, n_drafted, right)
             if gain > top:
                 best = i
@@ -175,13 +181,14 @@ class DraftController:
             best = int(n + len(guesses[0].ids) not in self.times)  # try one, to measure it
         chosen = guesses[:best]
         n_drafted = sum(len(guess.ids) for guess in chosen)
-        right = sum(map(self.right, chosen))
+        right = sum(map(self.expected_of_draft, chosen))
         fits = best and n + n_drafted <= most
         return best if fits and self.allows(n, n_drafted, right) else 0
 
     def gain(self, n: int, n_drafted: int, right: float, cost: float = 0.0) -> float:
-        """Seconds that a draft saves in a step of ``n`` requests if ``right`` of its ids are right
-        and making it took ``cost`` seconds.
+        """Return the seconds that a draft of ``n_drafted`` ids saves in a step of ``n`` requests if
+        ``right`` of its ids are accepted and making it took ``cost`` seconds; 0 if no step has been
+        measured.
         """
         if not self.times:
             return 0.0
@@ -189,16 +196,16 @@ class DraftController:
         return alone * (1 + right / n) - self.times.predicted(n + n_drafted) - cost
 
     @property
-    def left(self) -> float:
+    def loss_left_s(self) -> float:
         """Seconds that drafts may still lose."""
         return LOSS * self._total - self._lost
 
     def allows(self, n: int, n_drafted: int, right: float = 0.0, cost: float = 0.0) -> bool:
-        """Whether a step of ``n`` requests may check ``n_drafted`` ids, ``right`` of them expected
-        to be right.
+        """Return whether a step of ``n`` requests may check ``n_drafted`` ids, of which ``right``
+        are expected to be accepted. ``cost``: seconds that making them took.
         """
         lost = max(-self.gain(n, n_drafted, right, cost), 0.0)
-        return bool(self.times) and lost <= self.left
+        return bool(self.times) and lost <= self.loss_left_s
 
     def read(self, seconds: float) -> None:
         """Record a step of ``seconds`` that also ran prompt tokens."""

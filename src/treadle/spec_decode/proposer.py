@@ -57,8 +57,9 @@ class Drafting:
         return True
 
     def _open_own(self, engine: Engine) -> bool:
-        if engine.config.arch.nextn and engine.has_states:
-            from treadle.models.graphs.nextn import has_nextn
+        may_have = engine.config.arch.nextn and engine.has_states
+        if may_have and any(".nextn." in name for name in engine.gguf.tensors):
+            from treadle.models.graphs.nextn import has_nextn  # imports the graphs
 
             if has_nextn(engine.gguf, engine.config):
                 from treadle.spec_decode.mtp import open_nextn  # imported late: rarely used
@@ -86,15 +87,19 @@ class Drafting:
         """
         self.cost = 0.0
         if self.drafter is not None:
-            self.drafter.keep(running)
-        drafts, right = self._guessed(decoding)
-        if self.drafter is not None and self.controller.times and self.controller.left >= 0:
+            self.drafter.keep_only(running)
+        drafts, right = self._free_drafts(decoding)
+        if self.drafter is not None and self.controller.times and self.controller.loss_left_s >= 0:
             began = self._clock()
             compiled = self.drafter.engine.kernels.seconds
-            left = [request for request in decoding if request not in drafts and request.room > 0]
+            left = [
+                request
+                for request in decoding
+                if request not in drafts and request.max_draft_ids > 0
+            ]
             drafter = self.drafter
             try:
-                drafts |= self._written(drafter, len(decoding), left, drafts, right)
+                drafts |= self._model_drafts(drafter, len(decoding), left, drafts, right)
             # for example, its file shrank: requests continue without it
             except TreadleError as error:
                 self.drafter = None
@@ -102,15 +107,17 @@ class Drafting:
             self.cost = self._clock() - began - (drafter.engine.kernels.seconds - compiled)
         return drafts
 
-    def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Return the drafts that cost nothing, and the expected number of right ids among them."""
+    def _free_drafts(self, decoding: list[Request]) -> tuple[Drafts, float]:
+        """Return the drafts that cost nothing to make, and how many of their ids are expected to be
+        accepted.
+        """
         controller = self.controller
         found = []
         for request in decoding:
             for source, track in request.tracks.items():
-                controller.settled(source, track.settle(request.ids))
-            if guess := request.guess():
-                found.append((controller.right(guess), request, guess))
+                controller.note_share(source, track.compare_guess(request.ids))
+            if guess := request.propose_draft():
+                found.append((controller.expected_of_draft(guess), request, guess))
         if not found:
             return {}, 0.0
         found.sort(key=lambda each: -each[0] / len(each[2].ids))
@@ -118,7 +125,7 @@ class Drafting:
         chosen = found[:n]
         return {request: guess.ids for _, request, guess in chosen}, sum(r for r, *_ in chosen)
 
-    def _written(
+    def _model_drafts(
         self, drafter: Drafter, n: int, left: list[Request], drafts: Drafts, right: float
     ) -> Drafts:
         """Return the second model's drafts for the requests ``left`` in a step of ``n``."""
@@ -126,8 +133,8 @@ class Drafting:
         promised = []
         for request in left:
             track = request.track(MODEL)
-            length = min(request.room, track.length)
-            promised.append((controller.promise(MODEL, track, length), length, request))
+            length = min(request.max_draft_ids, track.length)
+            promised.append((controller.expected_of_source(MODEL, track, length), length, request))
         promised.sort(key=lambda each: -each[0] / each[1])
         n_drafted = sum(map(len, drafts.values()))
         step_s = controller.times.predicted(n)
@@ -149,12 +156,12 @@ class Drafting:
         chosen = {request: length for _, length, request in promised[:best]}
         if not best and controller.allows(n, n_drafted + 1, 0.0, drafter.seconds(1, 1, step_s)):
             chosen = {promised[0][2]: 1}
-        known = {r: (r.ids, length) for r, length in chosen.items() if drafter.knows(r, r.ids)}
+        known = {r: (r.ids, length) for r, length in chosen.items() if drafter.can_draft(r, r.ids)}
         for request in chosen:
             if request not in known:  # one per step
-                drafter.read(request, request.ids, controller.left)
+                drafter.prefill_chunk(request, request.ids, controller.loss_left_s)
                 break
-        made = drafter.write(known)
+        made = drafter.draft_ids(known)
         return {request: own for request in known if (own := _usable(request, made[request]))}
 
 
@@ -163,5 +170,5 @@ def _usable(request: Request, ids: list[int]) -> list[int]:
     eog = request.answer.tokenizer.eog
     end = next((i for i, token in enumerate(ids) if token in eog), len(ids))
     if end:
-        request.track(MODEL).guessed(len(request.ids), ids[:end])
+        request.track(MODEL).note_guess(len(request.ids), ids[:end])
     return ids[:end]

@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.models.drafters.beside_model import bound
+from treadle.models.drafters.target import bound
 from treadle.models.graphs.decoder import TAPPED, tap_name
 from treadle.spec_decode.draft_model import check_vocabularies
 from treadle.spec_decode.mtp import ModelStates
@@ -58,14 +58,14 @@ class GivenRows(EngineObserver):
         self.given = np.zeros((0, 0), np.float32)
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write ``given`` into the plan's input."""
+        """Write the rows ``given`` into the plan's input ``label``."""
         buffer = ready.plan.takes[self.label]
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, : self.given.shape[1]] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
 
-def beside_model(draft: GGUF, config: Config, engine: Engine) -> tuple[GGUF, Config]:
+def bind_target(draft: GGUF, config: Config, engine: Engine) -> tuple[GGUF, Config]:
     """Return a drafter's file and config, completed with the embeddings and output of ``engine``'s
     model where the file has none. Make ``engine`` output the states that the drafter reads
     (``Engine.tap``).

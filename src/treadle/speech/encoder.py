@@ -32,14 +32,14 @@ class SoundEncoder:
             TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.stems
         ]
         self._layers = TowerEngine(of, parts.tower, device, exact=exact, lock=lock)
-        self._turn = UseLock()  # held for one window; between slices, others use the device
+        self._lock = UseLock()  # held for one window; between slices, others use the device
         self._positions = parts.encoder.tensors[POSITION_TABLE].dequantize()
 
     def run(self, mel: np.ndarray) -> np.ndarray:
         """Return the states of a window, f32 ``[n_audio_ctx, n_embd]``, from its mel spectrogram,
         f32 ``[n_mels, n_frames]``. Threads take turns, one window each.
         """
-        with self._turn:
+        with self._lock:
             x = np.ascontiguousarray(mel.T)
             for engine, step in zip(self._stems, STEPS, strict=True):
                 x = _run(engine, {GIVEN: rows_of_1d(x, step)})

@@ -113,6 +113,7 @@ LANGUAGES = {
     "yue": "cantonese",
 }
 """English names by code, in the order of the tokens."""
+LONGEST_CODE = 3  # letters
 SPACELESS = frozenset(("zh", "ja", "th", "lo", "my", "yue", "bo", "km"))
 """Languages that write no spaces between words."""
 _OTHER_NAMES = {
@@ -147,7 +148,8 @@ def language_code(given: str, known: Collection[str]) -> str:
         if code in known:
             return code
     spelt = [*known, *(LANGUAGES[code] for code in known if code in LANGUAGES)]
-    near = get_close_matches(text, spelt, n=1)
+    # Short texts resemble unrelated codes: "deu" (German) is nearer to "eu" than to "de".
+    near = get_close_matches(text, spelt, n=1) if len(text) > LONGEST_CODE else []
     hint = f"; did you mean {near[0]}?" if near else ""
     if len(known) <= 1:
         hint = ": the model knows no other than " + ("".join(known) or "its own")

@@ -21,7 +21,7 @@ from treadle.convert.whisper.names import ARCH, CONVOLUTIONS, DEC, EMBEDDINGS, E
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF
 from treadle.files.gguf_array import GGUFArray
-from treadle.models.archs.arch import POSITIONS, Arch
+from treadle.models.arch import POSITIONS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import N_LAYER_MAX, ArchMetadata

@@ -17,7 +17,8 @@ MOST_WINDOWS = 8  # of one batch: the default ``max_windows`` of a model
 class TranscribeSettings:
     """Settings of one transcription.
 
-    language: code or English name; None: detected in the first window with speech.
+    language: code or English name; None, or "auto", which becomes None: detected in the first
+        window with speech.
     task: "transcribe" writes the spoken language, "translate" English.
     prompt: text given to the model before the first window: names and spellings that occur.
     text_before: whether each window's prompt has the text of the windows before it. Otherwise
@@ -54,7 +55,10 @@ class TranscribeSettings:
 
     def __post_init__(self) -> None:
         """Check all values. Raises TreadleError."""
-        _text("language", self.language or "")
+        if self.language is not None:
+            _text("language", self.language)
+            if self.language.strip().lower() == "auto":
+                object.__setattr__(self, "language", None)
         _text("prompt", self.prompt)
         _chosen("task", self.task, TASKS)
         _chosen("voice_activity", self.voice_activity, DETECTORS)

@@ -6,6 +6,7 @@
     posix.py           calls that Linux, macOS and the BSDs share; also for other POSIX systems
     linux.py           Linux: futexes, memfd files, page-cache advice
     linux_cpu.py       CPU features of Arm and RISC-V that LLVM does not detect
+    cpuid.py           the answers of x86-64's CPUID
     macos.py           macOS
     freebsd.py         FreeBSD
     sysctl.py          sysctl values of macOS and the BSDs

@@ -33,7 +33,7 @@ class FreeBSD(Posix):
 
     def __init__(self) -> None:
         self.wait = getattr(LIBC, "_umtx_op", None)
-        self.NAPS = self.wait is None
+        self.SLEEP_POLLS = self.wait is None
 
     def calls(self) -> dict[str, int]:
         found = super().calls()

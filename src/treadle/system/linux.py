@@ -52,7 +52,7 @@ class Linux(Posix):
     """Linux ``protocol.System``. Cores and caches are read by ``machine/topology.py``."""
 
     FUTEX = FUTEX_CALLS.get(platform.machine(), 0)
-    NAPS = not FUTEX
+    SLEEP_POLLS = not FUTEX
     DROPS_PAGES = True
     FORKS = True
 
@@ -101,7 +101,11 @@ class Linux(Posix):
         except OSError:
             return None
         lines = [line for line in text.splitlines() if line.startswith(CPU_LINES)]
-        return "\n".join(lines) or None
+        if not lines:
+            return None
+        from treadle.system.cpuid import cpuid_text
+
+        return "\n".join([*lines, cpuid_text(self.load_code)])
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         # Not Python's mmap, whose memory would be freed while threads still run in it at exit.
@@ -115,7 +119,7 @@ class Linux(Posix):
             return None
         return int(address)
 
-    def lends_tiles(self) -> bool:
+    def request_tiles(self) -> bool:
         if platform.machine() != "x86_64":  # the call number means something else there
             return False
         libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +181,7 @@ class Linux(Posix):
         _be_killed_first("1000")
         super().bound_memory(more)
 
-    def mapped_bytes(self) -> int:
+    def mapped_bytes(self) -> int | None:
         with contextlib.suppress(OSError), open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * mmap.PAGESIZE
-        return 0
+        return None

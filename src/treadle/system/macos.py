@@ -32,7 +32,7 @@ class MacOS(Posix):
 
     def __init__(self) -> None:
         self.wait = getattr(LIBC, "os_sync_wait_on_address", None)
-        self.NAPS = self.wait is None
+        self.SLEEP_POLLS = self.wait is None
 
     def calls(self) -> dict[str, int]:
         found = super().calls()

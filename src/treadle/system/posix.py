@@ -43,14 +43,14 @@ def advise(address: int, n_bytes: int, advice: int) -> None:
 class Posix:
     """POSIX implementation of ``protocol.System``; without a POSIX call, no effect or unknown."""
 
-    NAPS = True
+    SLEEP_POLLS = True
     DROPS_PAGES = False
     RENAMES_OPEN = True
     TIMERS = True
     BINARY = 0
     FORKS = False  # macOS: its libraries may not be used in a forked child
-    STOPS: tuple[int, ...] = (int(_signal.SIGTSTP), int(_signal.SIGQUIT))
-    GOES_ON: int | None = int(_signal.SIGCONT)
+    STOP_SIGNALS: tuple[int, ...] = (int(_signal.SIGTSTP), int(_signal.SIGQUIT))
+    CONTINUE_SIGNAL: int | None = int(_signal.SIGCONT)
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -64,7 +64,9 @@ class Posix:
     def sleep(self, word: int, seen: int) -> None:
         time.sleep(0.001)
 
-    def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+    def register_fork_hooks(
+        self, before: Callable[[], object], after: Callable[[], object]
+    ) -> None:
         os.register_at_fork(before=before, after_in_parent=after)
 
     def after_fork(self, function: Callable[[], object]) -> None:
@@ -111,7 +113,7 @@ class Posix:
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         return None
 
-    def lends_tiles(self) -> bool:
+    def request_tiles(self) -> bool:
         return False
 
     # -- files ------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ class Posix:
     def cache_folder(self) -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
-    def intruder(self, about: os.stat_result) -> str | None:
+    def other_writer(self, about: os.stat_result) -> str | None:
         if about.st_uid != os.getuid():
             return "another user"
         return "others" if about.st_mode & WRITABLE else None
@@ -218,14 +220,16 @@ class Posix:
     def bound_memory(self, more: int) -> None:
         import resource
 
-        most = self.mapped_bytes() + more
-        with contextlib.suppress(OSError, ValueError):  # a system may refuse the limit
+        with contextlib.suppress(OSError, ValueError):  # a system may refuse the limits
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            # The limit is of all memory that is mapped. Where that is unknown there is none: one of
+            # ``more`` bytes could be below what is mapped already, and refuse all allocations.
+            if (mapped := self.mapped_bytes()) is not None:
+                resource.setrlimit(resource.RLIMIT_AS, (mapped + more,) * 2)
 
-    def mapped_bytes(self) -> int:
-        """Return the bytes that this process maps; 0 if unknown."""
-        return 0
+    def mapped_bytes(self) -> int | None:
+        """Return the bytes that this process maps; None if unknown."""
+        return None
 
     def most_files(self) -> int | None:
         import resource

@@ -61,7 +61,7 @@ class System(Protocol):
 
     # -- threads ------------------------------------------------------------------------------
 
-    NAPS: bool  # ``sleep`` only sleeps for a millisecond, because the system has no futex
+    SLEEP_POLLS: bool  # ``sleep`` only sleeps for a millisecond, because the system has no futex
 
     def calls(self) -> dict[str, int]:
         """Return addresses of C functions that compiled threads call, and their constant arguments,
@@ -72,7 +72,9 @@ class System(Protocol):
     def sleep(self, word: int, seen: int) -> None:
         """Sleep while the 32 bits at ``word`` equal ``seen``; may wake up spuriously."""
 
-    def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+    def register_fork_hooks(
+        self, before: Callable[[], object], after: Callable[[], object]
+    ) -> None:
         """Register functions that every fork calls in the parent process: ``before`` it, and
         ``after`` it.
         """
@@ -120,7 +122,9 @@ class System(Protocol):
         """
 
     def cpu_description(self) -> str | None:
-        """Return a text that differs between CPUs of other model or features; None if unknown."""
+        """Return a text that differs between CPUs of other model or features, an emulated one (as
+        under valgrind) included; None if unknown.
+        """
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         """Copy machine code and its data to memory; return the address, a multiple of the page
@@ -128,7 +132,7 @@ class System(Protocol):
         be written, the pages behind them only the reverse. The memory is never freed.
         """
 
-    def lends_tiles(self) -> bool:
+    def request_tiles(self) -> bool:
         """Request permission for Intel's matrix registers (AMX) for all threads of this process;
         return whether it was granted. The system saves 8 KB more for each thread that uses them.
         """
@@ -142,7 +146,7 @@ class System(Protocol):
     def cache_folder(self) -> Path:
         """Return the user's folder for caches. Raises RuntimeError without a home folder."""
 
-    def intruder(self, about: os.stat_result) -> str | None:
+    def other_writer(self, about: os.stat_result) -> str | None:
         """Return who other than this user can change a file or folder: "another user" (the owner)
         or "others" (with write permission). None for nobody, or if permissions work differently.
         """
@@ -209,8 +213,8 @@ class System(Protocol):
 
     # -- signals ------------------------------------------------------------------------------
 
-    STOPS: tuple[int, ...]  # signals from the keyboard that suspend or end a program
-    GOES_ON: int | None  # the signal that a program gets when it continues after a stop
+    STOP_SIGNALS: tuple[int, ...]  # signals from the keyboard that suspend or end a program
+    CONTINUE_SIGNAL: int | None  # the signal that a program gets when it continues after a stop
 
     def memory_file(self) -> int | None:
         """Return a new non-blocking descriptor of a file in memory, whose mappings show writes at
@@ -235,7 +239,7 @@ class System(Protocol):
 
     def bound_memory(self, more: int) -> None:
         """Limit this process to ``more`` additional bytes of memory, and make it the first to be
-        killed if memory runs out.
+        killed if memory runs out; on Linux only: elsewhere it only leaves no core file.
         """
 
     def most_files(self) -> int | None:

@@ -52,13 +52,13 @@ class Windows:
 
     DROPS_PAGES = RENAMES_OPEN = TIMERS = False
     BINARY: int = getattr(os, "O_BINARY", 0)
-    STOPS: tuple[int, ...] = ()
-    GOES_ON: int | None = None
+    STOP_SIGNALS: tuple[int, ...] = ()
+    CONTINUE_SIGNAL: int | None = None
 
     def __init__(self) -> None:
         self.kernel = library("kernel32")
         self.waiting = library("api-ms-win-core-synch-l1-2-0")
-        self.NAPS = self.waiting is None
+        self.SLEEP_POLLS = self.waiting is None
         self._clock = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(read_clock)
         self._offer = ctypes.CFUNCTYPE(None)(lambda: time.sleep(0))
 
@@ -80,7 +80,9 @@ class Windows:
             ctypes.c_void_p(word), ctypes.byref(value), ctypes.c_size_t(4), ctypes.c_uint32(FOREVER)
         )
 
-    def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+    def register_fork_hooks(
+        self, before: Callable[[], object], after: Callable[[], object]
+    ) -> None:
         pass  # Windows has no fork
 
     def after_fork(self, function: Callable[[], object]) -> None:
@@ -152,7 +154,7 @@ class Windows:
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         return None
 
-    def lends_tiles(self) -> bool:
+    def request_tiles(self) -> bool:
         return False  # untested on Windows
 
     def _process(self) -> ctypes.c_void_p:
@@ -179,7 +181,7 @@ class Windows:
     def cache_folder(self) -> Path:
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
 
-    def intruder(self, about: os.stat_result) -> str | None:
+    def other_writer(self, about: os.stat_result) -> str | None:
         return None  # inherited access control lists protect a user's own folders
 
     def lock(self, fd: int) -> bool:

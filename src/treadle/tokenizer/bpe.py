@@ -32,7 +32,7 @@ def _byte_letters() -> dict[str, int]:
     the others have the letters from U+0100 on.
     """
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printing]
+    others = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
     return {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.cached_property import cached_property
-from treadle.base.fork_safety import uncut
+from treadle.base.fork_safety import library_lock
 from treadle.files.gguf_array import GGUFArray, string_array
 from treadle.tokenizer.normalizer import MARK, SPACES
 from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
@@ -61,7 +61,7 @@ class SpmTokenizer(Tokenizer):
             vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each token")
         prepend = vocab.text(SPACES, "")
         self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
-        self.begins_anew = prepend != "first"
+        self.space_after_special = prepend != "first"
         self._unspaced = (" ", MARK) if prepend else ()  # text that begins so gets no space
         types = vocab.types.copy()
         self._byte_of = self._byte_pieces(types)
@@ -193,7 +193,7 @@ def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
 
     def processor(tokens: GGUFArray) -> Any:
         proto = model_proto(vocab, tokens, types, fallback)
-        with uncut:  # protobuf builds its tables under locks of its own
+        with library_lock:  # protobuf builds its tables under locks of its own
             return SentencePieceProcessor(model_proto=proto)
 
     if int(vocab.sizes.max()) <= _MAX_PIECE:

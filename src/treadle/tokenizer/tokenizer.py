@@ -74,7 +74,7 @@ class Tokenizer(abc.ABC):
     """
 
     adds_space = False  # the tokenizer puts a space before a text
-    begins_anew = True  # also after special tokens
+    space_after_special = True  # also after special tokens
     tells_second = False  # the second text of a pair has its own type: BERT's, not RoBERTa's
     pre = ""
 
@@ -105,8 +105,8 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
         """Return the ids of ``text``, without a search for special tokens. ``start``: the text
-        begins here, or, if ``begins_anew``, follows a special token, so that it may get a space in
-        front.
+        begins here, or, if ``space_after_special``, follows a special token, so that it may get a
+        space in front.
         """
 
     @abc.abstractmethod
@@ -123,7 +123,7 @@ class Tokenizer(abc.ABC):
 
     # -- text to ids ----------------------------------------------------------------------
 
-    def warn_beyond(self, n_rows: int) -> None:
+    def warn_of_extra_tokens(self, n_rows: int) -> None:
         """Warn if the vocabulary has more tokens than the model has rows of embeddings,
         ``n_rows``.
         """
@@ -172,7 +172,7 @@ class Tokenizer(abc.ABC):
                 start = False
             else:
                 ids.append(part)
-                start = self.begins_anew
+                start = self.space_after_special
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -377,7 +377,7 @@ class StreamDecoder:
             special = self._tokenizer.is_special(token)
             if self._strip and not special:
                 data = data.removeprefix(b" ")
-            self._strip = special and (self._strip or self._tokenizer.begins_anew)
+            self._strip = special and (self._strip or self._tokenizer.space_after_special)
         if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
             return ""
         if data and data[0] & 0xC0 != 0x80 and self._utf8.getstate()[0]:

@@ -38,14 +38,14 @@ class UnigramTokenizer(Tokenizer):
             vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each piece")
         self._steps = _steps(vocab)
         self.adds_space = self._steps[-1] != "never"
-        self.begins_anew = self._steps[-1] != "first"
+        self.space_after_special = self._steps[-1] != "first"
         self._tokenizer = _build(vocab, self.unk, self._steps)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
         """Return the ids of ``text``; characters that no piece has become the unknown token."""
         if not text:
             return []
-        if not start and not self.begins_anew:
+        if not start and not self.space_after_special:
             return self._behind(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.template.variables import check_reasoning, reasoning_said, unread
+from treadle.chat.template.variables import check_reasoning, reasoning_setting, unread
 from treadle.chat.tools import keeps_reasoning
 from treadle.errors import TreadleError
 
@@ -83,10 +83,10 @@ def test_variables_that_are_given_with_the_template() -> None:
 
 
 def test_what_is_said_of_reasoning() -> None:
-    assert reasoning_said({}) is None
-    assert reasoning_said({"mood": 1}) is None
-    assert reasoning_said({"thinking_mode": "disabled", "reasoning_effort": "high"}) == "off"
-    assert reasoning_said({"reasoning_effort": "minimal"}) == "on"
+    assert reasoning_setting({}) is None
+    assert reasoning_setting({"mood": 1}) is None
+    assert reasoning_setting({"thinking_mode": "disabled", "reasoning_effort": "high"}) == "off"
+    assert reasoning_setting({"reasoning_effort": "minimal"}) == "on"
     for wrong in ("yes", "", None, True):
         with pytest.raises(TreadleError, match="expected auto, on, off"):
             check_reasoning(wrong)

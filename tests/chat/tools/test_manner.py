@@ -24,7 +24,7 @@ from treadle.chat.tools import AnswerMarks, ParsedOutput, find_dialect
 from treadle.chat.tools.detect import TemplateDialect
 from treadle.chat.tools.formats import BARE, GENERIC, HERMES
 from treadle.chat.tools.messages import in_another_form, messages_for_template, short_id
-from treadle.chat.tools.schemas import plainly
+from treadle.chat.tools.schemas import simplified
 from treadle.errors import TemplateError
 
 REAL = {
@@ -352,7 +352,7 @@ def test_schemas_of_other_words(name: str, data: Path) -> None:
 
 def test_the_same_schema_in_plain_words() -> None:
     nullable = {"type": "string", "nullable": True, "description": "A."}
-    assert plainly(ODD_SCHEMA) == {
+    assert simplified(ODD_SCHEMA) == {
         "type": "object",
         "properties": {
             "a": nullable,

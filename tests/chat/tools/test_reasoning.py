@@ -9,7 +9,7 @@ import pytest
 
 from treadle.chat.messages import read_messages
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.template.variables import reasoning_said
+from treadle.chat.template.variables import reasoning_setting
 from treadle.chat.tools.messages import prompt_with_last_message
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -179,4 +179,4 @@ def test_marks_of_real_templates(data: Path) -> None:
     ],
 )
 def test_what_switches_reasoning_off(variables: dict[str, Any], off: bool) -> None:
-    assert (reasoning_said(variables) == "off") == off
+    assert (reasoning_setting(variables) == "off") == off

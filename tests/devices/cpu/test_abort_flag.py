@@ -32,13 +32,13 @@ def word(alarm: AbortFlag) -> int:
 def test_a_signal_changes_the_word(heard: list[int]) -> None:
     for _ in range(3):  # each time anew
         with AbortFlag() as alarm:
-            assert (word(alarm), alarm.rung) == (0, False)
+            assert (word(alarm), alarm.is_set) == (0, False)
             signal.raise_signal(signal.SIGUSR1)
-            assert (word(alarm), alarm.rung) == (signal.SIGUSR1, True)
+            assert (word(alarm), alarm.is_set) == (signal.SIGUSR1, True)
             for _ in range(20):  # more than the word has room for
                 signal.raise_signal(signal.SIGUSR1)
     with AbortFlag() as alarm:
-        assert not alarm.rung
+        assert not alarm.is_set
     assert len(heard) == 63
 
 
@@ -62,7 +62,7 @@ def test_other_threads_have_none() -> None:
 
     def look() -> None:
         with AbortFlag() as alarm:
-            seen.append((alarm.address, alarm.rung))
+            seen.append((alarm.address, alarm.is_set))
 
     with AbortFlag():
         thread = threading.Thread(target=look)
@@ -86,7 +86,7 @@ def test_a_handler_that_raises_leaves_nothing(heard: list[int]) -> None:
         signal.signal(signal.SIGUSR2, usual)
     assert signal.set_wakeup_fd(-1) == -1
     with AbortFlag() as alarm:
-        assert not alarm.rung
+        assert not alarm.is_set
 
 
 def test_systems_without_files_in_memory(heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ if not child:
         os._exit(0)
 os.waitpid(child, 0)
 with AbortFlag() as alarm:
-    print(alarm.rung)
+    print(alarm.is_set)
 """
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60

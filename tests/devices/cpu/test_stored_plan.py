@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from tests.conftest import WriteTiny
-from treadle.devices.cpu import stored_plan
 from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.stored_plan import StoredPlan
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
+from treadle.files import stored_entries
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.cache import checked_folder
 from treadle.jit.host import host_features
+from treadle.models.digest import _described
 from treadle.models.load import load_config
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -33,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TREADLE_PLANS", "1")
     plans = tmp_path / "plans"
 
-    monkeypatch.setattr(stored_plan, "_folder", lambda: checked_folder(plans))
+    monkeypatch.setattr(stored_entries, "entries_folder", lambda: checked_folder(plans))
     return plans
 
 
@@ -178,7 +179,7 @@ def test_a_folder_that_takes_nothing(tiny: WriteTiny, folder: Path) -> None:
 def test_the_oldest_are_removed(
     tiny: WriteTiny, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_plan, "MOST_FILES", 2)
+    monkeypatch.setattr(stored_entries, "MOST_FILES", 2)
     folder.mkdir()
     for age in range(3):
         old = folder / f"{age}.plan"
@@ -192,8 +193,8 @@ def test_the_oldest_are_removed(
 
 def test_keys_do_not_depend_on_the_order_of_sets() -> None:
     one = frozenset(f"name{i}" for i in range(20))
-    texts = ["\n".join(stored_plan._described(each)) for each in (one, set(sorted(one)))]
+    texts = ["\n".join(_described(each)) for each in (one, set(sorted(one)))]
     assert texts[0] == texts[1]
-    assert list(stored_plan._described(np.arange(3))) != list(stored_plan._described(np.arange(4)))
+    assert list(_described(np.arange(3))) != list(_described(np.arange(4)))
     with pytest.raises(TypeError):
-        list(stored_plan._described(object()))
+        list(_described(object()))

@@ -72,8 +72,8 @@ class EmulatedDriver:
 
     def alloc(self, n_bytes: int) -> int:
         self._called("alloc")
-        if n_bytes > self.room()[0]:
-            free = self.room()[0] >> 10
+        if n_bytes > self.memory_info()[0]:
+            free = self.memory_info()[0] >> 10
             raise NoMemoryError(f"{self.facts.name}: {free} KiB free, not {n_bytes} bytes")
         raw = np.full(n_bytes + 256, 0xFF, np.uint8)
         start = -raw.ctypes.data % 256
@@ -127,7 +127,7 @@ class EmulatedDriver:
         self._called("copy")
         self._bytes(to, n_bytes)[:] = self._bytes(frm, n_bytes)
 
-    def room(self) -> tuple[int, int]:
+    def memory_info(self) -> tuple[int, int]:
         return self.facts.n_bytes - sum(map(len, self.held.values())), self.facts.n_bytes
 
     # -- runs -------------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ from tests.kernels.quick_code import emit_quickly, linker
 from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cuda.launch_args import (
     PerBlock,
+    dynamic_shared_bytes,
     gpu_source_hash,
     scratch_bytes,
-    shared_of,
     threads_of,
 )
 from treadle.isa import choose
@@ -171,7 +171,7 @@ def _block(address: int, n_threads: int, n_shared: int) -> tuple[_Block, int]:
 
 def _run(kernel: Kernel, given: tuple[int, ...], first: int, n_ctas: int, seed: int) -> Any:
     n_threads = threads_of(kernel.spec)
-    n_shared = -(-shared_of(kernel.spec) // 16) * 16
+    n_shared = -(-dynamic_shared_bytes(kernel.spec) // 16) * 16
     assert n_threads % 32 == 0, n_threads
     block, n_frame = _block(kernel.address, n_threads, n_shared)
     launch = np.zeros(1, LAUNCH)

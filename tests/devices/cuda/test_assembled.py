@@ -12,14 +12,14 @@ from tests.devices.cuda.machine import EVERYTHING, some
 from tests.devices.cuda.ptxas import assemble
 from treadle.devices.cuda.kernels.attention import SimtAttention
 from treadle.devices.cuda.kernels.attention_tile import TileAttention
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.merge import SimtMerge
 from treadle.devices.cuda.kernels.norm import SimtNorm, SimtPack
 from treadle.devices.cuda.kernels.rope import SimtRopeStore
 from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
 from treadle.devices.cuda.kernels.spread import SPREAD, SimtDelta, SimtMamba2
 from treadle.devices.cuda.kernels.top import SimtJoinTop, SimtTop
-from treadle.devices.cuda.launch_args import shared_of, threads_of
+from treadle.devices.cuda.launch_args import dynamic_shared_bytes, threads_of
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.column_norm import ColumnNorm
@@ -48,13 +48,13 @@ SPECS: list[Spec] = [
     SimtTop(),
     SimtJoinTop(),
     SimtPack("silu", "bf16", 14336, 1),
-    instead(SPREAD["embed"], Embed("Q4_K", 4096)),
-    instead(SPREAD["combine"], Combine(2048, 8, places=True, residual=True)),
-    instead(SPREAD["column_norm"], ColumnNorm(128, 1e-6, 32)),
-    instead(SPREAD["convolution"], Convolution(8192, 4)),
-    instead(SPREAD["lora_down"], LoraDown("F16", 4096)),
-    instead(SPREAD["lora_up"], LoraUp("F16", 3, 64)),
-    instead(SPREAD["add_directions"], AddDirections(4096)),
+    convert_spec(SPREAD["embed"], Embed("Q4_K", 4096)),
+    convert_spec(SPREAD["combine"], Combine(2048, 8, places=True, residual=True)),
+    convert_spec(SPREAD["column_norm"], ColumnNorm(128, 1e-6, 32)),
+    convert_spec(SPREAD["convolution"], Convolution(8192, 4)),
+    convert_spec(SPREAD["lora_down"], LoraDown("F16", 4096)),
+    convert_spec(SPREAD["lora_up"], LoraUp("F16", 3, 64)),
+    convert_spec(SPREAD["add_directions"], AddDirections(4096)),
     SimtMamba2(128, 64, 128, 8),
     SimtRoute(16, 2, "softmax", jitter=0.01),
     SimtRoute(512, 10, "sigmoid", norm=True, bias=True),
@@ -93,7 +93,7 @@ def test_kernels_of_blocks_assemble(spec: Spec, isa: Isa, tmp_path: Path) -> Non
     made = assemble(spec, isa, tmp_path)
     assert (made.spills, made.stack) == (0, 0)
     assert made.registers * threads_of(spec) <= 65536  # of a card's unit: one block at least runs
-    assert shared_of(spec) <= FEWEST_SHARED
+    assert dynamic_shared_bytes(spec) <= FEWEST_SHARED
     if isinstance(spec, TileAttention):
         found = made.opcodes()
         assert found["HMMA"] >= spec.head_dim // 16 * 4

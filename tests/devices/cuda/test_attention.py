@@ -19,13 +19,13 @@ from tests.kernels.test_attention import (
     Cache,
     build_run,
     distances_of,
-    profiles_of,
+    rel_logits_of,
     sinks_of,
     tolerance,
 )
 from treadle.devices.cuda.kernels.attention import SimtAttention
 from treadle.devices.cuda.kernels.attention_tile import TileAttention
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.merge import SimtMerge
 from treadle.isa.isa import Isa
 from treadle.kernels.attention.paged import Attention
@@ -79,12 +79,12 @@ def rounding(spec: Attention, allowed: float, q: np.ndarray, cache: Cache) -> fl
 
 @pytest.mark.parametrize("spec", some(TILES, 5), ids=registry.name)
 def test_tiles(spec: Attention, blocks: Memory, rng: np.random.Generator) -> None:
-    check(instead(TileAttention, spec), ISA, blocks, rng)
+    check(convert_spec(TileAttention, spec), ISA, blocks, rng)
 
 
 @pytest.mark.parametrize("spec", some(VECTORS, 8), ids=registry.name)
 def test_attention(spec: Attention, blocks: Memory, rng: np.random.Generator) -> None:
-    check(instead(SimtAttention, spec), ISA, blocks, rng)
+    check(convert_spec(SimtAttention, spec), ISA, blocks, rng)
 
 
 MUTANTS = [(TILES[3], "barrier"), (TILES[3], "wait")]  # of several warps
@@ -100,7 +100,7 @@ def test_nothing_that_waits_can_be_left_out(
     isa = replace(ISA, name=f"no_{without}", simt=replace(ISA.simt, **lacking))
     kind = TileAttention if spec in TILES else SimtAttention
     with pytest.raises(AssertionError):
-        check(instead(kind, spec), isa, blocks, rng)
+        check(convert_spec(kind, spec), isa, blocks, rng)
 
 
 def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -> None:
@@ -116,7 +116,7 @@ def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
     args["sinks"] = blocks.copy(sinks_of(spec, rng), name="sinks")
     args["distances"] = blocks.copy(distances_of(spec, rng), name="distances")
-    args["profiles"] = blocks.copy(profiles_of(spec, rng), name="profiles")
+    args["rel_logits"] = blocks.copy(rel_logits_of(spec, rng), name="rel_logits")
     whole, _ = build_run(spec, cache, split=False)
     expected = np.full((n, out_stride), np.nan)
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, few=0, **args), whole)

@@ -177,7 +177,7 @@ def test_memory(fake: FakeCuda, driver: CudaDriver) -> None:
     assert driver.read(b + 9, 7).tolist() == [19, 0, 0, 0, 0, 0, 25]
     driver.write(b, data[::2])  # what does not lie together is laid together
     assert np.array_equal(driver.read(b, 50), data[::2])
-    assert driver.room() == ((1 << 28) - 150, 1 << 28)
+    assert driver.memory_info() == ((1 << 28) - 150, 1 << 28)
     assert driver.read(driver.alloc(0), 0).size == 0
     driver.free(a)
     driver.free(a)  # once

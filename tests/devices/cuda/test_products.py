@@ -94,6 +94,10 @@ def test_gemm(w: str, blocks: Memory, rng: np.random.Generator) -> None:
             check(spec, n, [50, 33][: spec.segments], blocks, rng)
 
 
+def test_several_rows_of_a_token(blocks: Memory, rng: np.random.Generator) -> None:
+    check(SimtGemm("F16", "f32", 96, *SMALL, per=3), 33, [50], blocks, rng)
+
+
 @pytest.mark.parametrize("k", [24, 88])
 @pytest.mark.parametrize(("w", "act"), [("F32", "f32"), ("BF16", "bf16")])
 def test_rows_whose_last_values_are_half_a_product(

@@ -17,7 +17,7 @@ from tests.kernels import test_rope as tests_of_rope
 from tests.kernels.harness import Memory, Picked
 from tests.kernels.registry import NORMS, PACKS, ROPES
 from treadle.devices.cuda.kernels import attention, norm, rope
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.norm import SimtNorm, SimtPack
 from treadle.devices.cuda.kernels.rope import SimtRopeStore
 from treadle.devices.cuda.kernels.top import SimtJoinTop, SimtTop
@@ -42,13 +42,13 @@ def plain(specs: list[Any], first: tuple[int, ...]) -> list[Any]:
 
 @pytest.mark.parametrize("spec", some(plain(NORMS, (2, 7, 12, 13, 15, 17)), 12), ids=registry.name)
 def test_norm(spec: Norm, blocks: Memory, rng: np.random.Generator) -> None:
-    made = instead(SimtNorm, spec)
+    made = convert_spec(SimtNorm, spec)
     test_elementwise.test_norm(made, ISA, blocks, rng)
 
 
 @pytest.mark.parametrize("spec", some(plain(PACKS, (1, 3, 16, 20)), 8), ids=registry.name)
 def test_pack(spec: Pack, blocks: Memory, rng: np.random.Generator) -> None:
-    made = instead(SimtPack, spec)
+    made = convert_spec(SimtPack, spec)
     test_elementwise.test_pack(made, ISA, blocks, rng)
 
 
@@ -58,7 +58,7 @@ TURNED = [ROPES[i] for i in FIRST] + [spec for i, spec in enumerate(ROPES) if i 
 
 @pytest.mark.parametrize("spec", some(TURNED, len(FIRST)), ids=registry.name)
 def test_rope(spec: RopeStore, blocks: Memory, rng: np.random.Generator) -> None:
-    made = instead(SimtRopeStore, spec)
+    made = convert_spec(SimtRopeStore, spec)
     tests_of_rope.test_rope_store(made, ISA, blocks, rng)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.devices.cuda.machine import ISA, some
 from tests.kernels import (
     registry,
+    test_block_convolution,
     test_channels,
     test_clamp,
     test_column_norm,
@@ -30,6 +31,7 @@ from tests.kernels import (
 )
 from tests.kernels.harness import Memory
 from tests.kernels.registry import (
+    BLOCK_CONVOLUTIONS,
     CLAMPS,
     COLUMN_NORMS,
     COMBINES,
@@ -42,7 +44,9 @@ from tests.kernels.registry import (
     SORTS,
     SUMS,
 )
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernel_table import find_swap
+from treadle.devices.cuda.kernels import spread
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
 from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
 from treadle.kernels.activation_layout import DWORD
@@ -61,6 +65,7 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
     "add_directions": test_control.test_add_directions,
     "add_rows": test_sums.test_add_rows,
+    "block_convolution": test_block_convolution.test_block_convolution,
     "channel_rates": test_channels.test_channel_rates,
     "clamp": test_clamp.test_clamp,
     "column_norm": test_column_norm.test_column_norm,
@@ -82,6 +87,7 @@ SHARED_OUT: list[Any] = [
     *some([s for s in SUMS if isinstance(s, Add)], 1),
     *some(DIRECTIONS, 2),
     *some([s for s in SUMS if isinstance(s, AddRows)], 3),
+    *some(BLOCK_CONVOLUTIONS, 2),
     *some(test_states.of(ChannelRates), 2),
     *some(CLAMPS, 1),
     *some(COLUMN_NORMS, 2),
@@ -103,12 +109,17 @@ SHARED_OUT: list[Any] = [
 
 @pytest.mark.parametrize("spec", SHARED_OUT, ids=registry.name)
 def test_loops_that_are_shared_out(spec: Spec, blocks: Memory, rng: np.random.Generator) -> None:
-    made: Any = instead(SPREAD[spec.op], spec)
+    made: Any = convert_spec(SPREAD[spec.op], spec)
     TESTS[spec.op](made, ISA, blocks, rng)
 
 
 def test_all_of_them_are_tested() -> None:
     assert set(SPREAD) == set(TESTS) == {spec.op for spec in SHARED_OUT}
+
+
+def test_plans_use_all_of_them() -> None:
+    for kernels, found in ((SPREAD, spread.swap), (SCANS, spread.swap_scan)):
+        assert {op for op in kernels if find_swap(op) is not found} == set()
 
 
 SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta), 2)]
@@ -117,7 +128,7 @@ SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta)
 @pytest.mark.parametrize("spec", dict.fromkeys(SOME_SCANS), ids=registry.name)
 def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
     """A thread for each column: plain code."""
-    made: Any = instead(SCANS[spec.op], spec)
+    made: Any = convert_spec(SCANS[spec.op], spec)
     assert made.items == spec.n_head * spec.head_dim
     test_states.test_states_are_read_and_written(made, ISA, memory, rng)
 
@@ -125,17 +136,17 @@ def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("spec", some(SELECTIVES, 2), ids=registry.name)
 def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) -> None:
     """A thread for each channel: plain code."""
-    made = instead(SimtSelective, spec)
+    made = convert_spec(SimtSelective, spec)
     assert made.items == spec.k
     test_selective_scan.test_states_are_read_and_written(made, ISA, memory, rng)
 
 
-@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.sinks], ids=registry.name)
+@pytest.mark.parametrize("spec", [s for s in ROUTES if not s.n_shared], ids=registry.name)
 def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
     """But for routes with sinks, which keep the CPU's kernel (``swap_route``)."""
-    test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)
+    test_experts.test_route(convert_spec(SimtRoute, spec), ISA, blocks, rng)
 
 
 @pytest.mark.parametrize("spec", SORTS, ids=registry.name)
 def test_sort(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
-    test_experts.test_sort(instead(SimtSort, spec), ISA, blocks, rng)
+    test_experts.test_sort(convert_spec(SimtSort, spec), ISA, blocks, rng)

@@ -20,7 +20,7 @@ from tests.engine.test_engine import close, text
 from tests.hooked import check_alike, hooked_rows
 from tests.tiny import rounding
 from treadle.api.session import Session
-from treadle.devices.wgpu.device import Wgpu, told
+from treadle.devices.wgpu.device import Wgpu, device_properties
 from treadle.devices.wgpu.memory import GpuMemory
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
@@ -212,13 +212,16 @@ def test_hooks_are_those_of_the_cpu(device: Wgpu, tiny: WriteTiny) -> None:
 
 
 def test_doctor_tells_of_it(device: Wgpu) -> None:
-    assert told()["wgpu"] == device.name
+    assert device_properties()["wgpu"] == device.name
 
 
 def test_drivers_write_no_errors(device: Wgpu) -> None:
     names = {**os.environ}
     names.pop("XDG_RUNTIME_DIR", None)  # as where nobody has logged in
-    code = "from treadle.devices.wgpu.device import told; print(told()['wgpu'])"
+    code = (
+        "from treadle.devices.wgpu.device import device_properties; "
+        "print(device_properties()['wgpu'])"
+    )
     child = [sys.executable, "-c", code]
     made = subprocess.run(child, env=names, capture_output=True, text=True, check=True)
     assert (made.stdout, made.stderr) == (f"{device.name}\n", "")
@@ -226,7 +229,7 @@ def test_drivers_write_no_errors(device: Wgpu) -> None:
 
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wgpu", None)
-    assert "treadle[wgpu]" in told()["wgpu"]
+    assert "treadle[wgpu]" in device_properties()["wgpu"]
     with pytest.raises(DeviceError, match=r"pip install 'treadle\[wgpu\]'"):
         Wgpu()
 

@@ -26,7 +26,7 @@ from treadle.jit.host import host_features
 from treadle.kernels.elementwise.top_records import N_TOP, LogitsQuery
 from treadle.kvcache.disk.session_file import save_session
 from treadle.models.load import load_config
-from treadle.models.stages import cut, split
+from treadle.models.stages import split, split_evenly
 from treadle.models.stages import staged as staged_config
 
 
@@ -188,17 +188,17 @@ def test_a_layer_that_reads_another_stages_keys_is_refused(tiny: WriteTiny) -> N
     layers = list(config.layers)
     layers[3] = replace(layers[3], kv_from=1)
     config = replace(config, layers=tuple(layers))
-    assert staged_config(config, range(1, 4)).here == range(1, 4)
+    assert staged_config(config, range(1, 4)).stage_layers == range(1, 4)
     with pytest.raises(UnsupportedError, match="L3 reads the keys and values of L1"):
         staged_config(config, range(2, 4))
 
 
 def test_layers_are_cut_into_equal_shares_of_bytes() -> None:
-    assert cut([1] * 8, 4) == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
-    assert cut([1, 1, 1, 9], 2) == [range(0, 3), range(3, 4)]
-    assert cut([9, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
-    assert cut([9, 1, 1], 3) == [range(0, 1), range(1, 2), range(2, 3)]
-    assert cut([5, 5], 1) == [range(0, 2)]
+    assert split_evenly([1] * 8, 4) == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
+    assert split_evenly([1, 1, 1, 9], 2) == [range(0, 3), range(3, 4)]
+    assert split_evenly([9, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
+    assert split_evenly([9, 1, 1], 3) == [range(0, 1), range(1, 2), range(2, 3)]
+    assert split_evenly([5, 5], 1) == [range(0, 2)]
 
 
 class Late:

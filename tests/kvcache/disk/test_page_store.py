@@ -305,7 +305,7 @@ def test_more_in_files_than_in_room(tiny: WriteTiny, tmp_path: Path) -> None:
         other = model.engine.cache.sequence()
         model.engine.cache.reserve(other, 200)
         assert store_of(model).fetch(seq, text(250)) == 0
-        assert store_of(model).left_for == "room"
+        assert store_of(model).miss_reason == "room"
         check_pages(model.engine.cache, [held.seq, seq, other])
         model.engine.cache.reserve(other, 0)
         assert store_of(model).fetch(seq, text(250)) == 7 * PAGE
@@ -324,7 +324,7 @@ def head(data: bytes) -> bytes:
 
 
 def put(folder: Folder, i: int, size: int = 100, at: int | None = None) -> bool:
-    return folder.put(name(i), bytes(size), head, i if at is None else at, wait_s=10)
+    return folder.enqueue(name(i), bytes(size), head, i if at is None else at, wait_s=10)
 
 
 def ages(folder: Path) -> list[int]:
@@ -491,7 +491,7 @@ def test_a_forked_child_reads_and_does_not_write(tiny: WriteTiny, tmp_path: Path
 def test_what_the_disk_was_too_slow_for_is_written_at_the_end(
     tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Folder, "put", lambda *_, **__: False)
+    monkeypatch.setattr(Folder, "enqueue", lambda *_, **__: False)
     model = load(tiny(), tmp_path)
     read(model, text(200))
     assert not pages(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from treadle.server.router import engine_turns
-from treadle.server.router.engine_turns import EngineTurns
+from treadle.server.router.engine_turns import EngineStepLock
 
 
 def test_one_computes_at_a_time_and_then_the_other(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_one_computes_at_a_time_and_then_the_other(tmp_path: Path) -> None:
     first_in = threading.Event()
 
     def work(name: str) -> None:
-        turns = EngineTurns(tmp_path)
+        turns = EngineStepLock(tmp_path)
         for _ in range(20):
             with turns:
                 inside.append(name)
@@ -26,7 +26,7 @@ def test_one_computes_at_a_time_and_then_the_other(tmp_path: Path) -> None:
                 held.append(name)
                 inside.clear()
 
-    with EngineTurns(tmp_path):
+    with EngineStepLock(tmp_path):
         threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()
@@ -40,7 +40,7 @@ def test_an_engine_that_hangs_holds_up_nobody_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_turns, "MOST_S", 0.01)
-    with EngineTurns(tmp_path), EngineTurns(tmp_path):
+    with EngineStepLock(tmp_path), EngineStepLock(tmp_path):
         pass
-    with EngineTurns(tmp_path / "gone"):
+    with EngineStepLock(tmp_path / "gone"):
         pass

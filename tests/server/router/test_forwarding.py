@@ -331,6 +331,23 @@ async def test_models_are_loaded_only_when_asked_if_so_wanted() -> None:
 
 
 @in_loop
+async def test_speech_engines_keep_no_responses_and_streams() -> None:
+    async def refuse(call: dict[str, Any], writer: Writer) -> None:
+        await say(writer, {"error": {"message": "a speech model"}}, 400)
+
+    launcher = FakeLauncher(answer=refuse, facts={"transcribes": True})
+    async with routed(launcher, FIXED) as router:
+        await router.post("/models/load", {"model": "small"})
+        await until(lambda: router.service.pool.state(FIXED[0]) == "loaded")
+        assert (await router.get("/v1/responses/resp_1")).status == 404
+        assert (await router.get("/v1/stream?conv_id=talk")).status == 404
+        assert (await router.call("DELETE", "/v1/stream?conv_id=talk").whole()).status == 204
+        found = await router.post("/v1/streams/lookup", {"conversation_ids": ["talk"]})
+        assert (found.status, found.json()) == (200, [])
+    assert launcher.engines[0].calls == []
+
+
+@in_loop
 async def test_stored_responses_are_looked_up_in_all_engines() -> None:
     async def one_has_it(call: dict[str, Any], writer: Writer) -> None:
         known = call["headers"]["authorization"].endswith(launcher.engines[0].order.keys[0].lower())

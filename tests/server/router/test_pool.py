@@ -496,7 +496,7 @@ async def test_engines_have_ports_where_a_sockets_path_would_be_too_long(
     async with pooled(launcher) as pool:
         engine = await pool.acquire(A)
         assert launcher.engines[0].order.socket == ""
-        assert engine.listens_at == 1234
+        assert engine.socket_address == 1234
         pool.release(engine)
 
 

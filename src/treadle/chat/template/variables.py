@@ -47,7 +47,7 @@ PRESERVE = "preserve_reasoning"  # llama.cpp's name for any of these
 _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
 
-def reasoning_said(variables: Mapping[str, Any]) -> str | None:
+def reasoning_setting(variables: Mapping[str, Any]) -> str | None:
     """Return the reasoning mode that template variables request: "on", "off", or None if they set
     none.
     """
@@ -72,7 +72,7 @@ def reasoning_default(template: ChatTemplate) -> str:
     """Return the reasoning mode of the template's own settings (``defaults``, else ``reasoning``):
     "on", "off" or "auto".
     """
-    return reasoning_said(template.defaults) or template.reasoning
+    return reasoning_setting(template.defaults) or template.reasoning
 
 
 def is_off(
@@ -86,7 +86,7 @@ def is_off(
     The call's ``reasoning`` ("on" or "off") decides, else its template ``variables``. If neither is
     set, the template's default does, unless the call has a reasoning ``budget`` (tokens).
     """
-    said = reasoning if reasoning in (ON, OFF) else reasoning_said(variables)
+    said = reasoning if reasoning in (ON, OFF) else reasoning_setting(variables)
     if said is not None:
         return said == OFF
     return budget is None and reasoning_default(template) == OFF
@@ -99,7 +99,7 @@ def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str
     The call's variables override the defaults: with ``thinking=True`` no other switch stays off.
     """
     own = template.defaults
-    said = reasoning_said(given)
+    said = reasoning_setting(given)
     default = reasoning_default(template)
     if said is not None:
         own = {name: value for name, value in own.items() if name not in (*SWITCHES, EFFORT)}

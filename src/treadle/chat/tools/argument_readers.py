@@ -12,7 +12,13 @@ from treadle.chat.tools.arguments import ValueEnd, constant_of, json_of, value_o
 from treadle.chat.tools.formats import QUOTE, Tags, ToolCallFormat
 from treadle.chat.tools.python_literals import Escape, dumped
 from treadle.chat.tools.schema_check import fulfils
-from treadle.chat.tools.schemas import StringAlternatives, by_name, choices, divided, odd_names
+from treadle.chat.tools.schemas import (
+    StringAlternatives,
+    by_name,
+    choices,
+    odd_names,
+    split_strings,
+)
 from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 
@@ -75,15 +81,19 @@ class TagReader(ArgumentReader):
         then = r"\s*".join(map(re.escape, tags.then.split("\n")))
         then = f"(?:{'|'.join((then, *map(re.escape, tags.others)))})"
         self._open = re.compile(f"{re.escape(tags.open)}(.*?){then}", re.DOTALL)
-        self._then = re.compile(then)
+        self._name_end = re.compile(then)
         first = tags.then.lstrip()[0]
         odd = [name for name in self._schemas if first in name or name != name.strip()]
         self._names = sorted(odd, key=len, reverse=True)  # names that contain syntax of the tags
         self._n = 0
         self._key: str | None = None  # name of the argument whose value is being read
         self._text = self._begun = False  # the value is a string; its start was read
-        self._within = self._untold = False  # the value is quoted; JSON's opening quote is pending
-        self._others: list[Any] = []  # schemas of the value's alternatives other than strings
+        self._within = self._quote_pending = (
+            False  # the value is quoted; JSON's opening quote is pending
+        )
+        self._other_schemas: list[
+            Any
+        ] = []  # schemas of the value's alternatives other than strings
         self._gap = self._close = ""  # white space and closing tag after the value
         self._nulls: list[str] = []  # spellings of null that the text so far may become
         self._end = ValueEnd()
@@ -112,7 +122,7 @@ class TagReader(ArgumentReader):
             self._begins(key, is_text=bool(others) and not text[:size].endswith(others))
             self._n += 1
             opening = "{" if self._n == 1 else ", "
-            quote = '"' if self._text and not self._untold else ""
+            quote = '"' if self._text and not self._quote_pending else ""
             return f"{opening}{json.dumps(key, ensure_ascii=False)}: {quote}", text[size:]
         wanted = text.startswith(open) or open.startswith(text)
         if not last and (wanted or (end.startswith(text) and text != end)):
@@ -126,7 +136,7 @@ class TagReader(ArgumentReader):
         """
         for name in self._names:
             head = f"{self._tags.open}{name}"
-            found = self._then.match(text, len(head)) if text.startswith(head) else None
+            found = self._name_end.match(text, len(head)) if text.startswith(head) else None
             if found is not None:
                 return name, found.end()
             rest = text.removeprefix(head) if text.startswith(head) else ""
@@ -144,17 +154,17 @@ class TagReader(ArgumentReader):
         self._begun = False
         self._within = False
         self._end = ValueEnd()
-        texts, others = divided(self._schemas.get(key))
+        texts, others = split_strings(self._schemas.get(key))
         if is_text and texts.schemas:
             texts = StringAlternatives(texts.schemas)
             others = []
         self._text = not others
         self._nulls = []
-        self._others = others if texts.schemas else []
+        self._other_schemas = others if texts.schemas else []
         if self._text and texts.null:
             words = [word for each in texts.schemas for word in choices(each)]
             self._nulls = [word for word in self._NULLS if word not in words]
-        self._untold = self._text and bool(self._nulls)
+        self._quote_pending = self._text and bool(self._nulls)
 
     def _value(self, text: str, last: bool) -> tuple[str, str]:
         if not self._begun:
@@ -189,7 +199,7 @@ class TagReader(ArgumentReader):
         """
         at = self._end.find(text, self._close)
         first = text.find(self._close)
-        if at is None and self._others and first >= 0:  # a string that begins like JSON
+        if at is None and self._other_schemas and first >= 0:  # a string that begins like JSON
             behind = text[first + len(self._close) :].lstrip()
             at = first if behind.startswith((self._tags.open, self._tags.end)) else None
         if at is None and not last:
@@ -200,7 +210,7 @@ class TagReader(ArgumentReader):
                 made = self._read(value)
                 if end in (first, len(text)) or not isinstance(made, str):
                     self._key = None
-                    said = json_of(value) if not self._others else dumped(made)
+                    said = json_of(value) if not self._other_schemas else dumped(made)
                     return said, text[end + len(self._close) :]
         raise AssertionError("a text has an end")
 
@@ -208,21 +218,21 @@ class TagReader(ArgumentReader):
         """Return the value that the text ``value`` spells if the schema allows that type, else the
         text.
         """
-        if not self._others:
+        if not self._other_schemas:
             return value_of(value)
         result: Any = value
         if not self._within:
             result = value_of(value) if value.lstrip()[:1] in ("{", "[") else constant_of(value)
-        fine = any(fulfils(result, each, self._parts) for each in self._others)
+        fine = any(fulfils(result, each, self._parts) for each in self._other_schemas)
         return result if fine and not isinstance(result, str) else value
 
     def _quoted(self, said: str) -> str:
         """Return a part of a string for JSON, with its opening quote unless that was
         output before.
         """
-        quote = '"' if self._untold else ""
+        quote = '"' if self._quote_pending else ""
         self._nulls = []
-        self._untold = False
+        self._quote_pending = False
         return quote + _escaped(said)
 
 

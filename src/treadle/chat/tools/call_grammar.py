@@ -153,8 +153,8 @@ def _wrapped(rules: GrammarRules, row: ToolCallFormat, one: str, *, parallel: bo
 
 
 def _in_words(rules: GrammarRules, row: ToolCallFormat) -> str:
-    """Return the rule body of a call of ``row.content``, which is no tool, and then text. Without
-    it a model could not answer in words.
+    """Return the rule body of an answer in words, for formats in which even such an answer is
+    written as a call: the call of ``row.content``, which is no tool, and then text.
     """
     call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
     return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"

@@ -148,7 +148,7 @@ class ConstraintPlan:
         ]
         if not bad:
             return None
-        return self._bits_but(bad)
+        return self._bits_except(bad)
 
     def bits_unopened(self, text: bytes) -> bytes:
         """Return a mask that forbids tokens that would open reasoning after ``text``. Cached per
@@ -162,7 +162,7 @@ class ConstraintPlan:
         if found is None:
             pieces = enumerate(self.pieces)
             bad = [id for id, p in pieces if p.startswith(missing) or sign in p]
-            found = made[sign, len(missing)] = self._bits_but(bad)
+            found = made[sign, len(missing)] = self._bits_except(bad)
         return found
 
     @cached_property
@@ -190,9 +190,9 @@ class ConstraintPlan:
         """Mask that forbids tokens that end generation: a required answer cannot end
         in reasoning.
         """
-        return self._bits_but(list(self.tokenizer.eog))
+        return self._bits_except(list(self.tokenizer.eog))
 
-    def _bits_but(self, missing: Sequence[int]) -> bytes:
+    def _bits_except(self, missing: Sequence[int]) -> bytes:
         allowed = np.ones(self.tokenizer.n_vocab, np.bool_)
         allowed[list(missing)] = False
         return np.packbits(allowed, bitorder="little").tobytes()
@@ -220,14 +220,14 @@ class ConstrainedDecoder:
         self._state = "start"
         if plan.thought is not None and plan.opened:
             self._state = "thinking"
-            self._watch()
+            self._force_close_if_due()
         elif plan.thought is None or plan.budget == 0:
-            self._behind()
+            self._enter_answer()
         elif plan.bound is not None:
             if plan.may_open:
-                self._bound = self._first()
+                self._bound = self._first_matcher()
             else:
-                self._behind()
+                self._enter_answer()
 
     # -- interface of the sampler ---------------------------------------------------------------
 
@@ -235,13 +235,13 @@ class ConstrainedDecoder:
         """Return the mask of tokens that may come next, one bit each, the lowest id in the lowest
         bit; None if all may.
         """
-        self._heed()
+        self._handle_end_request()
         result: bytes | None = getattr(self, f"_bits_{self._state}")()
         return result
 
     def unbound(self) -> bool:
         """Return True if any token may come next; False if a mask must be computed to know."""
-        self._heed()
+        self._handle_end_request()
         plan = self._plan
         if self._state in ("start", "thinking"):
             return plan.bound is None
@@ -274,7 +274,7 @@ class ConstrainedDecoder:
 
     def forced(self) -> list[int]:
         """Return the ids that must come next, if that is certain; else []."""
-        self._heed()
+        self._handle_end_request()
         if self._state == "call" and self._matcher is not None:
             return self._matcher.forced()
         return list(self._forced) if self._state == "forced" else []
@@ -308,16 +308,16 @@ class ConstrainedDecoder:
         """Whether reasoning that has ended may not begin again."""
         return self._ends or self._plan.budget is not None
 
-    def _heed(self) -> None:
+    def _handle_end_request(self) -> None:
         """Act on a request by ``end_reasoning``."""
         if not self._ends:
             return
         if self._state == "thinking":
-            self._watch()
+            self._force_close_if_due()
         elif self._state == "start" and not self._text and self._opening == self._plan.opening:
-            self._behind()
+            self._enter_answer()
 
-    def _first(self) -> Matcher:
+    def _first_matcher(self) -> Matcher:
         """Return a matcher of the header, or of the answer if there is no header."""
         assert self._plan.bound is not None
         self._headed = self._plan.header is None
@@ -330,7 +330,7 @@ class ConstrainedDecoder:
         if not self._opening:
             return own
         opening = self._plan.bits_opening(self._opening[0], last=len(self._opening) == 1)
-        return opening if own is None else _either(own, opening)
+        return opening if own is None else _mask_or(own, opening)
 
     def _accept_start(self, token: int) -> None:
         thought = self._plan.thought
@@ -342,7 +342,7 @@ class ConstrainedDecoder:
             self._bound = None
             self._text = b""
             self._state = "thinking"
-            return self._watch()
+            return self._force_close_if_due()
         try:
             if self._bound is not None:
                 self._bound.accept(token)
@@ -357,7 +357,7 @@ class ConstrainedDecoder:
             self._matcher = self._bound
             self._bound = None
             self._state = "call"
-            self._go_on()
+            self._advance_if_done()
 
     def _opens(self, token: int) -> bool:
         """Return whether ``token`` continues the mark that opens reasoning; if so, remove the part
@@ -385,12 +385,12 @@ class ConstrainedDecoder:
         if begun.startswith(mark):
             self._text = begun[len(mark) :]
             self._state = "thinking"
-            self._watch()
+            self._force_close_if_due()
         elif not (mark.startswith(begun) or after.startswith(text)):
             piece = self._text
             self._text = b""
-            self._behind()
-            self._say(piece)
+            self._enter_answer()
+            self._read_answer(piece)
 
     def _bits_thinking(self) -> bytes | None:
         thought = self._plan.thought
@@ -399,7 +399,7 @@ class ConstrainedDecoder:
             return None
         missing = _missing(self._text, thought.close.encode())
         closed = self._plan.bits_without(missing, _GAP) if missing else None
-        return _both(closed, self._plan.unended) if closed else self._plan.unended
+        return _mask_and(closed, self._plan.unended) if closed else self._plan.unended
 
     def _accept_thinking(self, token: int) -> None:
         thought = self._plan.thought
@@ -415,13 +415,13 @@ class ConstrainedDecoder:
             if self._state == "start":
                 self._begins(thought, rest)
             elif rest.strip(b"\n"):
-                self._say(rest)
+                self._read_answer(rest)
             return
         if self._plan.drafts and self._plan.triggers:
             self._drafts(token, piece)
         if self._state == "thinking":
             self._text = self._text[-max(len(close), self._plan.n_kept) :]
-            self._watch()
+            self._force_close_if_due()
 
     def _drafts(self, token: int, piece: bytes) -> None:
         """Match a possible call inside reasoning; once it is confirmed (``drafts``), its grammar
@@ -439,7 +439,7 @@ class ConstrainedDecoder:
             new = [(end, read) for end, read in plan.triggered(self._text) if end > before]
             end, read = new[-1] if new else (len(self._text), "")
             self._drafted = self._text[end:]
-            self._draft = self._replayed(self._drafted, read) if new else None
+            self._draft = self._matcher_after(self._drafted, read) if new else None
         if self._draft is not None and any(each in self._drafted for each in plan.drafts):
             self._matcher = self._draft
             self._draft = None
@@ -447,7 +447,7 @@ class ConstrainedDecoder:
             self._state = "call"
             self._within = plan.bound is None
 
-    def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
+    def _matcher_after(self, rest: bytes, read: str = "") -> Matcher | None:
         """Return a matcher of the call grammar that has accepted the texts ``read`` and ``rest``;
         None if they do not begin a call.
         """
@@ -466,7 +466,7 @@ class ConstrainedDecoder:
             return None
         return matcher
 
-    def _watch(self) -> None:
+    def _force_close_if_due(self) -> None:
         """Force the closing mark once reasoning has used up its budget or ``end_reasoning`` was
         called. Inside a UTF-8 character, wait for its end.
         """
@@ -500,23 +500,23 @@ class ConstrainedDecoder:
         if self._plan.bound is None and not self._limited:
             self._state = "start"
         else:
-            self._behind(gap=True)
+            self._enter_answer(gap=True)
 
-    def _behind(self, *, gap: bool = False) -> None:
+    def _enter_answer(self, *, gap: bool = False) -> None:
         """Enter the answer; in an answer with a grammar no reasoning follows. ``gap``: line breaks
         may precede it.
         """
         plan = self._plan
         self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
         if plan.bound is not None:
-            self._matcher = self._first()
+            self._matcher = self._first_matcher()
             self._state = "gap" if gap else "call"
             self._n_gap = 2
 
     def _bits_gap(self) -> bytes:
         assert self._matcher is not None
         own = self._matcher.bits()
-        return _either(own, self._plan.bits_of(self._plan.gap)) if self._n_gap else own
+        return _mask_or(own, self._plan.bits_of(self._plan.gap)) if self._n_gap else own
 
     def _accept_gap(self, token: int) -> None:
         self._n_gap -= 1
@@ -537,15 +537,15 @@ class ConstrainedDecoder:
         missing = {_missing(self._text, trigger.mark.encode()) for trigger in plan.triggers} - {b""}
         own = [plan.bits_without(each, plan.heads) for each in missing]
         masks = [mask for mask in (*own, self._bits_plain()) if mask is not None]
-        return reduce(_both, masks) if masks else None
+        return reduce(_mask_and, masks) if masks else None
 
     def _accept_plain(self, token: int) -> None:
-        self._say(self._plan.tokenizer.token_bytes(token))
+        self._read_answer(self._plan.tokenizer.token_bytes(token))
 
     def _accept_free(self, token: int) -> None:
-        self._say(self._plan.tokenizer.token_bytes(token))
+        self._read_answer(self._plan.tokenizer.token_bytes(token))
 
-    def _say(self, piece: bytes) -> None:
+    def _read_answer(self, piece: bytes) -> None:
         """Read answer text, in which a call, or reasoning again, may begin."""
         plan = self._plan
         if plan.thought is not None:
@@ -577,7 +577,7 @@ class ConstrainedDecoder:
         """Begin a call after its mark. ``rest``: the call's text in the same token as the mark's
         end.
         """
-        self._text, matcher = b"", self._replayed(rest, read)
+        self._text, matcher = b"", self._matcher_after(rest, read)
         if matcher is not None:
             self._matcher = matcher
             self._state = "call"
@@ -591,9 +591,9 @@ class ConstrainedDecoder:
     def _accept_call(self, token: int) -> None:
         assert self._matcher is not None
         self._matcher.accept(token)
-        self._go_on()
+        self._advance_if_done()
 
-    def _go_on(self) -> None:
+    def _advance_if_done(self) -> None:
         """If the current grammar is complete, go on to the next state: the answer after a header,
         reasoning, free text, or the end.
         """
@@ -609,7 +609,7 @@ class ConstrainedDecoder:
         if self._within:
             self._within = False
             self._state = "thinking"
-            return self._watch()
+            return self._force_close_if_due()
         once = self._plan.once or not self._plan.triggers
         self._state = "over" if once and self._plan.tokenizer.eog else "free"
 
@@ -645,11 +645,11 @@ def _follows(mark: bytes, piece: bytes, *, last: bool) -> bool:
     return mark.startswith(piece) or (last and piece.rstrip(b"\n") == mark)
 
 
-def _both(a: bytes, b: bytes) -> bytes:
+def _mask_and(a: bytes, b: bytes) -> bytes:
     return (np.frombuffer(a, np.uint8) & np.frombuffer(b, np.uint8)).tobytes()
 
 
-def _either(a: bytes, b: bytes) -> bytes:
+def _mask_or(a: bytes, b: bytes) -> bytes:
     n = max(len(a), len(b))
     both = np.frombuffer(a.ljust(n, b"\0"), np.uint8) | np.frombuffer(b.ljust(n, b"\0"), np.uint8)
     return both.tobytes()

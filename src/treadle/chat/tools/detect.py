@@ -198,9 +198,9 @@ def find_thought(template: ChatTemplate) -> Thought | None:
     """
     source = f"{template.source}{template.tool_source or ''}"
     found = next((t for t in THOUGHTS if t.close in source), None)
-    if found is not None or not any(part in source for part in ("</think", "<|close|>")):
+    if found is not None or not any(t.composed_of in source for t in THOUGHTS if t.composed_of):
         return found
-    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's and Kimi K3's compose the mark
+    asked = _rendered(template, [], tools=False, asks=True)
     return next((t for t in THOUGHTS if t.close in asked or asked.endswith(t.begin)), None)
 
 

@@ -20,7 +20,7 @@ class Thought:
 
     ``reserved``: the marks are control tokens, which ordinary text never contains. ``stray``: marks
     that are dropped if they stand alone. ``ends``: other marks that end reasoning which was not
-    closed.
+    closed. ``composed_of``: text in the source of templates that compose the marks of parts.
     """
 
     open: str
@@ -29,6 +29,7 @@ class Thought:
     reserved: bool = False
     stray: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    composed_of: str = ""
 
     @property
     def begin(self) -> str:
@@ -53,7 +54,7 @@ THOUGHTS = (
         "<|START_THINKING|>", "<|END_THINKING|>", reserved=True, stray=("<|END_THINKING|>",)
     ),
     Thought("<seed:think>", "</seed:think>"),  # Seed-OSS
-    Thought("<think:opensource>", "</think:opensource>"),  # Hy3
+    Thought("<think:opensource>", "</think:opensource>", composed_of="</think"),  # Hy3
     Thought(  # Apertus
         "<|inner_prefix|>", "<|inner_suffix|>", reserved=True, stray=("<|inner_suffix|>",)
     ),
@@ -68,6 +69,7 @@ THOUGHTS = (
             "<|close|>message<|sep|>",
         ),
         ends=("<|open|>response<|sep|>",),
+        composed_of="<|close|>",
     ),
     Thought("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )

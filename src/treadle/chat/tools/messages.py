@@ -33,7 +33,7 @@ from treadle.chat.tools.history import (
     without_empty,
 )
 from treadle.chat.tools.reasoning import ReasoningStyle, style_of
-from treadle.chat.tools.schemas import fully, plainly
+from treadle.chat.tools.schemas import completed, simplified
 from treadle.chat.tools.system_messages import BETWEEN, system_in_place
 from treadle.errors import TemplateError
 
@@ -264,9 +264,9 @@ def _whole(function: Mapping[str, Any], dialect: TemplateDialect) -> dict[str, A
     result.setdefault("description", "")
     result.setdefault("parameters", {"type": "object", "properties": {}})
     if dialect.plain_schemas:
-        result["parameters"] = plainly(result["parameters"])
+        result["parameters"] = simplified(result["parameters"])
     if dialect.full_schemas:
-        result["parameters"] = fully(result["parameters"])
+        result["parameters"] = completed(result["parameters"])
     return result
 
 

@@ -33,16 +33,16 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 _WORDS = frozenset(word for keys in _KEYS.values() for word in keys)
 _LEAST = ("ge", "gt", "min_length")
 _MOST = ("le", "lt", "max_length")
-_HOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
+_CHECKS: Mapping[str, Callable[[Any, Any], Any]] = {
     "ge": operator.ge,
     "gt": operator.gt,
     "le": operator.le,
     "lt": operator.lt,
     "multiple_of": lambda value, of: Fraction(str(value)) % Fraction(str(of)) == 0,
 }
-_SAID = ("title", "description", "examples")
+_ANNOTATIONS = ("title", "description", "examples")
 _ALIASES = ("alias", "validation_alias", "serialization_alias")
-_HELD = ("strict", "allow_inf_nan")  # enforced by JSON and ``value_of`` in any case
+_ALWAYS_ENFORCED = ("strict", "allow_inf_nan")  # enforced by JSON and ``value_of`` in any case
 
 
 def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _said_by(note: Any, where: str) -> dict[str, Any]:
         return {}
     if alias := next((name for name in _ALIASES if getattr(note, name, None) is not None), None):
         raise TreadleError(f"{where}: Field({alias}=...): aliases are not supported")
-    said = {key: value for key in _SAID if (value := getattr(note, key)) is not None}
+    said = {key: value for key in _ANNOTATIONS if (value := getattr(note, key)) is not None}
     extra = note.json_schema_extra
     if callable(extra):
         raise TreadleError(f"{where}: Field(json_schema_extra=...): expected a dict")
@@ -144,7 +144,7 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
     for word, value in named.items():
         if word in _WORDS:
             yield word, value
-        elif value is not None and word not in _HELD:
+        elif value is not None and word not in _ALWAYS_ENFORCED:
             what = word if name.startswith("_") else name
             raise TreadleError(f"{where}: {what} cannot be expressed in a JSON schema")
     if not named:
@@ -182,7 +182,7 @@ def _holds(word: str, limit: Any, value: Any) -> bool:
     if word in _NUMBER:
         if not is_number(value):
             return True  # the constraint is for another alternative of the type
-        return bool(_HOLDS[word](value, limit))
+        return bool(_CHECKS[word](value, limit))
     if word == "pattern":
         try:
             return not isinstance(value, str) or bool(re.search(limit, value))

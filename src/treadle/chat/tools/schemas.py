@@ -56,7 +56,7 @@ def _with_texts(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[
         with suppress(RecursionError):  # for a recursive schema
             if isinstance(value, Mapping) and not _has_never(value, parts):
                 told[name] = _followed(value, parts)
-    texts = {name: flat for name, flat in told.items() if divided(flat)[0].schemas}
+    texts = {name: flat for name, flat in told.items() if split_strings(flat)[0].schemas}
     return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
 
 
@@ -127,19 +127,19 @@ def without_nulls(schema: Any) -> Any:
     return [without_nulls(each) for each in schema] if isinstance(schema, list) else schema
 
 
-def plainly(schema: Any, *, is_map: bool = False) -> Any:
+def simplified(schema: Any, *, is_map: bool = False) -> Any:
     """Return an equivalent schema in keywords that every template reads: null is a value, not a
     type; true and false are objects. ``is_map``: the keys are property names.
     """
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
     if isinstance(schema, list):
-        return [plainly(each) for each in schema]
+        return [simplified(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     if is_map:
-        return {name: plainly(each) for name, each in schema.items()}
-    result = {key: _part_plainly(key, value) for key, value in schema.items()}
+        return {name: simplified(each) for name, each in schema.items()}
+    result = {key: _simplified_part(key, value) for key, value in schema.items()}
     kinds = result.get("type")
     if kinds == "null":
         del result["type"]
@@ -151,13 +151,13 @@ def plainly(schema: Any, *, is_map: bool = False) -> Any:
     return result
 
 
-def _part_plainly(key: str, value: Any) -> Any:
+def _simplified_part(key: str, value: Any) -> Any:
     if key in _SCHEMAS:
-        return plainly(value)
-    return plainly(value, is_map=True) if key in MAPS else value
+        return simplified(value)
+    return simplified(value, is_map=True) if key in MAPS else value
 
 
-def fully(schema: Any) -> Any:
+def completed(schema: Any) -> Any:
     """Return an equivalent schema with the optional parts that some templates require: descriptions
     of properties, and schemas of the contents of arrays and objects.
     """
@@ -165,10 +165,12 @@ def fully(schema: Any) -> Any:
         return {}
     result = dict(schema)
     if "properties" in result:
-        told = {name: {"description": "", **fully(v)} for name, v in properties_of(result).items()}
+        told = {
+            name: {"description": "", **completed(v)} for name, v in properties_of(result).items()
+        }
         result["properties"] = told
     within = {"array": "items", "object": "additionalProperties"}.get(str(result.get("type")))
-    return {**result, within: fully(result.get(within))} if within else result
+    return {**result, within: completed(result.get(within))} if within else result
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
@@ -243,7 +245,7 @@ def _texts_or_null(schema: Any) -> StringAlternatives | None:
     )
 
 
-def divided(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
+def split_strings(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
     """Split a schema by type: return the strings that it allows, and one schema for each
     alternative of another type.
     """

@@ -30,7 +30,7 @@ class StopFilter:
                 out = out + self._mask * len(self._open)
                 self._open = ""
             self._open += char
-            says, n_open = self._scanner.says
+            says, n_open = self._scanner.content_state
             n = len(self._open) if n_open is None else n_open
             known = self._open[: len(self._open) - n]
             self._open = self._open[len(self._open) - n :]

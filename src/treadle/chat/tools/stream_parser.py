@@ -73,7 +73,7 @@ class StreamParser:
             self._state = "start"
         self._buffer = ""
         self._breaks = ""  # line breaks that stood before the last mark
-        self._spoke = False  # content has been output
+        self._has_content = False  # content has been output
         self._draft: StreamParser | None = None  # parser of a possible call inside reasoning
         self._drafted: list[OutputPiece] = []  # pieces from ``_draft``
         self._n_fed = 0  # characters of the buffer given to ``_draft``
@@ -97,7 +97,7 @@ class StreamParser:
             out += getattr(self, f"_in_{self._state}")(last)
             if (self._state, len(self._buffer)) == before:
                 break
-        self._spoke |= any(part.kind == "content" for part in out)
+        self._has_content |= any(part.kind == "content" for part in out)
         if self._marks.forced:  # any content is the beginning of a mark that was cut
             out = [part for part in out if part.kind != "content"]
         return merged(out)
@@ -113,7 +113,7 @@ class StreamParser:
         return self._state in ("draft", "aside")
 
     @property
-    def says(self) -> tuple[bool, int | None]:
+    def content_state(self) -> tuple[bool, int | None]:
         """Whether the parser is in content, and the number of characters at the end of the text
         that are still undecided; None: all since the mark of a call.
         """
@@ -132,7 +132,7 @@ class StreamParser:
             self._state = self._next
         return []
 
-    def _behind(self, rest: str, state: str) -> None:
+    def _skip_breaks(self, rest: str, state: str) -> None:
         """Drop line breaks after a mark, then go to ``state``. ``rest``: text after the mark."""
         self._buffer = rest
         self._state = "gap"
@@ -148,7 +148,7 @@ class StreamParser:
         if row is not None and bare and row.lead:
             marks.append(row.lead)
         if thought is not None and text.startswith(thought.begin):
-            self._behind(text[len(thought.begin) :], "reasoning")
+            self._skip_breaks(text[len(thought.begin) :], "reasoning")
         elif row is not None and bare and (text.startswith("{") or _begins(text, row.lead)):
             self._raw = row.lead if _begins(text, row.lead) else ""
             self._buffer = text.removeprefix(row.lead)
@@ -165,8 +165,8 @@ class StreamParser:
         ends = (thought.close, *thought.ends)
         text, found = self._until((*ends, *calls), last)
         if found in ends:
-            after = "content" if self._spoke else "start"
-            self._behind(self._buffer, "header" if marks.channels else after)
+            after = "content" if self._has_content else "start"
+            self._skip_breaks(self._buffer, "header" if marks.channels else after)
         elif found:
             own = replace(marks, thought=None, opened=False, begun=False, within=False)
             own = replace(own, parallel=True, streams=False, sure=False, forced=False)
@@ -225,7 +225,7 @@ class StreamParser:
         assert thought is not None
         text, found, rest = self._buffer.partition(thought.close)
         if found:
-            self._behind(rest, "content")
+            self._skip_breaks(rest, "content")
             return [OutputPiece("reasoning", text.strip("\n"))]
         if last:
             self._state = "content"
@@ -252,7 +252,7 @@ class StreamParser:
             if found == thought.begin:
                 self._raw = found
                 if thought.reserved:
-                    self._behind(self._buffer, "reasoning")
+                    self._skip_breaks(self._buffer, "reasoning")
                 else:
                     self._state = "aside"
                 return [OutputPiece("content", text + self._breaks)]
@@ -493,7 +493,7 @@ class StreamParser:
         elif row.by_header:
             self._state = "header"
         else:  # no calls follow a bare call
-            self._behind(self._buffer, "content" if row.trigger else "rest")
+            self._skip_breaks(self._buffer, "content" if row.trigger else "rest")
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
@@ -504,7 +504,7 @@ class StreamParser:
         end = row.wrap[1].lstrip()
         open = row.first.lstrip()
         if text.startswith(end):
-            self._behind(text[len(end) :], "header" if self._marks.channels else "content")
+            self._skip_breaks(text[len(end) :], "header" if self._marks.channels else "content")
         elif text.startswith(open) and text and not end.startswith(text):
             size = len(open) if row.open else 0
             self._raw += text[:size]

@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.chat.tools.formats import Tags
 from treadle.chat.tools.grammar_rules import GrammarRules
-from treadle.chat.tools.schemas import StringAlternatives, choices, divided
+from treadle.chat.tools.schemas import StringAlternatives, choices, split_strings
 from treadle.chat.tools.unquoted_text import limits, not_beginning
 from treadle.grammar.json_schema import is_possible
 
@@ -31,7 +31,7 @@ class Tagged:
         """
         tags = self._tags
         rules = self._rules
-        texts, others = divided(schema)
+        texts, others = split_strings(schema)
         if tags.others and texts.null:
             texts = StringAlternatives(texts.schemas)
             others = [{"type": "null"}]

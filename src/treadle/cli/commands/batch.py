@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from treadle.server.batch_file.work import OutputLine
     from treadle.server.requests.service import ServerSettings
 
-TOLD_S = 10.0  # seconds between two lines of progress, if there is no progress bar
+REPORT_S = 10.0  # seconds between two lines of progress, if there is no progress bar
 
 
 class JobProgress:
@@ -54,7 +54,7 @@ class JobProgress:
         self.n_tokens += written.n_tokens
         self._bar.note = f"{self.n_failed} failed" if self.n_failed else ""
         self._bar("lines", self.n_lines, self.total)
-        if not self._bar.enabled and time.monotonic() - self._last > TOLD_S:
+        if not self._bar.enabled and time.monotonic() - self._last > REPORT_S:
             self._last = time.monotonic()
             remark(self.summary())
 
@@ -179,9 +179,11 @@ def command(
 
             try:
                 if cluster is None:
-                    answer_here(lines, write, model, fields, settings, progress, load)
+                    answer_locally(lines, write, model, fields, settings, progress, load)
                 else:
-                    answer_there(lines, write, model, fields, settings, cluster, replicas, load)
+                    answer_on_cluster(
+                        lines, write, model, fields, settings, cluster, replicas, load
+                    )
             except KeyboardInterrupt:
                 progress.close()
                 remark(f"{told.summary()}; run the same command again to continue")
@@ -193,7 +195,7 @@ def command(
         file.close()
 
 
-def answer_here(
+def answer_locally(
     lines: Iterator[InputLine],
     write: Callable[[OutputLine], None],
     model: str | None,
@@ -223,7 +225,7 @@ def answer_here(
             service.close()
 
 
-def answer_there(
+def answer_on_cluster(
     lines: Iterator[InputLine],
     write: Callable[[OutputLine], None],
     model: str | None,

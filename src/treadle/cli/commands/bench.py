@@ -14,7 +14,7 @@ import click
 from treadle.api.summary import bytes_by_type
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.bench_engines import (
-    Contender,
+    BenchEngine,
     LlamaCpp,
     Streams,
     Treadle,
@@ -30,13 +30,13 @@ from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json
 from treadle.errors import TreadleError
+from treadle.files.splits import shown_name
 from treadle.files.target import files_of
-from treadle.models.graphs import main_output
 
-TELLING_S = 0.02  # least seconds of all repetitions: waking the threads takes 0.1 ms of each
+MIN_CPU_S = 0.02  # least seconds of all repetitions: waking the threads takes 0.1 ms of each
 
 
-def least(n: int) -> Callable[[str], tuple[int, ...]]:
+def int_list(n: int) -> Callable[[str], tuple[int, ...]]:
     """Return a parser of integers of at least ``n``, separated by commas; it drops duplicates, and
     raises click.BadParameter.
     """
@@ -117,17 +117,20 @@ class Schedule:
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True, type=ModelType())
 @click.option(
-    "-p", "--prompt", "n_prompt", type=least(0), default="512", help="Prompt tokens to process."
+    "-p", "--prompt", "n_prompt", type=int_list(0), default="512", help="Prompt tokens to process."
 )
-@click.option("-n", "--gen", "n_gen", type=least(0), default="128", help="Tokens to generate.")
+@click.option("-n", "--gen", "n_gen", type=int_list(0), default="128", help="Tokens to generate.")
 @click.option(
-    "-d", "--depth", type=least(0), default="0", help="Tokens in the context before the test."
-)
-@click.option(
-    "-s", "--sequences", type=least(1), default="1", help="Sequences that generate in one batch."
+    "-d", "--depth", type=int_list(0), default="0", help="Tokens in the context before the test."
 )
 @click.option(
-    "-t", "--threads", type=least(1), help="Number of threads; `treadle doctor` shows the default."
+    "-s", "--sequences", type=int_list(1), default="1", help="Sequences that generate in one batch."
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=int_list(1),
+    help="Number of threads; `treadle doctor` shows the default.",
 )
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
 @kv_options
@@ -224,9 +227,10 @@ def command(
     warn_busy(results)
     if plot:  # after the results: a full disk loses only the chart
         from treadle.cli.bench_plot import draw
-        from treadle.cli.ui.svg import origin, save
+        from treadle.cli.ui.svg import origin
+        from treadle.files.target import write_text
 
-        save(plot, draw([r for r in results if r.picture is None], origin([])))
+        write_text(plot, draw([r for r in results if r.picture is None], origin([])))
 
 
 def time_speech(
@@ -268,11 +272,11 @@ def record(path: Path, results: Sequence[Result], kv: str | None) -> None:
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each path: its file name, or the path itself if two different paths have
-    the same file name.
+    """Return a name for each path: that of its file or folder, or the path itself if two different
+    paths have the same name.
     """
-    unique = {path.name for path in paths}
-    return [path.name if len(unique) == len(set(paths)) else str(path) for path in paths]
+    unique = {shown_name(path) for path in paths}
+    return [shown_name(path) if len(unique) == len(set(paths)) else str(path) for path in paths]
 
 
 def time_model(
@@ -289,9 +293,9 @@ def time_model(
     settings |= schedule.media
     model: Any = load_model(str(path), progress, room=schedule.context, **settings)
     results: list[Result] = []
-    engines: list[Contender] = []
+    engines: list[BenchEngine] = []
     try:
-        if main_output(model.config) != "logits":
+        if model.config.main_output != "logits":
             how = "time its steps with `treadle plan MODEL -p 128 --profile`"
             raise TreadleError(f"{path}: the model does not generate text: {how}")
         most = min(model.engine.max_tokens, OUTPUTS)
@@ -395,11 +399,11 @@ class BenchTimes:
         in ``seconds``, 0 to 1; None if the sum of ``seconds`` is too short to tell.
         """
         total_s = sum(seconds)
-        return min(1.0, self.cpu_s / total_s / n_threads) if total_s >= TELLING_S else None
+        return min(1.0, self.cpu_s / total_s / n_threads) if total_s >= MIN_CPU_S else None
 
 
 def time_in_turns(
-    model: Any, engines: Sequence[Contender], test: Test, repeat: int, progress: ProgressBar
+    model: Any, engines: Sequence[BenchEngine], test: Test, repeat: int, progress: ProgressBar
 ) -> BenchTimes:
     """Time every repetition of every engine.
 
@@ -420,22 +424,22 @@ def time_in_turns(
     return timed
 
 
-def time_once(engine: Contender, test: Test) -> tuple[float, float]:
+def time_once(engine: BenchEngine, test: Test) -> tuple[float, float]:
     """Return the seconds that ``test`` takes once: wall time, and processor time of all threads,
     spinning ones included. Its ``depth`` tokens are put into the cache first, untimed.
     """
-    engine.hold(test.depth, test.sequences)
+    engine.set_depth(test.depth, test.sequences)
     start_s = time.perf_counter()
     start_cpu_s = time.process_time()
     if test.kind == "pp":
-        engine.read(test.n)
+        engine.prefill(test.n)
     else:
-        engine.write(test.n, test.sequences)
+        engine.decode(test.n, test.sequences)
     return time.perf_counter() - start_s, time.process_time() - start_cpu_s
 
 
 def evaluate(
-    model: Any, name: str, engines: Sequence[Contender], test: Test, timed: BenchTimes
+    model: Any, name: str, engines: Sequence[BenchEngine], test: Test, timed: BenchTimes
 ) -> Iterator[Result]:
     """Yield a result for each engine from its times. Bytes and operations are those of treadle's
     plan.

@@ -219,7 +219,7 @@ class Chat:
         heard: ReplyView | None = None
         try:
             reply = self.fitting()
-            heard = self.heard(reply, screen)
+            heard = self.open_view(reply, screen)
             screen.show(conversation.prefill)
             if hasattr(reply, "parts"):
                 for part in reply.parts():
@@ -269,7 +269,7 @@ class Chat:
             return False
         return True
 
-    def heard(self, reply: Generation, screen: Screen) -> ReplyView:
+    def open_view(self, reply: Generation, screen: Screen) -> ReplyView:
         """Return a view that shows the pieces of ``reply`` on ``screen``."""
         settings = self.conversation.settings
         marks = marks_of(self.model, reply, bound=settings.constraint is not None)

@@ -15,6 +15,7 @@ from treadle.cli.options import plan_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, print_table, printable, remark, say, scaled
 from treadle.errors import FileError
+from treadle.files.target import write_text
 
 if TYPE_CHECKING:
     from treadle.selftest.kernel_check import KernelCheck
@@ -75,7 +76,7 @@ def command(
         print_report(report)
         if json_to is not None:
             text = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
-            Path(json_to).write_text(text, encoding="utf-8")
+            write_text(Path(json_to), text)
             say(f"report: {json_to}")
     if not report.passed:
         ctx.exit(1)

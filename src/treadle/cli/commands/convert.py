@@ -216,13 +216,13 @@ def write_files(
     remarks.
     """
     from treadle.convert.detect import find_kind, open_source
-    from treadle.convert.page_cache import before_opening
+    from treadle.convert.page_cache import record_page_cache
     from treadle.convert.recipe import notes
     from treadle.convert.sources.source import PARTS_LEFT_OUT
     from treadle.convert.writer import STAGE, convert
 
     with ExitStack() as stack:
-        cache = stack.enter_context(closing(before_opening(path)))
+        cache = stack.enter_context(closing(record_page_cache(path)))
         kind = find_kind(path)
         parts = None
         if projector is not None:

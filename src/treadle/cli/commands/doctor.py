@@ -62,20 +62,20 @@ def examine(
     """Return a report on this machine, with its measured peaks if kernels can be compiled, and on
     MODEL's files if one is given.
     """
-    from treadle.devices.cpu.residence import read_anew
-    from treadle.devices.cuda.facts import told
-    from treadle.devices.wgpu.device import told as wgpu_told
+    from treadle.devices.cpu.residence import reread
+    from treadle.devices.cuda.facts import device_properties
+    from treadle.devices.wgpu.device import device_properties as wgpu_told
     from treadle.errors import CacheError, CompileError
     from treadle.machine.topology import usable_threads
     from treadle.profiling.facts import Subject
     from treadle.profiling.peaks import measure_peaks
     from treadle.profiling.report import describe, row_in_use
 
-    about = None if model is None else look_at(model, progress, chat_template)
+    about = None if model is None else read_model_file(model, progress, chat_template)
     if about is not None and reload:
         for i, path in enumerate(about.files):
             progress("reading", i, len(about.files))
-            read_anew(path)
+            reread(path)
     peaks = None
     failure = None
     try:
@@ -83,14 +83,16 @@ def examine(
     except (CacheError, CompileError) as error:
         failure = str(error)
     report = describe(Subject(about, peaks))
-    report["gpu"] = told() | wgpu_told()
+    report["gpu"] = device_properties() | wgpu_told()
     report["warnings"] = report.pop("warnings")  # last in the output
     if failure:
         report["warnings"].append(f"peaks were not measured: {failure}")
     return report
 
 
-def look_at(model: str, progress: ProgressBar, chat_template: str | None = None) -> ModelFile:
+def read_model_file(
+    model: str, progress: ProgressBar, chat_template: str | None = None
+) -> ModelFile:
     """Return facts about MODEL's files, without reading weights."""
     from treadle.api.summary import bytes_by_type
     from treadle.cli.load import find_model
@@ -168,7 +170,7 @@ def print_report(report: Mapping[str, object]) -> None:
     """Print the report for people."""
     room = terminal_width()
     for line in render(report):
-        at = hang(line)
+        at = hanging_indent(line)
         if room and at > room - LEAST_ROOM:  # the value follows its key
             begin = len(line) - len(line.lstrip())
             line = " " * begin + re.sub(" {2,}", "  ", line.lstrip())
@@ -190,7 +192,7 @@ def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
             yield f"{indent}{label(key):<{width}}  {printable(written(key, value))}".rstrip()
 
 
-def hang(line: str) -> int:
+def hanging_indent(line: str) -> int:
     """Return the indent of the line's continuations when it is wrapped: the column of its value."""
     begin = len(line) - len(line.lstrip())
     gap = line.find("  ", begin)

@@ -26,7 +26,6 @@ from treadle.cli.speed import Peaks, explain_caches, measured_peaks, peaks_of
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, n_bytes, print_json, print_table, say, scaled
 from treadle.errors import TreadleError
-from treadle.models.graphs import main_output
 
 ROOM = 4096  # least context of a profile in tokens: smaller ones have other plans
 AGREES = 0.03  # of the whole: a larger difference of the steps' sum is explained
@@ -97,7 +96,7 @@ def command(
         loaded = load_model(model, progress, room=room, **load)
         if tokens > (most := loaded.engine.max_tokens):
             raise click.UsageError(f"-p {tokens}: at most {most} tokens fit one run of this model")
-        if depth and main_output(loaded.config) != "logits":
+        if depth and loaded.config.main_output != "logits":
             raise click.UsageError(
                 "-d: this model processes a text in one run, with no tokens before it"
             )

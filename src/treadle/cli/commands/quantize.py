@@ -214,14 +214,14 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
     """
     from treadle.quantize.imatrix.matrix import missing
 
-    out = [*instead(recipe), *trained(recipe)]
+    out = [*substitution_text(recipe), *training_warnings(recipe)]
     groups: dict[tuple[str, str], list[str]] = {}
     for target in recipe.targets:
         if target.note and target.instead_of is None:
             groups.setdefault((target.type.name, target.note), []).append(target.tensor.name)
     for (fmt, note), names in groups.items():
         out.append(f"{fmt} instead ({note}): {printable(listed(names, SHOWN))}")
-    if matrix is not None and (unheeded := recipe.unheeded(matrix)):
+    if matrix is not None and (unheeded := recipe.unused_importances(matrix)):
         each = ", ".join(f"{fmt} ({matrices(len(names))})" for fmt, names in unheeded.items())
         out.append(f"the importance matrix has no effect in {each}")
     coarse = recipe.wants_imatrix
@@ -235,11 +235,11 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
     return out
 
 
-def instead(recipe: Recipe) -> list[str]:
+def substitution_text(recipe: Recipe) -> list[str]:
     """Return one line about all formats that were substituted because rows do not divide into whole
     blocks; empty if none was.
     """
-    groups = recipe.instead
+    groups = recipe.fallbacks
     if not groups:
         return []
     rows = sorted({target.tensor.shape[-1] for targets in groups.values() for target in targets})
@@ -251,7 +251,7 @@ def instead(recipe: Recipe) -> list[str]:
     return [f"rows of {sizes} weights do not divide into whole blocks: {', '.join(each)}"]
 
 
-def trained(recipe: Recipe) -> list[str]:
+def training_warnings(recipe: Recipe) -> list[str]:
     """Return a warning for each format that only suits weights trained in it."""
     from treadle.formats import by_name
     from treadle.quantize.mixes import TRAINED

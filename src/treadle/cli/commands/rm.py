@@ -38,7 +38,7 @@ def command(names: tuple[str, ...], yes: bool) -> None:
         say(printable(f"removed {model.origin}"))
     text = f"{n_bytes(freed)} freed"
     if plan.shared:
-        text += f"; {staying(plan)}"
+        text += f"; {kept_files_text(plan)}"
     remark(text)
 
 
@@ -58,7 +58,7 @@ def find_one(name: str, models: Sequence[StoredModel]) -> StoredModel:
     raise FileError(f"no such model on this machine{hint}", path=name)
 
 
-def staying(plan: RemovalPlan) -> str:
+def kept_files_text(plan: RemovalPlan) -> str:
     """Return a message: the number of files that stay, and why."""
     n = len(plan.shared)
     stay = "stay" if n > 1 else "stays"
@@ -73,7 +73,7 @@ def ask(plan: RemovalPlan, models: Sequence[StoredModel]) -> None:
         size = f"{n_bytes(model.n_bytes)} in {counted(len(model.files), 'file')}"
         remark(f"{shortest(model, models)}: {model.origin}, {size}")
     if plan.shared:
-        remark(staying(plan))
+        remark(kept_files_text(plan))
     if not can_ask():
         raise click.UsageError("standard input is no terminal to ask on: --yes removes them")
     if not click.confirm(f"Remove, and free {n_bytes(plan.n_bytes)}?", err=True):

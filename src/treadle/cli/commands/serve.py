@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.base.humanize import listed
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.door_options import check_files, door_options
 from treadle.cli.engine_options import CheckedOptions, ServeCommand, ServeRole
@@ -24,10 +25,11 @@ from treadle.cli.options import (
     writing_load_options,
 )
 from treadle.cli.router import SOURCES, check_alone, router_options, serve_models
-from treadle.cli.speech import load_recognizer, speech_model_path
+from treadle.cli.speech import left_out, load_recognizer, speech_model_path
 from treadle.cli.tool_servers import ToolServerOptions, tell_servers, tool_server_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
+from treadle.files.splits import shown_name
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -214,6 +216,8 @@ def command(
     model = models[0] if models else None
     with ProgressBar() as progress:
         if model is not None and (speech := speech_model_path(model, progress)) is not None:
+            if unused := left_out(context):
+                remark(f"{shown_name(speech)} is a speech model: {listed(unused, 8)} left out")
             return _serve_speech(speech, progress, own, port, grace, loading)
     toolbox = tool_servers.open()
     own = replace(own, toolbox=toolbox)
@@ -258,7 +262,7 @@ def _serve_speech(
             progress.close()
             n = len(recognizer.languages)
             remark(
-                f"{path.name} is ready: {recognizer.n_threads} threads, transcribes "
+                f"{shown_name(path)} is ready: {recognizer.n_threads} threads, transcribes "
                 f"{f'{n} languages' if n > 1 else 'English'}: POST /v1/audio/transcriptions"
             )
             click.echo(url)

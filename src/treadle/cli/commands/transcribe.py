@@ -163,7 +163,7 @@ def command(
         with load_recognizer(path, progress, loading) as recognizer:
             failed = 0
             for file in files:
-                outlet = Outlet(file, wanted, output, beside, many=len(files) > 1)
+                outlet = TranscriptWriter(file, wanted, output, beside, many=len(files) > 1)
                 try:
                     transcribe_file(recognizer, file, own, outlet, progress)
                 except TreadleError as error:
@@ -227,7 +227,7 @@ def target_of(file: str, format: str, folder: Path | None) -> Path:
     return parent / f"{name}{SUFFIXES[format]}"
 
 
-class Outlet:
+class TranscriptWriter:
     """Writes one sound's transcript: to files at the end, or to standard output while it is
     decoded. ``many``: there are several sounds, so that each gets a heading.
     """
@@ -299,12 +299,13 @@ class Outlet:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file, and create its folder. Raises FileError."""
+    """Write a text file atomically, and create its folder. Raises FileError."""
     from treadle.base.humanize import why
+    from treadle.files.target import write_text
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        write_text(path, text)
     except OSError as error:
         raise FileError(why(error), path=str(path)) from None
 
@@ -313,7 +314,7 @@ def transcribe_file(
     recognizer: SpeechRecognizer,
     file: str,
     settings: TranscribeSettings,
-    outlet: Outlet,
+    outlet: TranscriptWriter,
     progress: ProgressBar,
 ) -> None:
     """Transcribe the sound ``file``, "-" for standard input, and write it to ``outlet``. Raises

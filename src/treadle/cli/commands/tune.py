@@ -23,7 +23,7 @@ from treadle.cli.ui.table import print_json, remark, say
 from treadle.cli.usage import refuse_options
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
-from treadle.machine.topology import busy
+from treadle.machine.topology import busy_warning
 from treadle.profiling.tune import CROSSOVER, KERNELS
 
 MEASURING = ("kernel", "formats", "k", "m", "n", "threads", "repeat", "plot", "force")
@@ -135,11 +135,12 @@ def command(
             say(f"saved in {saved}: later runs use it")
     if plot is not None:  # after the results: a full disk loses only the chart
         from treadle.cli.tune_plot import draw
-        from treadle.cli.ui.svg import origin, save
+        from treadle.cli.ui.svg import origin
+        from treadle.files.target import write_text
 
         rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
         subtitle = f"K {k}, M {m}, {counted(n_threads, 'thread')}"
-        save(plot, draw(rows, subtitle, origin([isa.name])))
+        write_text(plot, draw(rows, subtitle, origin([isa.name])))
     if doubtful and not dry_run:
         refuse(doubtful)
 
@@ -228,7 +229,7 @@ def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
     ``refused``: results whose busy machine ``refuse`` reports instead.
     """
     share = min((result.cpu_share for result in results if result not in refused), default=1.0)
-    if warning := busy([share], ", so the best may be chance; stop them and measure again"):
+    if warning := busy_warning([share], ", so the best may be chance; stop them and measure again"):
         remark(warning)
     for sweep in (s for result in results for s in result.sweeps):
         for variant in sweep.variants:

@@ -15,6 +15,7 @@ from treadle.cli.options import plan_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import say, show
 from treadle.errors import CacheError
+from treadle.files.splits import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,6 +101,6 @@ def print_report(report: Mapping[str, Any]) -> None:
     n = report["n_compiled"]
     there = f", {report['n_cached']} were there" if report["n_cached"] else ""
     say(
-        f"{Path(report['model']).name}: {n} kernel{'' if n == 1 else 's'} compiled for "
+        f"{shown_name(Path(report['model']))}: {n} kernel{'' if n == 1 else 's'} compiled for "
         f"{report['isa']} in {report['seconds']:.1f} s{there}; they are in {report['folder']}"
     )

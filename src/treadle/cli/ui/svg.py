@@ -13,10 +13,9 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import why
 from treadle.cli.ui.table import printable
 from treadle.errors import FileError
-from treadle.files.target import check_folder, check_not_read, new_file
+from treadle.files.target import check_folder, check_not_read
 
 HEAD = b'<svg xmlns="http://www.w3.org/2000/svg"'  # the first bytes of each chart
 CHAR_PX = 6.4  # width of a 12 px letter, a little above average
@@ -384,15 +383,3 @@ def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
     if head and head != HEAD:
         what = "already exists, and is not a chart by treadle"
         raise FileError(what, path=path, expected="another file name")
-
-
-def save(path: Path, picture: str) -> None:
-    """Write an SVG document atomically, a device or pipe directly. Raises FileError."""
-    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced atomically
-        try:
-            path.write_text(picture, "utf-8")
-        except OSError as error:
-            raise FileError(f"cannot be written: {why(error)}", path=path) from error
-        return
-    with new_file(path.resolve()) as file:
-        file.write(picture.encode("utf-8"))

@@ -1,4 +1,7 @@
-"""Output of commands: tables, lines and numbers for people, JSON for programs."""
+"""Output of commands: tables, lines and numbers for people, JSON for programs.
+
+``emit`` writes text to standard output, ``remark`` a message to standard error.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from treadle.base.humanize import scaled as scaled
 from treadle.base.humanize import why
 from treadle.errors import printable as printable
 
-CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except \n, \t, and \r before \n
+CONTROL = r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # except \n, \t, and \r before \n
 # Settings of treadle.load in messages that advise to change them, and their options.
 SETTINGS = (
-    (re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])"), "-c"),
-    (re.compile(r"\bkv_(?:bytes|tokens)=(?![^\s,.;:)])"), "--kv-mib"),
+    (r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])", "-c"),
+    (r"\bkv_(?:bytes|tokens)=(?![^\s,.;:)])", "--kv-mib"),
 )
 SHOWN = 1000  # characters of a cell on a terminal
 GAP = 2  # columns between two cells
@@ -193,7 +196,7 @@ def is_dumb() -> bool:
 
 def harmless(text: str) -> str:
     """Escape control characters except newlines and tabs: a model's output may contain any."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return re.sub(CONTROL, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def emit(text: str) -> None:
@@ -217,7 +220,7 @@ def typed(error: Exception) -> str:
         return f"{error.filename}: {why(error)}" if error.filename else why(error)
     text = str(error)
     for setting, option in SETTINGS:
-        text = setting.sub(option, text)
+        text = re.sub(setting, option, text)
     return text
 
 

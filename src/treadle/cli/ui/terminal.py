@@ -118,10 +118,10 @@ class KeyboardGuard:
         with contextlib.suppress(OSError, ValueError):  # no descriptor
             self._terminal = SYSTEM.terminal(sys.stdin.fileno())
         if self._terminal is not None:
-            for number in SYSTEM.STOPS:
+            for number in SYSTEM.STOP_SIGNALS:
                 self._handlers[number] = signal.signal(number, self._stop)
-            if SYSTEM.GOES_ON is not None:
-                number = SYSTEM.GOES_ON
+            if SYSTEM.CONTINUE_SIGNAL is not None:
+                number = SYSTEM.CONTINUE_SIGNAL
                 self._handlers[number] = signal.signal(number, self._go_on)
             self._show(False)
         return self

@@ -13,7 +13,7 @@ FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`]*)$")  # opens or ends a code block
 MARK = re.compile(r"[ \t]*(?:[-*+•]|\d{1,9}[.)])[ \t]+")  # begins a list item
 VERBATIM = re.compile(r"[ \t]*(?:```|~~~|\|)")
 CODE = re.compile(r"(?: {4}|\t)[ \t]*\S")  # lines indented as code
-SIGHT = 80  # first characters of a line, which determine its kind
+MAX_MARKER = 80  # first characters of a line, which determine its kind
 # Typography of wide characters: those that may not begin a row, and may not end one.
 CLOSING = frozenset(
     "、。，．・：；？！」』】）〕］｝〉》”’…ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ\u200d"
@@ -53,7 +53,7 @@ class WordWrap:
             self._column = 0
             self._long = False
             return written
-        if len(self._line) < SIGHT or self._fence:
+        if len(self._line) < MAX_MARKER or self._fence:
             self._line += c
         if self._is_verbatim():
             held = self._pending
@@ -64,7 +64,7 @@ class WordWrap:
             self._pending = self._pending + c
             self._long = False
             return written
-        written = self._place() if self._may_part(c) else ""
+        written = self._place() if self._may_break(c) else ""
         self._pending += c
         if self._long or self._cells(self._pending) > self._width():
             written += self._place()
@@ -94,7 +94,7 @@ class WordWrap:
             return marks
         return "" if marks.startswith(self._fence) and not rest.strip() else self._fence
 
-    def _may_part(self, c: str) -> bool:
+    def _may_break(self, c: str) -> bool:
         """Return whether a row may be broken between the held word and the character ``c``."""
         before = self._pending[-1:]
         if not before.strip() or c in CLOSING or before in OPENING:

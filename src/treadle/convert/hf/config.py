@@ -20,7 +20,7 @@ from treadle.convert.hf.families.t5 import ENCODERS_OF
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.rope import f32, read_rope
 from treadle.convert.hf.windows import every_layer, every_layer_if_used
-from treadle.convert.quantized.checkpoint import METHODS, said_in
+from treadle.convert.quantized.checkpoint import METHODS, quantization_section
 from treadle.convert.quantized.mlx import KEYS, Quantization, find_quantization
 from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.convert.sources.llama_names import widths
@@ -56,8 +56,8 @@ class HfConfig:
     n_skipped: int = 0  # unused rows before the first learned position
     rules: Sequence[DerivationRule] = ()  # for tensors that GGUF stores differently
     n_extra: int = 0  # MTP layers after the last layer
-    headless: bool = False  # the model's class has no output head
-    spelt: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
+    lacks_output_head: bool = False  # the model's class has no output head
+    config_names: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
     path: Path = Path("config.json")
     in_layers: Callable[[str], str] | None = None  # see ``Family``
 
@@ -134,7 +134,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     for key, size in _BY_LAYER.items():
         if isinstance(made[key], list) and len(set(made[key]) - {0}) > 1:
             del sizes[size]
-    metadata = {"general.architecture": family.arch, **_in_full(made, family.arch)}
+    metadata = {"general.architecture": family.arch, **_with_prefix(made, family.arch)}
     return HfConfig(
         family,
         metadata,
@@ -151,13 +151,13 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         family.derived(keys),
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
-        _spelt(keys, family),
+        _config_names(keys, family),
         path,
         partial(family.in_layers, keys) if family.in_layers else None,
     )
 
 
-def _spelt(keys: MetadataReader, family: Family) -> dict[str, str]:
+def _config_names(keys: MetadataReader, family: Family) -> dict[str, str]:
     made = {name: family.word(word) for name, word in _BASIC.items()}
     made |= {name: key for key, name in family.copied.items()}
     if family.experts:
@@ -181,7 +181,7 @@ _BASIC = {
 _BY_LAYER = {"feed_forward_length": "n_ff", "attention.head_count": "n_attn"}
 
 
-def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
+def adapt_to_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
     """Return ``hyper`` for a folder that mlx-lm wrote: its norm weights are already 1 larger, as in
     GGUF, so ``norm_shift`` is 0.
 
@@ -237,7 +237,7 @@ def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = N
     return max(each), each if len(set(each)) > 1 else []
 
 
-def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
+def _with_prefix(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """Return keys as in a GGUF file: prefixed with "{arch}.", except ``treadle.*`` and
     ``tokenizer.*``. Keys of None are dropped.
     """
@@ -282,7 +282,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Metadat
     if part is not None:
         defaults = {**SIZES.get(name, {}), **defaults, **part.defaults}
     keys = MetadataReader(keys.values, path, defaults, keys.prefix)
-    return family, MetadataReader(family.respelt(keys), path, defaults, keys.prefix)
+    return family, MetadataReader(family.normalize_keys(keys), path, defaults, keys.prefix)
 
 
 def _refuse_others(
@@ -301,7 +301,7 @@ def _refuse_others(
         whole.refuse(
             "architectures", f"{', '.join(whole.get('architectures'))} is not a model that {does}"
         )
-    packed = None if packing else whole.within(KEYS[0]) or said_in(whole)
+    packed = None if packing else whole.within(KEYS[0]) or quantization_section(whole)
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"
         packed.refuse("quant_method", f"quantisation method {name} is not supported")

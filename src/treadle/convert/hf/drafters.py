@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from treadle.models.drafters.beside_model import D2T
+from treadle.models.drafters.target import D2T
 from treadle.models.graphs.assistant import ORDERING
 
 if TYPE_CHECKING:

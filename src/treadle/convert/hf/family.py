@@ -42,7 +42,7 @@ class Family:
     score_names: tensor names of the head that scores pairs of texts, if it may have one.
     positions_behind_pad: learned positions start after that of ``pad_token_id``.
     in_place: GGUF has no such architecture: the model runs from its folder only.
-    respelt: returns its keys under this family's names, if some have several spellings.
+    normalize_keys: returns its keys under this family's names, if some have several spellings.
     variant: chooses the actual family from the keys, if one ``model_type`` stands for several;
         None: this one.
     n_ff_default: ``intermediate_size`` if it is null, in units of ``hidden_size``.
@@ -86,7 +86,7 @@ class Family:
     score_names: Names = field(default_factory=dict)
     positions_behind_pad: bool = False
     in_place: bool = False
-    respelt: Callable[[MetadataReader], Mapping[str, Any]] = lambda keys: keys.values
+    normalize_keys: Callable[[MetadataReader], Mapping[str, Any]] = lambda keys: keys.values
     variant: Callable[[MetadataReader], Family | None] = lambda keys: None
     n_ff_default: int = 0
     experts: bool = False

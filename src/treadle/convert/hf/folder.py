@@ -15,7 +15,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -25,14 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.hf.config import HfConfig, as_laid_by_mlx, read_config
+from treadle.convert.hf.config import HfConfig, adapt_to_mlx, read_config
 from treadle.convert.hf.dense_modules import read_dense
 from treadle.convert.hf.drafters import Tables, with_usual_names
 from treadle.convert.hf.families.multimodal import TEXT_APART, TEXT_WEIGHTS
-from treadle.convert.hf.in_memory import Workshop
+from treadle.convert.hf.in_memory import AssembledTensors
 from treadle.convert.hf.mlx_names import as_transformers
 from treadle.convert.hf.pooling import read_pooling
-from treadle.convert.hf.row_order import IN_PLACE, turning_of
+from treadle.convert.hf.row_order import IN_PLACE, rope_row_order
 from treadle.convert.hf.scalar_tensors import take_numbers
 from treadle.convert.hf.sentence_transformers import read_query, read_sentences
 from treadle.convert.hf.tensors import (
@@ -42,7 +41,7 @@ from treadle.convert.hf.tensors import (
     MappedTensor,
     check_named,
     count_other_parts,
-    further_tensors,
+    mtp_tensors,
     name_tensors,
     renamed,
     tasks_left_out,
@@ -65,7 +64,7 @@ from treadle.convert.sources.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
-from treadle.files.hf_drafters import has_dspark, of_stages, stage_name
+from treadle.files.hf_drafters import has_dspark, stage_name, stages_config
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
@@ -78,12 +77,12 @@ from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
-from treadle.models.drafters.beside_model import I64
+from treadle.models.drafters.target import I64
 from treadle.models.graphs.nextn import HEAD, OUTPUT_MIX, SHARED
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
-from treadle.sampling.recommended import read_generation
+from treadle.sampling.recommended import read_generation_config
 
 _F32 = GGML_TYPE["F32"]
 
@@ -99,8 +98,10 @@ class HfFolder:
     weights: SafeTensors
     tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
-    lost: str = ""  # why the MTP layers are left out
-    plain: dict[str, Any] = field(default_factory=dict)  # the metadata without MTP layers
+    mtp_problem: str = ""  # why the MTP layers are left out
+    metadata_without_mtp: dict[str, Any] = field(
+        default_factory=dict
+    )  # the metadata without MTP layers
     tables: Tables = field(default_factory=dict)  # of integers, by GGUF name
 
 
@@ -114,8 +115,8 @@ def open_hf(path: str | os.PathLike[str], *, drafter: bool = False) -> HFModel:
     checkpoint = read_checkpoint(path, drafter=drafter)
     if said := tasks_left_out(checkpoint.weights):
         logging.getLogger("treadle").warning("%s: %s", checkpoint.path, said)
-    if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
-        warnings.warn(checkpoint.lost, stacklevel=2)
+    if checkpoint.mtp_problem and ARCHS[checkpoint.hyper.family.arch].nextn:
+        warnings.warn(checkpoint.mtp_problem, stacklevel=2)
     return HFModel(checkpoint)
 
 
@@ -125,26 +126,18 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
     place = given if given != folder else _weights_of(folder)
-    if str(config.get("model_type")) in TEXT_APART:
-        _check_text(config, folder, place)
-    stages = drafter and has_dspark(config)
-    if stages:
-        with closing(open_safetensors(place)) as weights:
-            config = {**of_stages(config, weights.tensors)}
-    hyper = read_config(config, folder / CONFIG)
-    weights = open_safetensors(place)
+    # Other models are refused by their config before any weights are opened.
+    weights = open_safetensors(place) if _needs_names(config, drafter) else None
     try:
-        if stages:
-            weights.tensors = {
-                at: replace(tensor, name=at)
-                for name, tensor in weights.tensors.items()
-                if (at := stage_name(name))
-            }
+        if weights is not None:
+            config = _part_of(config, folder, weights)
+        hyper = read_config(config, folder / CONFIG)
+        weights = weights or open_safetensors(place)
         if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
         weights.tensors, laid = as_transformers(weights.tensors)
         if laid:
-            hyper = as_laid_by_mlx(hyper, folder)
+            hyper = adapt_to_mlx(hyper, folder)
         tables: Tables = {}
         if hyper.family.drafts:
             weights.tensors, tables = with_usual_names(weights.tensors)
@@ -159,7 +152,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
         kind = most.tensor.dtype
         if kind in FILE_TYPES:
             metadata["general.file_type"] = FILE_TYPES[kind]
-        metadata |= read_generation(read_optional(folder / GENERATION))
+        metadata |= read_generation_config(read_optional(folder / GENERATION))
         metadata |= read_pooling(folder, config, hyper)
         metadata |= read_query(folder, hyper) if hyper.scores else read_sentences(folder)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
@@ -169,44 +162,65 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
         if types := checkpoint.tensors.get("token_types.weight"):  # llama.cpp requires this key
             metadata["tokenizer.ggml.token_type_count"] = types.shape[0]
-        if further := further_tensors(weights, hyper):
-            checkpoint = _with_further(checkpoint, further)
+        if further := mtp_tensors(weights, hyper):
+            checkpoint = _with_mtp(checkpoint, further)
     except BaseException:
-        weights.close()
+        if weights is not None:
+            weights.close()
         raise
     return checkpoint
 
 
-def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
+def _with_mtp(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
     """Return the folder with its MTP layers added. If these are incomplete or unsupported, return
-    it without them, with the reason in ``lost``.
+    it without them, with the reason in ``mtp_problem``.
     """
-    from treadle.convert.hf.mtp import check_further, further_keys, name_further
+    from treadle.convert.hf.mtp import check_mtp, mtp_keys, name_mtp
 
     try:
-        found = name_further(further, checkpoint.hyper)
+        found = name_mtp(further, checkpoint.hyper)
         result = replace(
             checkpoint,
             tensors=checkpoint.tensors | found,
-            metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
-            plain=checkpoint.metadata,
+            metadata=checkpoint.metadata | mtp_keys(found, checkpoint.hyper),
+            metadata_without_mtp=checkpoint.metadata,
         )
-        check_further(_Outline(result), result.hyper)
+        check_mtp(_Outline(result), result.hyper)
         names = ARCHS[result.hyper.family.arch].names
         found = dict(renamed(name, named, names) for name, named in found.items())
         result.tensors = checkpoint.tensors | found
     except (FileError, UnsupportedError) as error:
-        return replace(checkpoint, lost=f"MTP layers are left out: {error}")
+        return replace(checkpoint, mtp_problem=f"MTP layers are left out: {error}")
     return result
 
 
-def _check_text(config: Mapping[str, Any], folder: Path, place: Path) -> None:
+def _needs_names(config: Mapping[str, Any], drafter: bool) -> bool:
+    """Return whether the names of tensors decide what is read of the folder (``_part_of``)."""
+    return (drafter and has_dspark(config)) or str(config.get("model_type")) in TEXT_APART
+
+
+def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict[str, Any]:
+    """Return the config of the DSpark in a DeepSeek V4 folder, and leave only its tensors in
+    ``weights``. Other folders: raise UnsupportedError if there are no weights of the text model.
+    """
+    if not has_dspark(config):
+        _check_text(config, folder, weights)
+        return config
+    config = {**stages_config(config, weights.tensors)}
+    weights.tensors = {
+        at: replace(tensor, name=at)
+        for name, tensor in weights.tensors.items()
+        if (at := stage_name(name))
+    }
+    return config
+
+
+def _check_text(config: Mapping[str, Any], folder: Path, weights: SafeTensors) -> None:
     """Raise UnsupportedError if a multimodal folder has no weights of its text model: some publish
     these in a repository of their own.
     """
-    with closing(open_safetensors(place)) as weights:
-        if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
-            return
+    if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
+        return
     kind = config["model_type"]
     key = TEXT_APART[kind]
     part = config.get("text_config")
@@ -256,7 +270,7 @@ class HFModel(GGUF):
             self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
-        self._workshop = workshop = Workshop(checkpoint.path, checkpoint.tensors)
+        self._workshop = workshop = AssembledTensors(checkpoint.path, checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
                 data = f32_bytes(named.floats(_shift(named, hyper)))
@@ -267,7 +281,7 @@ class HFModel(GGUF):
             else:
                 self.tensors[name] = _in_place(named)
         for name, values in hyper.factors.items():
-            self.tensors[name] = _of_config(name, values, checkpoint)
+            self.tensors[name] = _from_config(name, values, checkpoint)
         for name, table in checkpoint.tables.items():
             self.tensors[name] = _table(name, table, checkpoint)
         self._maps = weights.maps
@@ -285,7 +299,7 @@ class _Outline(GGUF):
         self.metadata = checkpoint.metadata
         self.tensors = {name: _in_place(named) for name, named in checkpoint.tensors.items()}
         for name, values in checkpoint.hyper.factors.items():
-            self.tensors[name] = _of_config(name, values, checkpoint)
+            self.tensors[name] = _from_config(name, values, checkpoint)
         for name, table in checkpoint.tables.items():
             self.tensors[name] = _table(name, table, checkpoint)
 
@@ -317,7 +331,7 @@ def _in_place(named: MappedTensor) -> Tensor:
     )
 
 
-def _of_config(name: str, values: npt.NDArray[np.float32], checkpoint: HfFolder) -> Tensor:
+def _from_config(name: str, values: npt.NDArray[np.float32], checkpoint: HfFolder) -> Tensor:
     return _in_memory(name, values.shape, _F32, f32_bytes(values), checkpoint.path / CONFIG)
 
 
@@ -369,7 +383,7 @@ def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source
         origin = f"{checkpoint.weights.path}: {name}"
         tensors[name] = SourceTensor(name, table.shape, I64, partial(_integers, table), origin)
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
-    notes += filter(None, (checkpoint.lost, apart, tasks_left_out(checkpoint.weights)))
+    notes += filter(None, (checkpoint.mtp_problem, apart, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):
         notes.append(f"{PARTS_LEFT_OUT} ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:
@@ -391,7 +405,7 @@ def _without_mtp_heads(checkpoint: HfFolder) -> str:
     checkpoint.tensors = {
         name: named for name, named in checkpoint.tensors.items() if layer_of(name)[0] < n_layer
     }
-    checkpoint.metadata = checkpoint.plain
+    checkpoint.metadata = checkpoint.metadata_without_mtp
     return "MTP layers are left out, as by llama.cpp's converter: --mtp writes a file of them alone"
 
 
@@ -410,7 +424,7 @@ def _mtp_alone(checkpoint: HfFolder) -> str:
         elif name in SHARED:
             found[name] = named
     if all(layer_of(name)[0] < 0 for name in found):
-        why = checkpoint.lost or "its weights have none"
+        why = checkpoint.mtp_problem or "its weights have none"
         raise UnsupportedError(f"{checkpoint.path}: no file of MTP layers can be written: {why}")
     checkpoint.tensors = found
     return ""
@@ -439,7 +453,7 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
 
 def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
     tensor = named.tensor
-    turned = turning_of(layer_of(named.name)[1], named.shape, hyper)
+    turned = rope_row_order(layer_of(named.name)[1], named.shape, hyper)
 
     def as_stored() -> Bytes:
         rows = named.rows()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from treadle.base.humanize import n_bytes
 from treadle.convert.quantized.dequantized_tensor import DequantizedTensor
-from treadle.convert.sources.check_finite import find_nonfinite, said_of
+from treadle.convert.sources.check_finite import find_nonfinite, nonfinite_message
 from treadle.convert.sources.derived_tensors import DerivedTensor
 from treadle.errors import FileError
 from treadle.files.safetensors import SafeTensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from treadle.convert.hf.tensors import MappedTensor
 
 
-class Workshop:
+class AssembledTensors:
     """The tensors of a folder whose stored form differs from the engine's, assembled in memory.
 
     The first read of any of them assembles all, with one thread per processor (numpy releases the
@@ -85,7 +85,9 @@ def _rows_of(named: MappedTensor) -> Bytes:
     if _is_unpacked(named.tensor):  # just computed, so the check is cheap
         fmt = FORMATS[named.ggml_type]
         if (block := find_nonfinite(fmt, rows, named.shape[-1])) >= 0:
-            raise named.tensor.error(said_of(fmt, block, named.shape[-1]), "finite weights")
+            raise named.tensor.error(
+                nonfinite_message(fmt, block, named.shape[-1]), "finite weights"
+            )
     return rows
 
 

@@ -8,7 +8,6 @@ halves of ``eh_proj`` as two tensors, and its own tensors to mix the streams aft
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,12 @@ from treadle.convert.hf.tensor_names import NAME, Names
 from treadle.convert.hf.tensors import MappedTensor, named_as
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, make_tensors
 from treadle.errors import UnsupportedError
-from treadle.files.hf_drafters import stage_name
+from treadle.files.hf_drafters import MTP_NAME, stage_name
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.compressed import RATIOS
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.nextn import HEAD_PARTS, nextn_model
+from treadle.models.graphs.nextn import STREAM_PARTS, nextn_model
 from treadle.models.graphs.recurrence import FLAGS
 from treadle.models.keys import NEXTN, ArchMetadata
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 _PART = "mtp."
-_NUMBERED = re.compile(r"mtp\.(0|[1-9]\d{0,3})\.(?P<rest>.+)")
 _SURPLUS = "is not a tensor of an MTP layer"
 _COUNTED: Names = {
     "eh_proj": "nextn.eh_proj",
@@ -48,7 +46,7 @@ _COUNTED: Names = {
 _OF_STREAMS: Names = {
     **_COUNTED,
     "norm": "nextn.shared_head_norm",
-    **{f"hc_out.{part}": f"nextn.hc_head_{part}" for part in HEAD_PARTS},
+    **{f"hc_out.{part}": f"nextn.hc_head_{part}" for part in STREAM_PARTS},
 }
 _APART: Names = {
     "fc": "nextn.eh_proj",
@@ -58,7 +56,7 @@ _APART: Names = {
 }
 
 
-def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
+def name_mtp(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
     """Return the MTP layers' ``tensors`` under GGUF's names, ordered by layer.
 
     Raises UnsupportedError for an unsupported architecture or layout, FileError for an unknown
@@ -70,7 +68,7 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
         what = "its drafter is DSpark, which the same folder names with --draft (draft=...)"
         raise UnsupportedError(f"{what}; convert writes it with --mtp")
     found: dict[str, MappedTensor] = {}
-    own = {each.name: each for each in (_counted(t, hyper) for t in tensors.values())}
+    own = {each.name: each for each in (_renumber(t, hyper) for t in tensors.values())}
     for tensor in make_tensors(own, (*hyper.rules, _JOINED)).values():
         layer, name = _gguf_name(tensor, hyper)
         name = f"blk.{layer}.{name}"
@@ -80,22 +78,22 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
     return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
 
 
-def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
+def _renumber(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
     """Return a tensor ``mtp.N.*`` renamed to ``layers.{n_layer + N}.*``, other tensors
     unchanged.
     """
-    match = _NUMBERED.fullmatch(tensor.name)
+    match = MTP_NAME.fullmatch(tensor.name)
     if match is None:
         return tensor
-    return replace(tensor, name=f"layers.{hyper.n_layer + int(match[1])}.{match['rest']}")
+    return replace(tensor, name=f"layers.{hyper.n_layer + int(match['layer'])}.{match['rest']}")
 
 
-def _beside(left: Rows, right: Rows) -> Rows:
+def _join_columns(left: Rows, right: Rows) -> Rows:
     """Return the two matrices side by side, joined along columns."""
     return np.concatenate([left, right], axis=1)
 
 
-_JOINED = DerivationRule(("e_proj.weight", "h_proj.weight"), {"eh_proj.weight": _beside})
+_JOINED = DerivationRule(("e_proj.weight", "h_proj.weight"), {"eh_proj.weight": _join_columns})
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
@@ -126,7 +124,7 @@ _LISTS = {
 }
 
 
-def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
+def mtp_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
     """Return the GGUF keys that change if the MTP layers ``tensors`` are added: the numbers of
     layers, and lists with a value per layer.
     """
@@ -140,7 +138,7 @@ def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[s
     return {prefix + key: value for key, value in made.items()}
 
 
-def check_further(model: GGUF, hyper: HfConfig) -> None:
+def check_mtp(model: GGUF, hyper: HfConfig) -> None:
     """Check the MTP layers of ``model``, which needs keys and shapes only, against the tensors that
     the MTP graph uses.
 

@@ -56,7 +56,11 @@ def read_rope(
     if full is not None and "full_attention" in full.values:
         local = full.within("sliding_attention")
         full = full.within("full_attention")
-    if full and older and any(_said(full).get(key) != it for key, it in _said(older).items()):
+    if (
+        full
+        and older
+        and any(_given_keys(full).get(key) != it for key, it in _given_keys(older).items())
+    ):
         keys.refuse("rope_scaling", "differs from rope_parameters: remove one of the two")
     full = full or older or MetadataReader({}, keys.path, prefix=keys.prefix)
     theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
@@ -115,7 +119,7 @@ def _kind(rope: MetadataReader) -> str:
     return "longrope" if kind == "yarn" and rope.get("short_factor") is not None else kind
 
 
-def _said(rope: MetadataReader) -> dict[str, Any]:
+def _given_keys(rope: MetadataReader) -> dict[str, Any]:
     """Return all keys that are not null; the kind is always under ``rope_type``, never ``type``."""
     said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
     return {**said, "rope_type": _kind(rope)}
@@ -300,7 +304,7 @@ def f32(value: float) -> float:
     return float(np.float32(value))
 
 
-def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+def check_nope_layers(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Check that every fourth layer has no RoPE (SmolLM 3), and return {}. Raises UnsupportedError
     for another pattern, which GGUF has no key for.
     """

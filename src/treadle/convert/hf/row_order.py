@@ -29,7 +29,7 @@ def layout_of(
     name: str, shape: tuple[int, ...], hyper: HfConfig, *, linear: bool = False
 ) -> tuple[Layout | None, tuple[int, ...]]:
     """Return the function that brings a tensor into GGUF's row order (None if it has it), and the
-    resulting shape. Row order of RoPE is separate: see ``turning_of``.
+    resulting shape. Row order of RoPE is separate: see ``rope_row_order``.
 
     ``name``: GGUF's, without the layer; ``linear``: the tensor is [out, in] in every family.
     """
@@ -39,18 +39,18 @@ def layout_of(
     if hyper.family.transposed and not linear and len(shape) == 2 and name.startswith(_IN_LAYERS):
         return _transposed, shape[::-1]
     if hyper.n_skipped and name == "position_embd.weight":
-        return partial(_behind, n=hyper.n_skipped), (shape[0] - hyper.n_skipped, *shape[1:])
+        return partial(_rows_from, n=hyper.n_skipped), (shape[0] - hyper.n_skipped, *shape[1:])
     return None, shape
 
 
-def turning_of(name: str, shape: tuple[int, ...], hyper: HfConfig) -> Layout | None:
+def rope_row_order(name: str, shape: tuple[int, ...], hyper: HfConfig) -> Layout | None:
     """Return the function that makes the two rows of each RoPE pair adjacent, as in GGUF files;
     None for tensors without RoPE rows. Only for converters: a model run in place keeps its rows,
     and its metadata says so.
     """
     if hyper.family.paired or ARCHS[hyper.family.arch].rope in (IN_PLACE, "none"):
         return None
-    share = turned_share(hyper)
+    share = rope_fraction(hyper)
     head_dim = hyper.sizes["q_norm"]
     if name in _TURNED:
         return partial(halves_to_pairs, n_head=shape[0] // head_dim, share=share)
@@ -88,7 +88,7 @@ def _first_turned(rows: Rows, n: int, n_head: int, share: float) -> Rows:
     return np.concatenate([halves_to_pairs(rows[:n], n_head, share), rows[n:]])
 
 
-def turned_share(hyper: HfConfig) -> float:
+def rope_fraction(hyper: HfConfig) -> float:
     """Return the fraction of each head that RoPE rotates."""
     turned = hyper.metadata.get(f"{hyper.family.arch}.rope.dimension_count")
     return 1.0 if turned is None else int(turned) * hyper.n_head / hyper.sizes["n_q"]
@@ -107,5 +107,5 @@ def _transposed(rows: Rows) -> Rows:
     return np.ascontiguousarray(rows.T)
 
 
-def _behind(rows: Rows, n: int) -> Rows:
+def _rows_from(rows: Rows, n: int) -> Rows:
     return np.ascontiguousarray(rows[n:])

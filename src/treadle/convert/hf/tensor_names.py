@@ -202,7 +202,7 @@ NOT_WEIGHTS = re.compile(
     r"|(?:^|\.)relative_pe\.slopes)"
 )
 # MTP layers: after the last layer, or in a separate part.
-FURTHER = re.compile(
+MTP_TENSOR = re.compile(
     r"(?:mtp\.|model\.mtp(?:_\w+)?\.|model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.)"
 )
 # Unused in encoders: masked-word heads, poolers, and index buffers.
@@ -235,7 +235,7 @@ def experts_123(at: str) -> Names:
     }
 
 
-def spelt_as(name: str, sibling: str, layer: int) -> str:
+def checkpoint_name(name: str, sibling: str, layer: int) -> str:
     """Return the full checkpoint name of ``name``, a name as in the tables with its suffix, in
     ``layer`` (-1: outside layers), with the prefixes that the tensor ``sibling`` has.
     """

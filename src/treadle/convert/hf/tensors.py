@@ -17,15 +17,15 @@ from treadle.convert.hf.mlx_names import MLX_NAMES
 from treadle.convert.hf.row_order import Layout, layout_of
 from treadle.convert.hf.tensor_names import (
     ADAPTED,
-    FURTHER,
     HEADS,
+    MTP_TENSOR,
     NAME,
     NOT_STATES,
     NOT_TEXT,
     NOT_WEIGHTS,
     OLDER_KINDS,
     Names,
-    spelt_as,
+    checkpoint_name,
 )
 from treadle.convert.quantized.dequantized_tensor import DequantizedTensor
 from treadle.convert.quantized.mlx import BLOCKS, PackedModule, find_packed, unpack, unpack_floats
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor, SafeTensors
 
+CONVOLUTIONS = ("attn_conv_base", "ffn_conv_base")  # of DFlash 2
 # Matrices that GGUF always has in F32.
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
@@ -69,13 +70,14 @@ SMALL = {
     *(f"{at}_compressor_ape.weight" for at in ("attn", "indexer")),
     "ssm_a",
     "ssm_d",
+    *CONVOLUTIONS,
 }
-BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without a ".weight" suffix
+BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale", *CONVOLUTIONS)  # names without ".weight"
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # by the dtypes of weights
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # targets of packed weights
 _TYPES = GGML_TYPE | {"I32": 26} | {name: by_name(name).ggml_id for name in _BLOCKS}
 
-_SUBLAYERS = (*MIXERS.every(), *FFNS.every())
+_SUBLAYERS = (*MIXERS.all_constants(), *FFNS.all_constants())
 _WIDTHS = {  # name of the row length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
@@ -140,11 +142,13 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
     another shape; UnsupportedError for types that treadle does not run or convert.
     """
     found: dict[str, MappedTensor] = {}
-    tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
+    tensors = {n: t for n, t in weights.tensors.items() if not _is_skipped(t, hyper)}
     for name in [name for name in hyper.family.copies if name in tensors][1:]:
         del tensors[name]
     if (packing := hyper.packing) is not None:
-        tensors = unpack(unpack_floats(tensors, packing), packing, partial(_wanted, hyper=hyper))
+        tensors = unpack(
+            unpack_floats(tensors, packing), packing, partial(_unpack_mode, hyper=hyper)
+        )
     if hyper.family.experts or hyper.rules:
         tensors = make_tensors(tensors, hyper.rules)
     packed: dict[str, PackedModule] = {}
@@ -168,7 +172,7 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
     if hyper.family.drafts:
         return found
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
-    spare = hyper.tied or hyper.scores or hyper.headless
+    spare = hyper.tied or hyper.scores or hyper.lacks_output_head
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
         _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     return found
@@ -222,14 +226,14 @@ def named_as(
     return MappedTensor(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
 
 
-def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTensor]:
+def mtp_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTensor]:
     """Return the tensors of MTP layers, by checkpoint name. ``convert/hf/mtp.py`` maps them to
     GGUF.
     """
     return {
         name: tensor
         for name, tensor in weights.tensors.items()
-        if _is_further(name, hyper) and not NOT_WEIGHTS.fullmatch(name)
+        if _is_mtp(name, hyper) and not NOT_WEIGHTS.fullmatch(name)
     }
 
 
@@ -265,9 +269,9 @@ def check_named(
         config = graph.read(ArchMetadata(model, arch.name, arch.keys), arch)
     except FileError as error:
         key = (error.where or "").removeprefix(f"{arch.name}.")
-        if key not in hyper.spelt:
+        if key not in hyper.config_names:
             raise
-        where = f"{hyper.spelt[key]} ({error.where})"
+        where = f"{hyper.config_names[key]} ({error.where})"
         expected = error.expected
         raise FileError(error.what, path=hyper.path, where=where, expected=expected) from None
     order: dict[str, tuple[int, ...]] = {}
@@ -301,14 +305,14 @@ def renamed(
     return name, replace(named, name=name)
 
 
-def _is_other(tensor: SafeTensor, hyper: HfConfig) -> bool:
+def _is_skipped(tensor: SafeTensor, hyper: HfConfig) -> bool:
     """Whether to skip the tensor: it is no weight of the text model, belongs to an MTP layer, or is
     empty (transformers writes matrices without rows for 0 shared experts).
     """
     name = tensor.name
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
         return True
-    if 0 in tensor.shape or _is_further(name, hyper):
+    if 0 in tensor.shape or _is_mtp(name, hyper):
         return True
     if ARCHS[hyper.family.arch].graph != "encoder" or not NOT_STATES.fullmatch(name):
         return False
@@ -316,8 +320,8 @@ def _is_other(tensor: SafeTensor, hyper: HfConfig) -> bool:
     return not (match and match["stem"] in _names(hyper))
 
 
-def _is_further(name: str, hyper: HfConfig) -> bool:
-    match = FURTHER.match(name)
+def _is_mtp(name: str, hyper: HfConfig) -> bool:
+    match = MTP_TENSOR.match(name)
     if match is None:
         return False
     return not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra
@@ -356,7 +360,7 @@ def _names(hyper: HfConfig) -> Names:
     return own | {name: stem for name, stem in MLX_NAMES.items() if name not in own}
 
 
-def _wanted(name: str, hyper: HfConfig) -> str:
+def _unpack_mode(name: str, hyper: HfConfig) -> str:
     """Return how to unpack the MLX module whose weight is ``name``: "F32" for tensors that GGUF has
     in F32; BLOCKS for those that a derivation rule or the stacking of experts moves; "" to leave it
     packed.
@@ -418,4 +422,4 @@ def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> s
     others = (n for n in found.values() if n.name != OUTPUT)
     likes = (n.tensor.name for n in others if layer < 0 or layer_of(n.name)[0] >= 0)
     sibling = next(likes, "model.")
-    return spelt_as(f"{own}.{kind}", sibling, layer)
+    return checkpoint_name(f"{own}.{kind}", sibling, layer)

@@ -72,7 +72,7 @@ def all_but_first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
     return by_period(-4, n_layer)
 
 
-def still_layers(keys: MetadataReader, n_layer: int) -> Windowed:
+def window_nope_layers(keys: MetadataReader, n_layer: int) -> Windowed:
     """Put the window in layers without RoPE, if ``use_sliding_window`` (SmolLM 3). A
     ``layer_types`` list overrides this in any case.
     """

@@ -23,7 +23,7 @@ Q_K_V = re.compile(r"(?P<at>blk\.(?P<layer>\d+)\.attn_)(?P<one>qkv|q|k|v)\.weigh
 Check = Callable[[str, LowRank, tuple[int, ...]], None]
 
 
-def as_model_has(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:
+def match_matrices(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:
     """Return the adapter with its pairs fused or split like the model's matrices. ``check(name,
     pair, shape)`` raises if a part has another shape.
     """

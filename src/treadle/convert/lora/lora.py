@@ -24,7 +24,7 @@ import numpy.typing as npt
 from treadle.base.validate import is_number
 from treadle.convert.hf.family import PAIRS
 from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs
-from treadle.convert.lora.fused import as_model_has
+from treadle.convert.lora.fused import match_matrices
 from treadle.convert.lora.peft import is_peft, open_peft
 from treadle.convert.lora.tasks import is_task, open_task
 from treadle.convert.open import open_model
@@ -35,7 +35,7 @@ from treadle.files.target import check_target, files_of
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY, load_config, renamed
-from treadle.models.lora import EMBEDDINGS, TYPES, Adapter, LowRank, lora_scale, turned
+from treadle.models.lora import EMBEDDINGS, TYPES, Adapter, LowRank, lora_scale, transposed
 
 if TYPE_CHECKING:
     from treadle.convert.lora.peft import Peft
@@ -131,7 +131,7 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
             a.shape[::-1] if is_table else a.shape,
             b.shape,
         )
-        ranks[named] = turned(low) if is_table else low
+        ranks[named] = transposed(low) if is_table else low
     return Adapter(path.stem, path, ranks, _mark(file.tensors, alpha))
 
 
@@ -186,7 +186,7 @@ def write_adapter(
         rest = low.factor * low.rank / alpha
         types = peft.types.get(name, of_made) if peft else of_made
         if name == EMBEDDINGS:
-            low = turned(low)
+            low = transposed(low)
             types = types[::-1]
         first = np.ascontiguousarray(low.a().T) if name == EMBEDDINGS else low.a()
         a, b = (by_name(own) if fmt is None else fmt for own in types)
@@ -272,7 +272,7 @@ def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
     """Return the adapter mapped to the model's matrices, and checked against them. Raises
     FileError, UnsupportedError.
     """
-    result = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
+    result = match_matrices(adapter, gguf, config, partial(_check_shapes, adapter))
     for name, low in result.ranks.items():
         _check(result, name, low, gguf)
     return result

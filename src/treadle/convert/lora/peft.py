@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.row_order import by_matrix
-from treadle.convert.lora.peft_experts import ALONE, ExpertPair, by_module, stack
+from treadle.convert.lora.peft_experts import ALONE, ExpertPair, group_by_module, stack
 from treadle.convert.lora.peft_modules import Modules
 from treadle.convert.lora.peft_parameters import (
     ParameterPair,
@@ -28,7 +28,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import open_safetensors, read_json
 from treadle.formats import FORMATS
-from treadle.models.lora import LowRank, turned
+from treadle.models.lora import LowRank, transposed
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -124,14 +124,14 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
             factor = _factor(keys, f"{of.of.module}.{parameter}", low.rank)
             result.ranks[name] = replace(low, factor=factor)
             result.types[name] = of.a.dtype, of.b.dtype
-    for module, each in by_module(found).items():
+    for module, each in group_by_module(found).items():
         parts = _parts(module, modules, next(iter(each.values())).a)
         whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
         for part in parts:
             low = _pair(part, whole, config)
             types = whole.types
             if module in tables:  # [rank, n_vocab] and [n_embd, rank]
-                low = turned(low)
+                low = transposed(low)
                 types = (types[1], types[0])
             result.ranks[part.name] = low
             result.types[part.name] = types
@@ -160,7 +160,7 @@ def _pairs_of(
     for tensor in tensors:
         match = KEY.fullmatch(tensor.name)
         if match is None:
-            raise UnsupportedError(f"{tensor.path}: {tensor.name}: {_what(tensor.name)}")
+            raise UnsupportedError(f"{tensor.path}: {tensor.name}: {_problem_of(tensor.name)}")
         side = match["side"] or match["of_table"]
         pairs.setdefault(match["module"], {})[side] = tensor
         if match["of_table"]:
@@ -199,7 +199,7 @@ def _refuse(keys: MetadataReader) -> None:
         )
 
 
-def _what(name: str) -> str:
+def _problem_of(name: str) -> str:
     if "lora_magnitude_vector" in name:
         return "is a DoRA tensor, which scales rows of the sum: not supported"
     return "is neither lora_A nor lora_B"
@@ -224,8 +224,9 @@ def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> i
 
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
-    """Return A and B as ``LowRank``. The side that ``part.make`` applies to is converted to the
-    order of the GGUF matrix.
+    """Return the matrices A and B of an adapter (``pair``) for one GGUF tensor as ``LowRank``,
+    which reads them on demand. If the GGUF matrix has its rows or columns in another order than the
+    checkpoint's, ``part.make`` brings the side ``part.side`` ("A" or "B") into that order.
     """
     a = pair.a
     b = pair.b
@@ -236,7 +237,7 @@ def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
     }
     if part.make is not None:
         tensor = {"A": a, "B": b}[part.side]
-        own[part.side] = partial(_made, tensor, part.make), _made_shape(tensor, part)
+        own[part.side] = partial(_transform, tensor, part.make), _transformed_shape(tensor, part)
     elif part.family.by_head and part.name.endswith("attn_qkv.weight"):
         own["B"] = partial(_by_matrix, b, config.layers[0]), b.shape
     (read_a, a_shape), (read_b, b_shape) = own["A"], own["B"]
@@ -292,11 +293,11 @@ def _by_matrix(tensor: SafeTensor, layer: Layer) -> Floats:
     return np.asarray(by_matrix(_floats(tensor), layer.n_head, layer.n_head_kv), np.float32)
 
 
-def _made(tensor: SafeTensor, make: Make) -> Floats:
+def _transform(tensor: SafeTensor, make: Make) -> Floats:
     return np.ascontiguousarray(make(_floats(tensor)), np.float32)
 
 
-def _made_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
+def _transformed_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
     """Return the shape of what ``part.make`` makes of the tensor, without reading its values.
     Raises FileError if it does not fit.
     """

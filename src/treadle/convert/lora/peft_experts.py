@@ -30,7 +30,7 @@ class ExpertPair:
     types: tuple[str, str]
 
 
-def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
+def group_by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
     """Group pairs by module name without the expert's index, then by that index; other modules get
     one index of their own.
     """

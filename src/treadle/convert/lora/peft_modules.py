@@ -97,7 +97,7 @@ class Modules:
                 why = OTHERWISE
                 continue
             if untold := [key for key in family.copied_keys if not self._keys.has(key)]:
-                raise UnsupportedError(_untold(untold[0]))
+                raise UnsupportedError(_missing_key(untold[0]))
             parts = [
                 PeftModule(gguf_name(stem_of(family, to), layer), family, make, rule.side)
                 for to, make in rule.gives.items()
@@ -144,7 +144,7 @@ def _listed(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float) else list(value)
 
 
-def _untold(key: str) -> str:
+def _missing_key(key: str) -> str:
     return (
         f"a matrix scaled by {key}, which this GGUF file lacks: load the Hugging Face folder, or a "
         "file written by treadle convert"

@@ -110,7 +110,7 @@ def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: objec
     match = re.match(r"(\d+)\.(\d+)", str(version))
     is_old = match is None or (int(match[1]), int(match[2])) < (0, 19)
     (parameter, *_), _ = first.fits()
-    is_turned = _is_turned(parameter, modules)
+    is_turned = _is_transposed(parameter, modules)
     if is_turned and not is_old:
         why = f"a square matrix: A and B cannot be told apart (peft_version {version})"
         raise UnsupportedError(f"{first.a.path}: {first.a.name}: {why}")
@@ -190,7 +190,7 @@ def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | N
     return None
 
 
-def _is_turned(parameter: str, modules: Modules) -> bool:
+def _is_transposed(parameter: str, modules: Modules) -> bool:
     """Whether the checkpoint's model (transformers) stores ``parameter`` as ``[E, k, m]``, which
     conversion transposes.
     """

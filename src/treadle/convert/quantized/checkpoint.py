@@ -65,11 +65,11 @@ def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None
             "quantization"
         )
         return found and MetadataReader({**found.values, "quant_method": "modelopt"}, found.path)
-    settings = said_in(config)
+    settings = quantization_section(config)
     return settings if settings and settings.get("quant_method") in METHODS else None
 
 
-def said_in(config: MetadataReader) -> MetadataReader | None:
+def quantization_section(config: MetadataReader) -> MetadataReader | None:
     """Return the quantisation settings in config.json, of the model or of its text part, whatever
     the method; None if there are none.
     """

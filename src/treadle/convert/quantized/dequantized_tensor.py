@@ -70,16 +70,18 @@ def numbers(tensor: SafeTensor) -> Array:
     return by_name(tensor.dtype).dequantize_rows(tensor.data).reshape(tensor.shape)
 
 
-def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOATS) -> SafeTensor:
+def pop_companion(
+    found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOATS
+) -> SafeTensor:
     """Remove ``name``, a companion of the quantised tensor ``first`` (such as its scale), from
     ``found`` and return it. Raises FileError if it is missing, or if its type is none of ``kinds``.
     """
-    if (part := take_if(found, name, kinds)) is None:
+    if (part := pop_optional(found, name, kinds)) is None:
         raise first.error(f"is quantised but {name} is missing", f"{name} in the same checkpoint")
     return part
 
 
-def take_if(found: Found, name: str, kinds: Sequence[str]) -> SafeTensor | None:
+def pop_optional(found: Found, name: str, kinds: Sequence[str]) -> SafeTensor | None:
     """Remove ``name`` from ``found`` and return it; None if it is missing. Raises FileError if its
     type is none of ``kinds``.
     """

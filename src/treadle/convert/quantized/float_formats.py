@@ -17,8 +17,8 @@ from treadle.convert.quantized.dequantized_tensor import (
     Found,
     matrix_shape,
     one_number,
+    pop_companion,
     shared,
-    take,
     unpacked,
 )
 from treadle.convert.quantized.unpack import (
@@ -60,7 +60,10 @@ def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> Non
     stack; a float, or an exponent of a power of two. Raises FileError for other shapes.
     """
     end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
-    scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrix_shape(tensor)
+    scale, shape = (
+        pop_companion(found, tensor, name + end, (*FLOATS, *EXPONENTS)),
+        matrix_shape(tensor),
+    )
     grid = _grid(scale.shape, shape)
     (n, k), (rows, columns) = shape[-2:], grid[-2:]
     if (rows, columns) in ((1, 1), (n, 1)):
@@ -103,7 +106,7 @@ def read_float4(
     ``whole``: name of a factor that multiplies (or divides) all weights of NVFP4; "": none. Rows
     that are not whole NVFP4 blocks become BF16.
     """
-    scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
+    scale = pop_companion(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrix_shape(tensor)
     shape = (*others, 2 * half)
     group = NV_GROUP if scale.dtype == E4M3 else MX_GROUP
@@ -113,7 +116,7 @@ def read_float4(
     if group == MX_GROUP:
         found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), _packed(scale, from_mxfp4))
         return
-    factors = (one_number(take(found, tensor, whole)),) if whole else ()
+    factors = (one_number(pop_companion(found, tensor, whole)),) if whole else ()
     if shape[-1] % NV_BLOCK:
         make: Make = partial(_multiplied, divides=divides)
         found[name] = unpacked(name, "BF16", shape, (tensor, scale, *factors), make)
@@ -173,8 +176,8 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     if not (isinstance(shape, list) and [type(n) for n in shape] == [int, int] and min(shape) > 0):
         keys.fail("shape", f"is {shape!r:.60}", "rows and columns")
     m, k = shape
-    scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
-    table = take(found, tensor, f"{name}.quant_map")
+    scale = pop_companion(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
+    table = pop_companion(found, tensor, f"{name}.quant_map")
     n_scales = -(-m * k // block)  # the last block may be short
     n_bytes = -(-m * k // 2)
     if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
@@ -188,7 +191,7 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     a_scale = 1
     if scale.dtype == "U8":
         parts = (f"{name}.nested_{part}" for part in ("quant_map", "absmax"))
-        sources += [take(found, tensor, part) for part in parts]
+        sources += [pop_companion(found, tensor, part) for part in parts]
         offset = keys.number("nested_offset", lo=-_MOST, hi=_MOST)
         a_scale = keys.integer("nested_blocksize")
         if (sources[-2].shape, sources[-1].shape) != ((256,), (-(-n_scales // a_scale),)):

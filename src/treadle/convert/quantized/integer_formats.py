@@ -18,9 +18,9 @@ from treadle.convert.quantized.dequantized_tensor import (
     floats_of,
     matrix,
     numbers,
+    pop_companion,
+    pop_optional,
     shared,
-    take,
-    take_if,
     typed,
     unpacked,
 )
@@ -43,8 +43,8 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
     """Replace I8 ``name`` [M, K] in ``found`` by Q8_0 or floats, with ``name``_scale and an
     optional ``name``_zero_point; ``sizes``: candidate group sizes.
     """
-    scale = take(found, tensor, f"{name}_scale")
-    zero = take_if(found, f"{name}_zero_point", (INT8,))
+    scale = pop_companion(found, tensor, f"{name}_scale")
+    zero = pop_optional(found, f"{name}_zero_point", (INT8,))
     m, k = matrix(tensor)
     grid = m, _scales_a_row(scale, m)
     if shared(k, grid[1], k, *sizes) * grid[1] != k or (zero and zero.shape != scale.shape):
@@ -54,10 +54,10 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
     dtype = "Q8_0" if blocks else floats_of(scale)
 
     def make(codes: Array, scales: Array, *zeros: Array) -> Array:
-        shift = _on(grid, zeros[0].astype(np.int16)) if zeros else np.zeros(grid, np.int16)
-        return whole_numbers(dtype, codes, _on(grid, scales), shift)
+        shift = _broadcast(grid, zeros[0].astype(np.int16)) if zeros else np.zeros(grid, np.int16)
+        return whole_numbers(dtype, codes, _broadcast(grid, scales), shift)
 
-    found[name] = unpacked(name, dtype, (m, k), _there(tensor, scale, zero), make)
+    found[name] = unpacked(name, dtype, (m, k), _present(tensor, scale, zero), make)
 
 
 def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
@@ -88,9 +88,9 @@ def read_rows(
     ``said``: candidate bits in config.json, ``sizes``: candidate group sizes. Raises FileError,
     UnsupportedError.
     """
-    scale = take(found, tensor, f"{name}_scale")
-    zero = take_if(found, f"{name}_zero_point", [INT32])
-    size = take_if(found, f"{name}_shape", (INT32, "I64"))
+    scale = pop_companion(found, tensor, f"{name}_scale")
+    zero = pop_optional(found, f"{name}_zero_point", [INT32])
+    size = pop_optional(found, f"{name}_shape", (INT32, "I64"))
     order = found.pop(f"{name}_g_idx", None)
     m, n_words = matrix(tensor)
     if size and (size.shape != (2,) or numbers(size)[0] != m):
@@ -116,9 +116,9 @@ def read_rows(
         codes = split_words(words, n_bits)[:, :k]
         middle = np.full(grid, 1 << (n_bits - 1), np.int16)
         shift = split_words(zeros[0].T, n_bits)[:, :m].T.astype(np.int16) if zeros else middle
-        return whole_numbers(dtype, codes, _on(grid, scales), shift, groups)
+        return whole_numbers(dtype, codes, _broadcast(grid, scales), shift, groups)
 
-    found[name] = unpacked(name, dtype, (m, k), _there(tensor, scale, zero), make)
+    found[name] = unpacked(name, dtype, (m, k), _present(tensor, scale, zero), make)
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) 
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
-    zero = take(found, tensor, f"{module}qzeros", [INT32])
-    scale = take(found, tensor, f"{module}scales")
-    order = take(found, tensor, g_idx, [INT32]) if said.ordered else found.pop(g_idx, None)
+    zero = pop_companion(found, tensor, f"{module}qzeros", [INT32])
+    scale = pop_companion(found, tensor, f"{module}scales")
+    order = pop_companion(found, tensor, g_idx, [INT32]) if said.ordered else found.pop(g_idx, None)
     (n_words, m), n_scales = matrix(typed(tensor, [INT32])), matrix(scale)[0]
     k = order.shape[0] if order is not None and order.shape else n_words * WORD // said.bits
     bits = n_words * WORD // max(1, k)
@@ -181,8 +181,8 @@ def read_awq(found: Found, name: str, tensor: SafeTensor) -> None:
     8] and ``scales`` [G, M].
     """
     module = name.removesuffix("weight")
-    zero = take(found, tensor, f"{module}qzeros", [INT32])
-    scale = take(found, tensor, f"{module}scales")
+    zero = pop_companion(found, tensor, f"{module}qzeros", [INT32])
+    scale = pop_companion(found, tensor, f"{module}scales")
     (k, n_words), n_scales = matrix(typed(tensor, [INT32])), matrix(scale)[0]
     m = n_words * WORD // 4
     if scale.shape != (n_scales, m) or k % n_scales:
@@ -199,12 +199,12 @@ def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
     return whole_numbers(dtype, codes, scales.T, shift)
 
 
-def _on(grid: tuple[int, int], values: Array) -> Array:
+def _broadcast(grid: tuple[int, int], values: Array) -> Array:
     """Broadcast scales or zero points, one for all, [M] or [M, G], to [M, G]."""
     return np.broadcast_to(values.reshape(-1, grid[1]), grid)
 
 
-def _there(*sources: SafeTensor | None) -> tuple[SafeTensor, ...]:
+def _present(*sources: SafeTensor | None) -> tuple[SafeTensor, ...]:
     return tuple(each for each in sources if each is not None)
 
 

@@ -36,7 +36,7 @@ def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> int:
     return -1
 
 
-def said_of(fmt: Format, block: int, k: int) -> str:
+def nonfinite_message(fmt: Format, block: int, k: int) -> str:
     """Return a message about the non-finite weight in this block, for rows of ``k`` weights."""
     row, column = divmod(block * fmt.block, k)
     what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"

@@ -304,7 +304,7 @@ def lower(rows: Rows) -> Rows:
     return rows[..., rows.shape[-2] // 2 :, :]
 
 
-def turned(rows: Rows) -> Rows:
+def transposed(rows: Rows) -> Rows:
     """Transpose matrices [in, out] to [out, in]."""
     return rows.swapaxes(-1, -2)
 

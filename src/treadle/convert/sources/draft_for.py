@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.models.archs import ARCHS
-from treadle.models.drafters.beside_model import TARGET_LAYERS, usual_layers
 from treadle.models.drafters.eagle3 import N_TARGET
+from treadle.models.drafters.target import TARGET_LAYERS, usual_layers
 from treadle.models.load import SECTIONS, load_config
 
 if TYPE_CHECKING:

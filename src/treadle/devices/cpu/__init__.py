@@ -12,6 +12,6 @@ memory.
     abort_flag.py      stops a run when a signal arrives
     mapping_faults.py  SIGBUS handler: a truncated model file gives zeros and an error
     residence.py       bytes of a file in memory, in huge pages, and of the process
-    quantizer.py       quantisation with compiled search kernels
+    weight_quantizer.py  quantisation of weights for files, with compiled search kernels
     tuned_rows.py      kernel parameters that ``treadle tune`` measured on this machine
 """

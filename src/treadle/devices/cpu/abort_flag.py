@@ -42,7 +42,7 @@ class AbortFlag:
         return self
 
     @property
-    def rung(self) -> bool:
+    def is_set(self) -> bool:
         """Whether a signal has arrived since the block was entered."""
         return self._word is not None and bool(self._word.value[0])
 
@@ -51,7 +51,7 @@ class AbortFlag:
             return
         _signal.set_wakeup_fd(self._usual)
         if self._word.value[0]:
-            numbers = self._word.take()
+            numbers = self._word.drain()
             if self._usual >= 0:  # an event loop waits on it
                 os.write(self._usual, numbers)
 
@@ -68,7 +68,7 @@ class _FlagBytes:
     def __del__(self) -> None:
         os.close(self.file)
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """Return the numbers of the signals that arrived, a byte each, and clear the flag."""
         numbers = self.value.tobytes().rstrip(b"\0")
         self.value[0] = 0

@@ -118,7 +118,7 @@ class Cpu(Device):
         return HostMemory(n_bytes)
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        return Const(name, HostMemory.of(array), array)
+        return Const(name, HostMemory.wrap(array), array)
 
     def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         memory.write(to, memory.read(start, n_bytes))
@@ -197,7 +197,7 @@ class Cpu(Device):
         if stoppable:
             with AbortFlag() as alarm:
                 self._team.run(at, n, inputs, stamped, alarm.address)
-                rung = alarm.rung
+                rung = alarm.is_set
         else:
             self._team.run(at, n, inputs, stamped)
         if times is not None and stamps is not None and not rung:

@@ -17,7 +17,7 @@ import ctypes
 import mmap
 import struct
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -28,13 +28,16 @@ from treadle.errors import CacheError, CompileError
 from treadle.files.mapping import FAULTS
 from treadle.isa.portable import PORTABLE
 from treadle.jit.kernel import load_kernels
-from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import Spec
 from treadle.system import SYSTEM
 
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Isa, Val
 
-class SignalLayout(NamedTuple):
+
+@dataclass(frozen=True)
+class SignalLayout:
     """Signal constants and struct offsets of a system's 64-bit C library; ``struct sigaction``
     begins with the handler's address.
     """

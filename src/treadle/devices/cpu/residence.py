@@ -37,12 +37,12 @@ def resident_bytes(path: Path) -> int | None:
 
 
 class Shortage(NamedTuple):
-    """A model's bytes, the bytes of memory available for them (``for_it``), and the limit that
+    """A model's bytes, the bytes of memory available for them (``free_bytes``), and the limit that
     bounds these.
     """
 
     n_bytes: int
-    for_it: int
+    free_bytes: int
     bound: MemoryBound
 
 
@@ -87,7 +87,7 @@ def huge_bytes(path: Path) -> int | None:
     return None
 
 
-def read_anew(path: Path) -> int | None:
+def reread(path: Path) -> int | None:
     """Drop a file's pages and read it again from disk, in huge pages if the system can.
 
     Returns the bytes in huge pages, as ``huge_bytes`` does. Pages that another process has mapped

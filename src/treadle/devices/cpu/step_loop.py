@@ -19,14 +19,16 @@ claim word").
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import LINE, Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Isa, Val
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
 MOST_ITEMS = (1 << ITEM_BITS) - 1
@@ -113,7 +115,7 @@ class _Loop:
             with run:
                 self._publish()
             with stop:
-                k.atomic_set(self._at("stop"), k.i64(1))
+                k.atomic_set(self._job_address("stop"), k.i64(1))
         self._wake()
         k.branch(self.is_caller, at["poll"], at["leave"])
 
@@ -160,12 +162,12 @@ class _Loop:
         self._idle()
         k.at(at["leave"])
 
-    def _at(self, field: str) -> Val:
+    def _job_address(self, field: str) -> Val:
         return self.team + (JOB + 8 * JOB_FIELDS.index(field))
 
     def _job(self, field: str, ty: Any = i64) -> Val:
         # Atomic, so that no processor moves these loads past the second read of the claim.
-        return self.k.atomic_load(self._at(field), ty)
+        return self.k.atomic_load(self._job_address(field), ty)
 
     def _step(self, field: str, ty: Any = i64) -> Val:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
@@ -185,7 +187,7 @@ class _Loop:
         given["epoch"] = (k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS) + 1
         k.atomic_set(self.team + CLAIM, k.i64(CLOSED << ITEM_BITS))
         for name, value in given.items():
-            k.atomic_set(self._at(name), value)
+            k.atomic_set(self._job_address(name), value)
         with k.if_(given["times"] > 0):
             self._call("clock", [self._job("clock_number", i32), self._job("times", ptr)])
         k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)

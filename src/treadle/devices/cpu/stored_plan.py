@@ -12,15 +12,9 @@ their pool; those that the lowering has computed (norms in f32) are stored with 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,23 +22,25 @@ import numpy as np
 from treadle.base.cached_property import cached_property
 from treadle.devices.cpu.step_table import COLUMNS, StepTable
 from treadle.devices.cpu.thread_team import HostMemory
-from treadle.errors import CacheError
-from treadle.files.gguf import GGUF
-from treadle.jit.cache import checked_folder, hash_of_sources, write_whole
+from treadle.files.stored_entries import (
+    all_sources,
+    are_stored,
+    key_of,
+    read_entry,
+    write_entry,
+)
+from treadle.models.stored_config import identities
 from treadle.plan.plan import Buffer, Input, Plan
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import PlanRequest
+    from treadle.files.gguf import GGUF
     from treadle.kvcache.cache import KVCache
     from treadle.kvcache.page_pool import Pool, StatePool
 
-# Sources that can change a plan, besides those that can change a kernel's code.
-SOURCES = ("plan", "models", "files", "kvcache", "engine", "devices.protocol")
 SUFFIX = ".plan"
-MAGIC = b"plan0001"
-HEAD = struct.Struct("<8s16sQQQQ")  # MAGIC, digest of the rest, bytes of each part
+HEAD = struct.Struct("<QQQQ")  # bytes of each part
 MOST_COMPUTED = 8 << 20  # bytes of computed constants in one file
-MOST_FILES = 256  # the oldest are removed
 LINE = 64
 
 
@@ -124,31 +120,25 @@ def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
     not unchanged GGUF files; with configurations of unknown types; and all of them under
     ``TREADLE_PLANS=0``.
     """
-    if request.lowering is not None or os.environ.get("TREADLE_PLANS") == "0":
+    if request.lowering is not None or request.weights.n_scales or not are_stored():
         return None
-    if request.weights.n_scales or not (files := _identity(request.weights.gguf)):
+    if not (files := identities(request.weights.gguf)):
         return None
     cache = request.cache
-    given = (
+    try:
+        config = request.config.digest
+    except TypeError:
+        return None
+    return key_of(
         variant,
-        _source_hash(),
+        all_sources(),
         files,
-        request.config,
+        config,
         (cache.kv, cache.n_ctx),
         [_about(cells) for cells in _pools(cache)],
         (request.n_tokens, request.n_outputs, request.deterministic, request.output),
         (request.int16, n_threads),
     )
-    try:
-        text = "\n".join(_described(given))
-    except TypeError:
-        return None
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _source_hash() -> str:
-    return hash_of_sources(*SOURCES)
 
 
 def _pools(cache: KVCache) -> list[Pool | StatePool]:
@@ -164,64 +154,14 @@ def _about(cells: Pool | StatePool) -> tuple[object, ...]:
     return type(cells).__name__, cells.spec, cells.n_bytes, cells.cell_bytes, places
 
 
-def _identity(gguf: GGUF) -> list[tuple[int, ...]] | None:
-    """Return device, inode, size and times of a GGUF model's files. None if a file changed or a
-    tensor was replaced in memory, and for other kinds of models, whose tensors also depend on other
-    files.
-    """
-    if type(gguf) is not GGUF or not gguf.is_in_place:
-        return None
-    found: list[tuple[int, ...]] = []
-    for file in gguf.mapped_files:
-        try:
-            about = os.stat(file.path)
-        except OSError:
-            return None
-        if file.state != (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns):
-            return None
-        found.append((*file.state, about.st_ctime_ns))
-    return found or None
-
-
-def _described(value: Any) -> Iterator[str]:
-    """Yield strings that are equal in every process for equal values. Raises TypeError for a value
-    of an unknown type.
-    """
-    if is_dataclass(value):
-        yield type(value).__name__
-        for each in fields(value):
-            yield from _described(getattr(value, each.name))
-    elif isinstance(value, (list, tuple)):
-        yield f"[{len(value)}"
-        for item in value:
-            yield from _described(item)
-    elif isinstance(value, (set, frozenset)):
-        yield f"{{{len(value)}"
-        yield from sorted("\n".join(_described(item)) for item in value)
-    elif isinstance(value, Mapping):
-        yield f"<{len(value)}"
-        for item in value.items():
-            yield from _described(item)
-    elif isinstance(value, np.ndarray):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16)
-        yield f"{value.dtype.str}{value.shape}{digest.hexdigest()}"
-    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
-        yield repr(value)
-    else:
-        raise TypeError(type(value).__name__)
-
-
 def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -> StoredPlan | None:
     """Return the plan stored under ``key``; None if there is none, or it is damaged."""
-    try:
-        data = (_folder() / f"{key}{SUFFIX}").read_bytes()
-    except (OSError, CacheError):
+    body = read_entry(key + SUFFIX)
+    if body is None or len(body) < HEAD.size:
         return None
-    if len(data) < HEAD.size:
-        return None
-    magic, digest, *sizes = HEAD.unpack_from(data)
-    body = memoryview(data)[HEAD.size :]
-    if magic != MAGIC or sum(sizes) != len(body) or _digest([body]) != digest:
+    sizes = HEAD.unpack_from(body)
+    body = body[HEAD.size :]
+    if sum(sizes) != len(body):
         return None
     parts = []
     at = 0
@@ -241,7 +181,7 @@ def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -
         np.frombuffer(words, np.int64, n_words),
         np.frombuffer(words, np.int32, n_words, 8 * n_words),
         head["scratch"],
-        [_found(place, gguf, cache, memory) for place in head["constants"]],
+        [_constant_memory(place, gguf, cache, memory) for place in head["constants"]],
     )
     return StoredPlan(head, table, lower)
 
@@ -292,33 +232,11 @@ def write_plan(plan: Plan, table: StepTable, gguf: GGUF, cache: KVCache) -> None
     words = table.offsets.tobytes() + table.bases.tobytes()
     data = b"".join(each.tobytes() for each in computed)
     parts = [text, steps, words, data]
-    with contextlib.suppress(OSError, CacheError):  # a read-only or full disk
-        folder = _folder()
-        start = HEAD.pack(MAGIC, _digest(parts), *map(len, parts))
-        write_whole(folder / f"{plan.key}{SUFFIX}", start, *parts)
-        _remove_oldest(folder)
-
-
-def _digest(parts: Iterable[Any]) -> bytes:
-    state = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        state.update(part)
-    return state.digest()
+    write_entry(plan.key + SUFFIX, HEAD.pack(*map(len, parts)), *parts)
 
 
 def _dtype(given: Any) -> np.dtype[Any]:
     return np.dtype(given if isinstance(given, str) else [tuple(each) for each in given])
-
-
-def _folder() -> Path:
-    """Return the folder of stored plans, inside that of kernels. Raises CacheError."""
-    return checked_folder(checked_folder() / "plans")
-
-
-def _remove_oldest(folder: Path) -> None:
-    found = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(folder)]
-    for _, path in sorted(found)[:-MOST_FILES]:
-        os.unlink(path)
 
 
 def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
@@ -334,7 +252,7 @@ def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
     return None
 
 
-def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -> Any:
+def _constant_memory(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -> Any:
     """Return the memory of a constant at ``place``, as described by ``_place_of``; ``computed``:
     the stored constants.
     """
@@ -342,6 +260,7 @@ def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -
     if kind == "pool":
         return _pools(cache)[first].const.memory
     if kind == "computed":
-        return HostMemory.of(computed.bytes[first : first + rest[0]])
+        return HostMemory.wrap(computed.bytes[first : first + rest[0]], computed.address + first)
     at, n_bytes = rest
-    return HostMemory.of(np.frombuffer(gguf.mapped_files[first], np.uint8, n_bytes, at))
+    file = gguf.mapped_files[first]
+    return HostMemory.wrap(np.frombuffer(file, np.uint8, n_bytes, at), file.begin + at)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +30,11 @@ from treadle.devices.cpu.step_loop import (
 )
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
-from treadle.jit.language import Isa
 from treadle.plan.plan import DeviceMemory
 from treadle.system import SYSTEM
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
 
 SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
@@ -54,12 +57,12 @@ class HostMemory(DeviceMemory):
         self.address: int = self.bytes.ctypes.data
 
     @classmethod
-    def of(cls, array: np.ndarray) -> HostMemory:
-        """Wrap the memory of ``array``, without a copy."""
+    def wrap(cls, array: np.ndarray, address: int | None = None) -> HostMemory:
+        """Wrap the memory of ``array``, without a copy. ``address``: its own, if that is known."""
         result = cls.__new__(cls)
         result.bytes = array
         result.n_bytes = array.nbytes
-        result.address = int(array.ctypes.data)
+        result.address = int(array.ctypes.data) if address is None else address
         return result
 
     def _read(self, at: int, n_bytes: int) -> np.ndarray:
@@ -87,13 +90,13 @@ class _Shared:
         """Set a field of the job while no worker runs; starting a worker publishes it."""
         self.job[JOB_AT[field]] = value
 
-    def work(self, role: int, scratch: HostMemory) -> None:
+    def run_role(self, role: int, scratch: HostMemory) -> None:
         """Run the compiled loop in this thread, in a role of ``StepLoop``."""
         self.entry(self.memory.address, 0, role, 0, scratch.address)
 
     def dismiss(self) -> None:
         """Stop the workers, and wait until they have ended."""
-        self.work(STOP, self.memory)
+        self.run_role(STOP, self.memory)
         for worker in self.workers:
             if worker is not threading.current_thread():
                 worker.join()
@@ -130,7 +133,10 @@ class Team:
         workers.clear()
         for i, scratch in enumerate(self._scratch[1:], 1):
             worker = threading.Thread(
-                target=self._shared.work, args=(WORKER, scratch), name=f"treadle-{i}", daemon=True
+                target=self._shared.run_role,
+                args=(WORKER, scratch),
+                name=f"treadle-{i}",
+                daemon=True,
             )
             try:
                 worker.start()
@@ -156,7 +162,7 @@ class Team:
             if self.n_threads > 1 and not (shared.workers and shared.workers[0].is_alive()):
                 self._start_workers()
             shared.next[:] = n_steps, steps, run, times, alarm or self._calm.address
-            shared.work(CALLER, self._scratch[0])
+            shared.run_role(CALLER, self._scratch[0])
 
     def close(self) -> None:
         """Stop the workers. A later run starts new ones."""

@@ -28,7 +28,7 @@ from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE, MatrixGemm
-from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits
+from treadle.kernels.matmul.select import SHIPPED, TUNING_CANDIDATES, TunedTable, fits
 from treadle.machine import topology
 from treadle.system import SYSTEM
 from treadle.version import __version__
@@ -54,7 +54,7 @@ class TunedRow:
     @property
     def formats(self) -> list[str]:
         """The weight formats that the table has parameters for."""
-        return list(_written(self.table))
+        return list(_to_json(self.table))
 
 
 class _RefusedError(Exception):
@@ -116,7 +116,7 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
         table = table.updated(newer)
     measured = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     text = json.dumps(
-        {**_machine(isa, proc), "made": measured, "formats": _written(table)}, indent=1
+        {**_machine(isa, proc), "made": measured, "formats": _to_json(table)}, indent=1
     )
     try:
         cache.write_whole(path, f"{text}\n".encode())
@@ -167,7 +167,7 @@ def _machine(isa: Isa, proc: Path) -> dict[str, str]:
 
 def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
     """Return a file's table and its date. Raises _RefusedError, CacheError and OSError."""
-    text = _owned(path)
+    text = _read_owned(path)
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -187,7 +187,7 @@ def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
         raise _RefusedError(f"{path}: damaged: {error}") from error
 
 
-def _owned(path: Path) -> bytes:
+def _read_owned(path: Path) -> bytes:
     """Return the bytes of a file, if only its owner, this user, can have written it; else raise
     _RefusedError.
     """
@@ -197,7 +197,7 @@ def _owned(path: Path) -> bytes:
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
             size = f"{MAX_BYTES >> 10} KiB"
             raise _RefusedError(f"{path}: damaged: expected a regular file of at most {size}")
-        if (who := SYSTEM.intruder(info)) is not None:
+        if (who := SYSTEM.other_writer(info)) is not None:
             other = who == "another user"
             what = "belongs to another user" if other else "is writable by others"
             raise _RefusedError(
@@ -212,7 +212,7 @@ def _owned(path: Path) -> bytes:
 
 
 def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
-    """Parse the JSON form that ``_written`` makes. Raises ValueError, TypeError and AttributeError
+    """Parse the JSON form that ``_to_json`` makes. Raises ValueError, TypeError and AttributeError
     for anything else.
     """
     found: dict[str, dict[Any, Any]] = {name: {} for name in SHIPPED.items()}
@@ -223,7 +223,7 @@ def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
             if key == "gemv":
                 for n, fields_ in value.items():
                     found[key][w, _tokens(n)] = _fields(key, fields_, isa, int(n))
-            elif key in SWEPT:
+            elif key in TUNING_CANDIDATES:
                 found[key][w] = _fields(key, value, isa, EDGE if key == "matrix" else 1)
             else:
                 found[key][w] = _tokens(value, least=0 if key == "vector_tokens" else 1)
@@ -241,7 +241,7 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
     produce. Raises ValueError.
     """
     kind = KINDS[op]
-    swept = {name: vs for stage in SWEPT[op] for name, vs in stage.items()}
+    swept = {name: vs for stage in TUNING_CANDIDATES[op] for name, vs in stage.items()}
     defaults = {f.name: f.default for f in fields(kind)}
     given: dict[str, Any] = {}
     for name, value in said.items():
@@ -258,7 +258,7 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
     return given
 
 
-def _written(table: TunedTable) -> dict[str, dict[str, Any]]:
+def _to_json(table: TunedTable) -> dict[str, dict[str, Any]]:
     """Return a table in its JSON form: parameters by weight format, then by kernel."""
     out: dict[str, dict[str, Any]] = {}
     for key, rows in table.items().items():

@@ -19,16 +19,16 @@ from treadle.devices.cuda.facts import copy_rate
 from treadle.devices.cuda.kernel_table import swap
 from treadle.devices.cuda.launch_args import (
     PerBlock,
+    dynamic_shared_bytes,
     gpu_source_hash,
     scratch_bytes,
-    shared_of,
     threads_of,
 )
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.errors import NoMemoryError
 from treadle.jit.kernel import CompileStats, isa_key
 from treadle.kernels.spec import run_offset
-from treadle.plan.plan import Buffer, Const, DeviceMemory, Plan, Step, counted
+from treadle.plan.plan import Buffer, Const, DeviceMemory, Plan, Step, input_of_count
 
 if TYPE_CHECKING:
     from treadle.devices.cuda.driver import Driver
@@ -94,7 +94,7 @@ class CudaProgram:
                 count = self._place(plan, arena, given)
             elif grid.count != "one":
                 count = inputs.address + run_offset(grid.count)
-            size = blocks, threads_of(step.spec), shared_of(step.spec)
+            size = blocks, threads_of(step.spec), dynamic_shared_bytes(step.spec)
             where = at, inputs.address, count, grid.base, grid.per, scratch.address
             self.launches.append(Launch(kernels[step.spec.name], *size, *where))
             at += 8 * len(row)
@@ -197,7 +197,7 @@ class Cuda(Device):
         if self._n_weights:
             return
         n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
-        free, total = self.driver.room()
+        free, total = self.driver.memory_info()
         if n_bytes > free:
             raise NoMemoryError(
                 f"{gguf.path.name}: out of GPU memory: its weights take {in_words(n_bytes)}, and "
@@ -224,7 +224,7 @@ class Cuda(Device):
         """
         grid = step.grid
         spec = step.spec
-        given = plan.inputs.get(counted(grid.count))
+        given = plan.inputs.get(input_of_count(grid.count))
         most = 1 if grid.count == "one" else given.shape[0] if given else UNKNOWN
         items = grid.base * -(-most // grid.per)
         threads = threads_of(spec)

@@ -100,7 +100,7 @@ class Driver(Protocol):
     def copy(self, to: int, frm: int, n_bytes: int) -> None:
         """Copy ``n_bytes`` within the GPU's memory; may return before it is done."""
 
-    def room(self) -> tuple[int, int]:
+    def memory_info(self) -> tuple[int, int]:
         """Return the free and the total bytes of the GPU's memory."""
 
     def graph(self, upload: Upload, launches: Sequence[Launch]) -> Any:

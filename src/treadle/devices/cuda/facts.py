@@ -20,10 +20,10 @@ def copy_rate(driver: Driver) -> float:
 
     The bytes are random, as some GPUs copy zeros faster. Raises NoMemoryError.
     """
-    n_bytes = min(COPIED, driver.room()[0] // 4)
+    n_bytes = min(COPIED, driver.memory_info()[0] // 4)
     frm = driver.alloc(2 * n_bytes)
     try:
-        driver.write(frm, _noise(n_bytes))
+        driver.write(frm, _random_bytes(n_bytes))
         driver.copy(frm + n_bytes, frm, n_bytes)
         driver.wait()
         began = time.perf_counter()
@@ -35,14 +35,14 @@ def copy_rate(driver: Driver) -> float:
         driver.free(frm)
 
 
-def _noise(n_bytes: int) -> Any:
+def _random_bytes(n_bytes: int) -> Any:
     import numpy as np
 
     few = np.random.default_rng(1).integers(0, 256, min(n_bytes, 1 << 20), np.uint8)
     return np.resize(few, n_bytes)
 
 
-def told() -> dict[str, Any]:
+def device_properties() -> dict[str, Any]:
     """Return the properties of the first GPU, by name, for ``treadle doctor``; or the reason why
     there is none.
     """
@@ -54,7 +54,7 @@ def told() -> dict[str, Any]:
         return {"cuda": str(error)}
     try:
         facts = driver.facts
-        (free, total) = driver.room()
+        (free, total) = driver.memory_info()
         return {
             "cuda": facts.name,
             "driver": "CUDA " + ".".join(map(str, facts.version)),

@@ -23,7 +23,8 @@ Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 SWAPS = {
     **dict.fromkeys(
         (
-            *("add", "add_directions", "add_rows", "channel_rates", "column_norm", "combine"),
+            *("add", "add_directions", "add_rows", "block_convolution", "channel_rates"),
+            *("clamp", "column_norm", "combine"),
             *("convolution", "embed", "expert_lora_down", "expert_lora_up", "gate"),
             *("gather", "lora_down", "lora_up", "pooling", "rates", "softcap", "unit_heads"),
         ),

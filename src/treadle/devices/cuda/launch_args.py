@@ -52,7 +52,7 @@ def threads_of(spec: Spec) -> int:
     return spec.threads if isinstance(spec, PerBlock) else GENERIC_THREADS
 
 
-def shared_of(spec: Spec) -> int:
+def dynamic_shared_bytes(spec: Spec) -> int:
     """Return the bytes of shared memory in a block of this kernel."""
     return spec.shared_bytes if isinstance(spec, PerBlock) else 0
 

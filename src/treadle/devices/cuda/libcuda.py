@@ -167,7 +167,7 @@ class CudaDriver:
         try:
             self._call("cuMemAlloc_v2", byref(made), max(n_bytes, 1))
         except NoMemoryError as error:
-            free, total = (in_words(n) for n in self.room())
+            free, total = (in_words(n) for n in self.memory_info())
             raise NoMemoryError(
                 f"out of GPU memory: {in_words(n_bytes)} needed in one block; {self.facts.name} "
                 f"has {free} free of {total}"
@@ -176,14 +176,14 @@ class CudaDriver:
         return made.value
 
     def free(self, address: int) -> None:
-        if self._gone:
+        if self._is_freed:
             return
         self._enter()
         if self._memory.pop(address, None) is not None:
             self._call("cuMemFree_v2", address)
 
     @property
-    def _gone(self) -> bool:
+    def _is_freed(self) -> bool:
         """Whether all memory is freed already, or belongs to another process."""
         return self._closed or os.getpid() != self._pid
 
@@ -199,7 +199,7 @@ class CudaDriver:
         return data
 
     def unpin(self, data: np.ndarray) -> None:
-        if self._gone:
+        if self._is_freed:
             return
         self._enter()
         at = int(data.ctypes.data)
@@ -232,7 +232,7 @@ class CudaDriver:
         self._enter()
         self._call("cuMemcpyDtoDAsync_v2", to, frm, n_bytes, self._stream)
 
-    def room(self) -> tuple[int, int]:
+    def memory_info(self) -> tuple[int, int]:
         self._enter()
         free = c_size_t()
         total = c_size_t()
@@ -283,7 +283,7 @@ class CudaDriver:
         self._call("cuStreamSynchronize", self._stream)
 
     def drop(self, graph: handle) -> None:
-        if self._gone:
+        if self._is_freed:
             return
         self._enter()
         self._graphs.remove(graph)
@@ -326,7 +326,7 @@ class CudaDriver:
         """Free everything, ignoring errors: a GPU that has failed answers every call with its
         failure.
         """
-        if self._gone or not self._retained:
+        if self._is_freed or not self._retained:
             return
         steps: list[tuple[Any, ...]] = [("cuCtxSetCurrent", self._context)]
         steps += [("cuStreamSynchronize", self._stream)] * bool(self._stream)

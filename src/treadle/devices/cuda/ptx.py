@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from treadle.devices.cuda.launch_args import emit_entry, gpu_source_hash
 from treadle.errors import CacheError
 from treadle.jit import cache
-from treadle.jit.kernel import CompileStats, about, begin, isa_key
+from treadle.jit.kernel import CompileStats, begin, describe_spec, isa_key
 from treadle.jit.types import i64, ptr
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def trace(spec: Spec, isa: Isa) -> str:
     k, given = begin(spec, isa, (ptr, ptr, ptr, i64, i64, ptr), "ptx_kernel")
     emit_entry(k, isa, spec, *given)
     k.ret()
-    return "define".join(_told(part) for part in str(k.module).split("define"))
+    return "define".join(_with_address_facts(part) for part in str(k.module).split("define"))
 
 
-def _told(text: str) -> str:
+def _with_address_facts(text: str) -> str:
     """Return a function's IR with facts added that LLVM does not infer.
 
     Addresses that kernels read from memory are marked as global, except those in local variables. A
@@ -94,5 +94,5 @@ def emit_ptx(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> str:
     text = emit_assembly(trace(spec, isa), isa)
     tally.n_compiled += 1
     with suppress(CacheError, OSError):  # then in memory only: ``treadle doctor`` says why
-        cache.write(spec.name, key, text.encode(), about(spec, isa))
+        cache.write(spec.name, key, text.encode(), describe_spec(spec, isa))
     return text

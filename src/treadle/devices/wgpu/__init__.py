@@ -6,7 +6,7 @@
     dispatch.py   which op has which shader
     shader.py     Shader (a WGSL text) and Dispatch (its use for a step); common WGSL functions
     memory.py     buffers, and weights that are uploaded on first use
-    row.py        the traits of the instruction set that plans are lowered for
+    isa_row.py    the row of the table of instruction sets (isa/) that plans are lowered for
     weights.py    WGSL that reads weight formats
     pages.py      WGSL that reads and writes KV pages
     products.py   shaders of matrix products: gemv, gemm, gate and up

@@ -268,7 +268,7 @@ def attention(step: Step) -> list[Dispatch]:
         raise UnsupportedError(f"{step.label}: tokens that see later ones are not supported")
     if spec.alibi:
         raise UnsupportedError(f"{step.label}: attention with ALiBi is not supported")
-    if spec.reach or spec.profiled:
+    if spec.reach or spec.rel_extent:
         raise UnsupportedError(
             f"{step.label}: attention with a relative-position bias is not supported"
         )

@@ -1,6 +1,6 @@
 """The wgpu device: a GPU through WebGPU (Metal, Vulkan or DX12, as the ``wgpu`` package finds).
 
-A plan is the CPU's lowering for the row of ``devices/wgpu/row.py``; each step is one or more
+A plan is the CPU's lowering for the row of ``devices/wgpu/isa_row.py``; each step is one or more
 shaders (``devices/wgpu/dispatch.py``). Pipelines and bindings are made once per plan. Commands are
 encoded for each run, as WebGPU accepts a command buffer only once; so the number of workgroups can
 follow the run's counts. A run is one submission.
@@ -21,8 +21,8 @@ import numpy as np
 from treadle.base.humanize import n_bytes as in_words
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.devices.wgpu.dispatch import calls_of
+from treadle.devices.wgpu.isa_row import WGSL
 from treadle.devices.wgpu.memory import STORAGE, GpuMemory, GpuWeights
-from treadle.devices.wgpu.row import WGSL
 from treadle.devices.wgpu.shader import WORD, Dispatch, Groups
 from treadle.errors import DeviceError, NoMemoryError
 from treadle.jit.cache import hash_of_sources
@@ -60,9 +60,9 @@ class WgpuProgram:
                 made.append((pipeline, group, call.groups))
                 at += 1
             self.steps.append(made)
-            device.tell("compile", done, len(steps))
+            device.report_progress("compile", done, len(steps))
         self.n_steps = len(steps)
-        device.tell("compile", len(steps), len(steps))
+        device.report_progress("compile", len(steps), len(steps))
         device.gpu.queue.write_buffer(self._args, 0, table)
 
     def _value(self, arg: Any) -> int:
@@ -126,7 +126,7 @@ class Wgpu(Device):
     def variant(self) -> str:
         return f"{_source_hash()}\0{self.name}\0{self._kind}"
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def report_progress(self, what: str, done: int, total: int) -> None:
         """Report progress: ``done`` of ``total`` parts of ``what``."""
         if self._progress:
             self._progress(what, done, total)
@@ -324,7 +324,7 @@ def find_adapter(wgpu: Any) -> Any:
         ) from error
 
 
-def told() -> dict[str, Any]:
+def device_properties() -> dict[str, Any]:
     """Return the adapter's properties, by name, for ``treadle doctor``; or the reason why there is
     none.
     """

@@ -157,8 +157,9 @@ fn main() {
 
 
 def _constants(step: Step, spec: Matmul) -> tuple[tuple[str, Any], ...]:
-    if spec.experts or spec.heads:
-        raise UnsupportedError(f"{step.label}: products of experts or heads are not supported")
+    if spec.experts or spec.heads or spec.per > 1:
+        what = "products of experts, heads or several rows of a token"
+        raise UnsupportedError(f"{step.label}: {what} are not supported")
     if spec.factor:
         raise UnsupportedError(f"{step.label}: a factor of a product is not supported")
     return (

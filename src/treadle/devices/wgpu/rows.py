@@ -164,8 +164,8 @@ def norm(step: Step) -> list[Dispatch]:
 
 
 def _rows(step: Step) -> Any:
-    """Return a ``Dispatch.groups``: one workgroup for each row, of which the step's grid has the
-    count.
+    """Return the function ``Dispatch.groups`` of a step with one workgroup for each row; the number
+    of rows is the run's count that the step's grid names.
     """
     name = step.grid.count
     return lambda count: (count(name), 1, 1)

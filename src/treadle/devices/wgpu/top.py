@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from treadle.devices.wgpu.shader import WORD, Count, Dispatch, Groups, Shader, field
 from treadle.kernels.elementwise.top_logits import (
     KEY_INF,
+    LEAST_KEY,
     LOWEST,
     MAX,
-    NEVER,
-    NOBODY,
+    PADDING_ID,
     PARTIAL,
     SHIFT,
     SLICE,
@@ -102,7 +102,7 @@ fn choose(t: u32, n: u32, only: bool) -> i32 {
   }
   if (t < N_TOP) {
     keys[t] = i32(0x80000000u);
-    ids[t] = NOBODY;
+    ids[t] = PADDING_ID;
   }
   workgroupBarrier();
   for (var pass_ = 0u; pass_ < 4u; pass_++) {
@@ -257,8 +257,10 @@ def _shader(step: Step, body: str, args: tuple[str, ...]) -> Shader:
         ("LOWEST", LOWEST),
         ("SAMPLED", field("sampled")),
     )
-    numbers = f"const SHIFT = {SHIFT}i; const KEY_INF = {KEY_INF}i; const NOBODY = {NOBODY}i;\n"
-    assert (NEVER + (1 << 32)) == 0x80000000, "the key that the texts have in digits"
+    numbers = (
+        f"const SHIFT = {SHIFT}i; const KEY_INF = {KEY_INF}i; const PADDING_ID = {PADDING_ID}i;\n"
+    )
+    assert (LEAST_KEY + (1 << 32)) == 0x80000000, "the key that the texts have in digits"
     return Shader(step.spec.name, numbers + NUMBERS + CHOOSE + body, constants, args)
 
 

@@ -42,7 +42,7 @@ class LiveCache(KVCache):
         self.live.add(result)
         return result
 
-    def lose(self) -> list[tuple[Sequence, list[int]]]:
+    def drop_all(self) -> list[tuple[Sequence, list[int]]]:
         """Empty every sequence and forget all cached prefixes. Return the ids of each sequence."""
         self.revive().close()
         held = [(seq, list(seq.ids)) for seq in self.live if seq.ids]
@@ -64,7 +64,7 @@ class FrontEngine(Engine):
     n_lost = 0  # times that a stage was lost
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self._owed: list[tuple[Sequence, list[int], int]] = []  # to be recomputed
+        self._to_recompute: list[tuple[Sequence, list[int], int]] = []  # to be recomputed
         super().__init__(*args, **settings)
 
     def adapt(self, adapters: Seq[Adapter]) -> None:
@@ -104,16 +104,16 @@ class FrontEngine(Engine):
         assert isinstance(self.device, Pipeline)
         assert isinstance(self.cache, LiveCache)
         self.n_lost += 1
-        owed = {seq: ids for seq, ids, changes in self._owed if seq.n_changes == changes}
+        owed = {seq: ids for seq, ids, changes in self._to_recompute if seq.n_changes == changes}
         with interrupts_held():
-            owed |= {seq: ids for seq, ids in self.cache.lose() if seq not in owed}
-            self._owed = [(seq, ids, seq.n_changes) for seq, ids in owed.items()]
+            owed |= {seq: ids for seq, ids in self.cache.drop_all() if seq not in owed}
+            self._to_recompute = [(seq, ids, seq.n_changes) for seq, ids in owed.items()]
         self.device.restart()
 
     def _read_again(self) -> None:
         """Recompute the lost sequences, except those that were changed in the meantime."""
-        while self._owed:
-            seq, ids, changes = self._owed[-1]
+        while self._to_recompute:
+            seq, ids, changes = self._to_recompute[-1]
             if seq.n_changes == changes:
                 with interrupts_held():
                     at = self.cache.match(seq, [*ids, -1])
@@ -122,5 +122,5 @@ class FrontEngine(Engine):
                         part = BatchItem(seq, ids[start : start + self.max_tokens], 0)
                         super()._run([part], lambda ready: None)
                 finally:
-                    self._owed[-1] = seq, ids, seq.n_changes
-            self._owed.pop()
+                    self._to_recompute[-1] = seq, ids, seq.n_changes
+            self._to_recompute.pop()

@@ -16,7 +16,7 @@
     latent_steps.py     latent attention: pack the heads of a product, store the latent row
     merge_splits.py     Merge: joins the partial results of a history that was split
     relative_bias.py    T5's biases of scores, by head and bucket of distances
-    profiles.py         biases of scores that each query mixes for itself, by distance
+    relative_logits.py  biases of scores that each query makes for itself, by distance
     indexer.py          sparse attention: scores of cached keys, and the choice among them
     index_tile.py       vector tile that computes the indexer's scores
     row_pages.py        pages whose rows are key and value of all heads (DeepSeek V4)

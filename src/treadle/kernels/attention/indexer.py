@@ -18,7 +18,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr, u32
 from treadle.kernels.attention.page_layout import PagedKernel
 from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
-from treadle.kernels.attention.rope import turn_pairs, turned
+from treadle.kernels.attention.rope import rotate_pairs, turned
 from treadle.kernels.attention.work_item import Queries
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.spec import (
@@ -79,17 +79,17 @@ class IndexStore(PagedKernel):
             table = None if tables is None else tables + n * (self.rope_dims * 4)
             with k.loop(self.n_head) as head:
                 x = frame.q + n * (frame.stride * 4) + head * (self.head_dim * 4)
-                self._turn(k, x, table)
+                self._rotate_head(k, x, table)
             row = frame.key + (n * frame.k_stride + frame.k_column) * 4
             map_row(k, self.head_dim, tmp, lambda v: v, row)
             if self.back:
                 self._pairs(k, tmp, frame.back)
-            self._turn(k, tmp, table)
+            self._rotate_head(k, tmp, table)
             kv_index = k.load(kv_indices, n.ty, offset=n * 8)
             home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
             self.page.keys.store(k, tmp, home, kv_index % PAGE)
 
-    def _turn(self, k: Builder, x: Val, table: Val | None) -> None:
+    def _rotate_head(self, k: Builder, x: Val, table: Val | None) -> None:
         """Rotate one head ``x`` in place: by position if there is a rope ``table``, then by the
         Hadamard matrix if the page format needs it.
         """
@@ -102,7 +102,7 @@ class IndexStore(PagedKernel):
 
     def _pairs(self, k: Builder, x: Val, table: Val) -> None:
         at = x + self.first * 4
-        turn_pairs(k, self.style, self.rope_dims // 2, at, at, table, lambda v, i: v)
+        rotate_pairs(k, self.style, self.rope_dims // 2, at, at, table, lambda v, i: v)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])

@@ -59,7 +59,7 @@ class Int16Scratch(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, spec: Queries) -> Int16Scratch:
+    def for_spec(cls, spec: Queries) -> Int16Scratch:
         """Return the offsets for the tiles of a kernel."""
         rows = round_up(spec.rows, ROWS)
         dims = round_up(spec.head_dim, DIMS)
@@ -74,12 +74,12 @@ class Int16Scratch(NamedTuple):
 
 def words_scratch(spec: Queries) -> int:
     """Return the bytes of scratch that a thread needs for ``WordTile``."""
-    return Int16Scratch.of(spec).end
+    return Int16Scratch.for_spec(spec).end
 
 
 class WordTile(WideTile):
-    """Wide attention tile with 16-bit products: ``tall`` rows by VECTORS vectors of columns at a
-    time.
+    """Wide attention tile with 16-bit products: ``group_rows`` rows by VECTORS vectors of columns
+    at a time.
     """
 
     places: ClassVar[Any] = Int16Scratch
@@ -110,7 +110,7 @@ class WordTile(WideTile):
         dims = self.spec.head_dim
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         k.store(self.scratch + at.d_values, k.zero(f32 * KEYS))  # for pages that do not exist
-        with k.loop(_up_to(self.n_rows, self.tall)) as r:
+        with k.loop(_up_to(self.n_rows, self.group_rows)) as r:
             query = self.query(*self.row(r))
             some = f32 * min(lanes, self.step)
             squares = k.var(k.zero(some))
@@ -224,16 +224,16 @@ class WordTile(WideTile):
     def _multiply(
         self, a: Val, pitch: int, b: Val, n: Val | int, n_vectors: int = VECTORS
     ) -> list[list[Val]]:
-        """Return i32 sums ``[tall][n_vectors]``: rows of i16 pairs at ``a``, ``pitch`` bytes apart,
-        times ``n`` lines of ``width`` pairs at ``b``, of which the first ``n_vectors`` vectors are
-        used.
+        """Return i32 sums ``[group_rows][n_vectors]``: rows of i16 pairs at ``a``, ``pitch`` bytes
+        apart, times ``n`` lines of ``width`` pairs at ``b``, of which the first ``n_vectors``
+        vectors are used.
         """
         k = self.k
         isa = self.isa
         lanes = self.isa.lanes
         assert isa.dot_words is not None
         ty = i32 * lanes
-        sums = [[k.var(k.zero(ty)) for _ in range(n_vectors)] for _ in range(self.tall)]
+        sums = [[k.var(k.zero(ty)) for _ in range(n_vectors)] for _ in range(self.group_rows)]
         with k.loop(n) as pair:
             columns = [
                 k.load(b + pair * self.line, ty, offset=4 * lanes * c) for c in range(n_vectors)
@@ -258,11 +258,11 @@ class WordTile(WideTile):
                 for c in range(VECTORS)
             ]
             with k.loop(self._groups(block)) as g:
-                rows = self.scratch + at.q + (block * ROWS + g * self.tall) * (2 * dims)
+                rows = self.scratch + at.q + (block * ROWS + g * self.group_rows) * (2 * dims)
                 keys = i * (PAGE // self.width) + column
                 keys = self.scratch + at.keys + keys * (dims // 2 * self.line)
                 sums = self._multiply(rows, 2 * dims, keys, dims // 2)
-                to = self.scratch + at.scores + g * (self.tall * KEYS * 4) + place * 4
+                to = self.scratch + at.scores + g * (self.group_rows * KEYS * 4) + place * 4
                 for r, row in enumerate(sums):
                     for c, total in enumerate(row):
                         k.store(to, total.to(f32) * d[c], offset=(r * KEYS + c * lanes) * 4)
@@ -284,15 +284,15 @@ class WordTile(WideTile):
         lanes = self.isa.lanes
         ty = f32 * lanes
         with k.loop(self._groups(block)) as g:
-            weights = self.scratch + at.weights + g * (self.tall * KEYS * 2)
+            weights = self.scratch + at.weights + g * (self.group_rows * KEYS * 2)
             values = self.scratch + at.values + column * (KEYS // 2 * self.line)
             n = n_pages * (PAGE // 2)
             sums = self._multiply(weights, 2 * KEYS, values, n, n_vectors)
-            first = block * ROWS + g * self.tall
+            first = block * ROWS + g * self.group_rows
             o = self.o + (first * self.pitch + column * self.width) * 4
             for r, row in enumerate(sums):
                 less, d = (
-                    k.splat(self._number(place, g * self.tall + r), ty)
+                    k.splat(self._number(place, g * self.group_rows + r), ty)
                     for place in (at.less, at.d_weights)
                 )
                 for c, total in enumerate(row):

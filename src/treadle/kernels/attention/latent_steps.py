@@ -15,7 +15,7 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
 from treadle.kernels.attention.page_layout import PagedKernel
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.attention.rope import turn_pairs
+from treadle.kernels.attention.rope import rotate_pairs
 from treadle.kernels.attention.rope import turned as turned_pairs
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, Spec, numbered
@@ -84,7 +84,7 @@ class PackHeads(Spec):
 class LatentStore(PagedKernel):
     """Rotate the positional dims of queries and keys, and store each token's latent row: the RMS
     norm of its first dims (times ``norm``), then the key's rotated dims. Style ``none``: no
-    rotation.
+    rotation. Unless ``normed`` the first dims are stored as they are, without a norm.
 
     ``q`` has heads of ``head_dim_q``; the last ``rope_dims`` of each are rotated, scaled, and
     written as the last dims of the head in ``out``, of ``head_dim``. ``kv`` is ``[N, head_dim]``,
@@ -94,7 +94,7 @@ class LatentStore(PagedKernel):
 
     op: ClassVar[str] = "latent"
     args = Args(
-        "q:in kv:in out:inout norm:const pool:const stride kv_stride out_stride q_column kv_column"
+        "q:in kv:in out:inout norm:const? pool:const stride kv_stride out_stride q_column kv_column"
         " page_bytes layer_off"
     )
     latent = True
@@ -110,12 +110,17 @@ class LatentStore(PagedKernel):
     pool: int = 0
     table: int = 0
     n_head_kv: int = 1
+    normed: bool = True
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"norm"} if self.normed else set())
 
     def scratch(self, lanes: int) -> int:
         return 4 * (self.head_dim + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        tables = frame.run(numbered("rope", self.table), ptr) if self.turns else None
+        tables = frame.run(numbered("rope", self.table), ptr) if self.has_rope else None
         kv_indices = frame.run(numbered("kv_indices", self.pool), ptr)
         half = self.rope_dims // 2
         rank = self.dims_v
@@ -130,32 +135,39 @@ class LatentStore(PagedKernel):
             with k.loop(self.n_head) as head:
                 x = q + head * (self.head_dim_q * 4)
                 to = out + head * (self.head_dim * 4)
-                self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
+                self._rotate_pairs(k, half, x, to, table, lambda v, i=0: v * self.scale)
                 self._rotate(k, to)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
-            gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
-            map_row(k, rank, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm)
+            if self.normed:
+                gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
+
+                def normed(v: Val, w: Val, gain: Val = gain) -> Val:
+                    return v * k.splat(gain, v.ty) * w
+
+                map_row(k, rank, tmp, normed, row, frame.norm)
+            else:
+                map_row(k, rank, tmp, lambda v: v, row)
             behind = tmp + rank * 4
-            self._turn(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
+            self._rotate_pairs(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
             self._rotate(k, behind)
             kv_index = k.load(kv_indices, n.ty, offset=n * 8)
             home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
             self.page.keys.store(k, tmp, home, kv_index % PAGE)
 
     @property
-    def turns(self) -> bool:
+    def has_rope(self) -> bool:
         return self.style != "none"
 
-    def _turn(
+    def _rotate_pairs(
         self, k: Builder, half: int, x: Val, to: Val, table: Val | None, scaled: Callable[..., Val]
     ) -> None:
-        """Rotate ``half`` pairs from ``x`` to ``to`` by ``turn_pairs``; without a ``table`` only
+        """Rotate ``half`` pairs from ``x`` to ``to`` by ``rotate_pairs``; without a ``table`` only
         apply ``scaled``.
         """
         if table is None:
             map_row(k, 2 * half, to, scaled, x)
         else:
-            turn_pairs(k, self.style, half, x, to, table, scaled)
+            rotate_pairs(k, self.style, half, x, to, table, scaled)
 
     def _rotate(self, k: Builder, behind: Val) -> None:
         """Apply the Hadamard rotation to a query or key in place, if the page format needs it.
@@ -179,7 +191,7 @@ class LatentStore(PagedKernel):
             from treadle.kernels.attention.hadamard import rotate_ref as rotated
 
         def turned(x: np.ndarray) -> np.ndarray:
-            if not self.turns:
+            if not self.has_rope:
                 return x
             return turned_pairs(x, run.rope(self.table, turn), self.style)
 
@@ -197,8 +209,9 @@ class LatentStore(PagedKernel):
                 to[:] = rotated(turned(q)[:, head] * self.scale)
         kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
         keys = kv.copy()
-        square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
-        keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
+        if self.normed:
+            square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
+            keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
         keys[:, :rank] = rotated(keys[:, :rank])
         if turn:
             keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])

@@ -50,7 +50,7 @@ class LatentTile(VectorTile):
                 self._add_values(self.page(first + i), n_keys, self.p + i * (PAGE * 4), d, sums)
             for j, row in enumerate(sums):
                 at = self.o + (d + j) * self.stat.n_bytes
-                total = self._of_rows([each.v for each in row], lambda a, b: a + b)
+                total = self._reduce_rows([each.v for each in row], lambda a, b: a + b)
                 k.store(at, k.fma(k.load(at, self.stat), correction, total))
 
     def _add_values(self, home: Val, n_keys: Val, p: Val, d: Val, sums: list[list[Var]]) -> None:

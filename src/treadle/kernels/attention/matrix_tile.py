@@ -55,7 +55,7 @@ class MatrixScratch:
     end: int
 
     @classmethod
-    def of(cls, spec: Queries) -> MatrixScratch:
+    def for_spec(cls, spec: Queries) -> MatrixScratch:
         """Return the offsets for the tiles of a kernel."""
         rows = round_up(spec.rows, EDGE)
         dims = spec.head_dim
@@ -75,7 +75,7 @@ class MatrixScratch:
 
 def matrix_scratch(spec: Queries) -> int:
     """Return the bytes of scratch that a thread needs for ``MatrixTile``."""
-    return MatrixScratch.of(spec).end
+    return MatrixScratch.for_spec(spec).end
 
 
 class MatrixTile(WideTile):
@@ -129,7 +129,7 @@ class MatrixTile(WideTile):
             for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
                 k.store(place, value, offset=r * 4)
         n_queries = round_up(self.spec.rows, EDGE) * dims // (SIDE * BLOCK)  # number of registers
-        self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
+        self._transpose_registers("queries", self.scratch + at.q, 2 * n_queries, 1)
 
     def _load_page(self, p: Val, i: Val) -> None:
         k = self.k
@@ -186,7 +186,7 @@ class MatrixTile(WideTile):
 
     # -- products -------------------------------------------------------------------------------
 
-    def _turn(self, name: str, at: Val, n: int, n_side: int) -> None:
+    def _transpose_registers(self, name: str, at: Val, n: int, n_side: int) -> None:
         """Transpose ``n`` groups of ``n_side`` registers side by side, if the machine needs it."""
         turn(self.k, name, at, n, n_side)
 
@@ -242,9 +242,9 @@ class MatrixTile(WideTile):
 
     def _values(self, block: Val, n_pages: Val) -> None:
         with self.k.loop(self.spec.dims_v // EDGE) as column:
-            self._some_values(block, column, n_pages)
+            self._add_page_values(block, column, n_pages)
 
-    def _some_values(self, block: Val, column: Val, n_pages: Val) -> None:
+    def _add_page_values(self, block: Val, column: Val, n_pages: Val) -> None:
         """Add P V of the span to the ``column``-th 32 dims of O."""
         at = self.at
         dims = self.spec.dims_v
@@ -276,7 +276,7 @@ class MatrixTile(WideTile):
 
     def _softmax(self, block: Val, first_key: Val) -> None:
         super()._softmax(block, first_key)
-        self._turn("powers", self.scratch + self.at.p, 2 * 2, SPAN)
+        self._transpose_registers("powers", self.scratch + self.at.p, 2 * 2, SPAN)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
         """Compute P of one row of scores, in high and low parts, and multiply the row of O by the

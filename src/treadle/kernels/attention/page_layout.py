@@ -16,18 +16,21 @@ keys' first dims, which are rotated separately from the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
-from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i32, u8, u16, u32
-from treadle.kernels.activation_layout import BLOCK, to_bf16_bits
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.spec import Spec, widest
 
+if TYPE_CHECKING:
+    from treadle.jit.language import Builder, Isa, Val
+
+BLOCK = 32  # dims of a token that share a scale
 HALF = BLOCK // 2
 
 
@@ -86,6 +89,12 @@ class KVFormat:
         return extreme * np.float32(1 / self.most), np.zeros_like(low)
 
 
+def _bf16_bytes(x: np.ndarray) -> np.ndarray:
+    from treadle.kernels.activation_layout import to_bf16_bits  # rarely needed
+
+    return to_bf16_bits(x).view(np.uint8)
+
+
 F16_KV = KVFormat(
     "f16",
     2,
@@ -103,7 +112,7 @@ BF16_KV = KVFormat(
     lambda k, isa, p, n: (k.load(p, u16 * n).to(u32) << 16).bits(f32 * n),
     lambda k, isa, x: isa.narrow_bf16(k, x),
     lambda b: (b.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64),
-    lambda x: to_bf16_bits(x).view(np.uint8),
+    _bf16_bytes,
 )
 F32_KV = KVFormat(
     "f32",

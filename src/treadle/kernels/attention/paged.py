@@ -8,8 +8,8 @@ at a time::
 
 With a sink, a score s of each head without a value, m starts as log2(e) s and l as 1. ALiBi
 subtracts the key's distance times the head's slope from each score. A relative bias adds a number
-by head and distance (``relative_bias.py``), a profile one by query, head and distance
-(``profiles.py``). With ``chosen`` a query sees the keys that an indexer has chosen for it
+by head and distance (``relative_bias.py``), a relative logit by query, head and distance
+(``relative_logits.py``). With ``chosen`` a query sees the keys that an indexer has chosen for it
 (``indexer.py``), and spans without any are skipped.
 
 A sequence with few tokens in the batch (decoding) has items of one token each, whatever else is in
@@ -29,9 +29,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
-from treadle.kernels.attention.profiles import farthest, profile_values
 from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.relative_bias import row_values
+from treadle.kernels.attention.relative_logits import farthest, relative_values
 from treadle.kernels.attention.work_item import LOWEST, SPAN, Queries, alibi_slopes
 from treadle.kernels.spec import Args, Frame, numbered, run_offset
 
@@ -50,12 +50,12 @@ class Attention(Queries):
     op: ClassVar[str] = "attention"
     args = Args(
         "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few "
-        "sinks:const? distances:const? chosen:in? chosen_stride:? profiles:in?"
+        "sinks:const? distances:const? chosen:in? chosen_stride:? rel_logits:in?"
     )
 
     @property
     def needs(self) -> set[str]:
-        asked = {"sinks": self.sinks, "distances": self.reach, "profiles": self.profiled}
+        asked = {"sinks": self.sinks, "distances": self.reach, "rel_logits": self.rel_extent}
         asked |= dict.fromkeys(("chosen", "chosen_stride"), self.chosen)
         return self.args.required | {name for name, there in asked.items() if there}
 
@@ -89,8 +89,8 @@ class Attention(Queries):
         return n_bytes, 2 * n_seen * self.n_head * (self.head_dim + self.dims_v)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
-        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        items = frame.block + self._load_run_field(frame, "attn_items", "attn_few")
+        n_items = self._load_run_field(frame, "n_attn_items", "n_attn_few")
         tile = self._tile()
         if self.matrix:
             assert isa.matrix is not None, isa.name
@@ -123,7 +123,7 @@ class Attention(Queries):
 
         return VectorTile
 
-    def _of_run(self, frame: Frame, field: str, few: str) -> Val:
+    def _load_run_field(self, frame: Frame, field: str, few: str) -> Val:
         """Return the value of ``field`` of this pool in the run's state; if ``frame.few`` is 1, the
         value of the field named ``few``.
         """
@@ -198,10 +198,10 @@ class Attention(Queries):
             end = self.reach + PAGE
             row = args.distances.reshape(self.n_head, row_values(self.reach))[head]
             found += row[np.clip(distance, -end, end - 1) + end]
-        if self.profiled:
-            begin = farthest(self.profiled)
-            n = profile_values(self.profiled)
-            row = np.ravel(args.profiles)[(token * self.n_head + head) * n :][:n]
+        if self.rel_extent:
+            begin = farthest(self.rel_extent)
+            n = relative_values(self.rel_extent)
+            row = np.ravel(args.rel_logits)[(token * self.n_head + head) * n :][:n]
             found += row[np.clip(distance - begin, 0, n - 1)]
         return found
 

@@ -32,11 +32,11 @@ def buckets(
 
 
 def row_values(reach: int) -> int:
-    """Return the number of f32 values in a head's row of ``by_distance``."""
+    """Return the number of f32 values in a head's row of ``biases_by_distance``."""
     return 2 * (reach + PAGE)
 
 
-def by_distance(matrix: np.ndarray, reach: int, *, causal: bool = False) -> np.ndarray:
+def biases_by_distance(matrix: np.ndarray, reach: int, *, causal: bool = False) -> np.ndarray:
     """Return each head's biases, f32 ``[n_head, row_values(reach)]``, for distances from ``-(reach
     + PAGE)`` on, from ``matrix [n_buckets, n_head]``. Beyond ``reach`` all are equal, so that the
     place of a vector of keys can be clamped. ``causal``: later keys have the bias of distance 0.

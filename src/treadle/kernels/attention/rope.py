@@ -139,7 +139,7 @@ class RopeStore(PagedKernel):
                 return v * k.splat(gain, v.ty) * k.load(weight, v.ty, offset=at * 4)
             return v * scale if scale != 1.0 and not self.norm_last else v
 
-        turn_pairs(k, self.style, half, x, out, table, scaled)
+        rotate_pairs(k, self.style, half, x, out, table, scaled)
         width = widest(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
         for i in range(2 * half, dims, width):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
@@ -191,7 +191,7 @@ class RopeStore(PagedKernel):
                 self.page.write_ref(home, int(kv_index) % PAGE, keys[i, head], value[i, head])
 
 
-def turn_pairs(
+def rotate_pairs(
     k: Builder,
     style: str,
     half: int,
@@ -230,7 +230,7 @@ def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
     """Return ``x [N, heads, dims]`` with its first ``pairs`` pairs rotated by ``table [N, 2,
-    pairs]`` (cosines, sines); the numpy twin of ``turn_pairs``.
+    pairs]`` (cosines, sines); the numpy twin of ``rotate_pairs``.
     """
     y = x.copy()
     half = table.shape[-1]

@@ -44,7 +44,7 @@ def unpack_row(
     """
     side = page.keys
     number, at = place_of(row, unit)
-    home = place.home(number, *pool)
+    home = place.page_address(number, *pool)
     width = widest(k.isa.lanes, side.fmt.run if side.fmt.scaled else side.dims)
     with k.loop(side.dims, step=width) as d:
         k.store(to, side.load_values(k, home, at, d, width), offset=d * 4)

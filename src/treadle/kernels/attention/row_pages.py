@@ -15,7 +15,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.attention.page_layout import PageLayout, rows_of
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.attention.rope import turn_pairs, turned
+from treadle.kernels.attention.rope import rotate_pairs, turned
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import (
     PART,
@@ -83,11 +83,11 @@ class RowStore(RowKernel):
 
     @property
     def needs(self) -> set[str]:
-        asked = {"back"} if self.turns_back else set()
+        asked = {"back"} if self.rotates_back else set()
         return self.args.required | asked | ({"norm"} if self.eps is not None else set())
 
     @property
-    def turns_back(self) -> bool:
+    def rotates_back(self) -> bool:
         return self.unit > 1 and self.rope_dims > 0
 
     def scratch(self, lanes: int) -> int:
@@ -111,11 +111,11 @@ class RowStore(RowKernel):
                     scale = k.splat(gain, f32 * isa.lanes)
                     map_row(k, dims, tmp, lambda v, w, s=scale: v * s * w, row, frame.norm)
                 behind = tmp + (dims - self.rope_dims) * 4
-                turns = [frame.back] if self.turns_back else []
+                turns = [frame.back] if self.rotates_back else []
                 if tables is not None:
                     turns.append(tables + n * (self.rope_dims * 4))
                 for table in turns:
-                    turn_pairs(
+                    rotate_pairs(
                         k, self.style, self.rope_dims // 2, behind, behind, table, lambda v, i: v
                     )
                 if self.page.keys.fmt.rotated:
@@ -134,7 +134,7 @@ class RowStore(RowKernel):
         if self.eps is not None:
             x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * args.norm[:dims]
         tables = [run.rope(self.table, self.rope_dims)] if self.rope_dims else []
-        if self.turns_back:
+        if self.rotates_back:
             back = args.back[: self.rope_dims].reshape(1, 2, -1)
             tables = [np.broadcast_to(back, (n, *back.shape[1:])), *tables]
         x = turned_last(x[:, None], tables, self.rope_dims, self.style)[:, 0]
@@ -207,7 +207,7 @@ class TurnHeads(Spec):
                 map_row(k, half, sines, lambda v: -v, table + half * 4)
                 table = frame.scratch
             behind = x + (dims - self.rope_dims) * 4
-            turn_pairs(k, self.style, half, behind, behind, table, lambda v, i: v)
+            rotate_pairs(k, self.style, half, behind, behind, table, lambda v, i: v)
             if self.hadamard and not self.inverse:
                 rotate(k, x, x, dims)
 
@@ -265,7 +265,7 @@ class TokenPlace:
         self._list = frame.block + at.v
         self._n = n_pages.v
 
-    def home(self, page: Val, pool: int, base: Val, page_bytes: Val, layer_off: Val) -> Val:
+    def page_address(self, page: Val, pool: int, base: Val, page_bytes: Val, layer_off: Val) -> Val:
         """Return the address of the layer's part of the sequence's ``page``-th page in pool number
         ``pool``.
         """

@@ -209,10 +209,10 @@ class VectorTile(AttentionItem):
                 score = score - self.slopes[g] * k.abs((position - here).to(score.ty))
             if self.spec.reach:
                 first = key + column - (self.item["position"] + self.token(t))
-                number = self.beside(g, first, lanes)
+                number = self.relative_biases(g, first, lanes)
                 score = k.fma(number, k.const(math.LOG2_E, number.ty), score)
-            if self.spec.profiled:
-                number = self.profile(t, g, key + column - own, lanes)
+            if self.spec.rel_extent:
+                number = self.rel_logits(t, g, key + column - own, lanes)
                 score = k.fma(number, k.const(math.LOG2_E, number.ty), score)
             score = k.select(seen, score, lowest)
             tops[r].v = k.max(tops[r].v, score)
@@ -225,7 +225,7 @@ class VectorTile(AttentionItem):
         k = self.k
         lanes = self.isa.lanes
         old = m.v
-        new = k.max(old, self._of_rows([top.v for top in tops], k.max))
+        new = k.max(old, self._reduce_rows([top.v for top in tops], k.max))
         m.v = new
         correction = math.exp2(k, old - new)
         shifts = [k.splat(k.extract(new, r), f32 * lanes) for r in range(self.spec.rows)]
@@ -238,11 +238,11 @@ class VectorTile(AttentionItem):
                     part = math.exp2(k, k.load(place, shift.ty, offset=offset) - shift)
                     k.store(place, part, offset=offset)
                     lines[r].v = lines[r].v + part
-        sums = self._of_rows([line.v for line in lines], operator.add)
+        sums = self._reduce_rows([line.v for line in lines], operator.add)
         total.v = k.fma(total.v, correction, sums)
         return correction
 
-    def _of_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
+    def _reduce_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
         """Reduce each row's vector to one value, in the row's lane of a ``stat``."""
         k = self.k
         lanes = self.isa.lanes

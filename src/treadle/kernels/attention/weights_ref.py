@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.attention.profiles import farthest
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.relative_bias import row_values
+from treadle.kernels.attention.relative_logits import farthest
 from treadle.kernels.attention.work_item import alibi_slopes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def attention_weights(
     chunk: int = 0,
     sinks: np.ndarray | None = None,
     distances: np.ndarray | None = None,
-    profiles: np.ndarray | None = None,
+    rel_logits: np.ndarray | None = None,
 ) -> npt.NDArray[np.float32]:
     """Return the weights of queries over all keys of their sequence, float32
     ``[n_head, n, start + n]``, 0 for keys that a query does not see.
@@ -35,8 +35,8 @@ def attention_weights(
     the tokens from position ``start`` on. read_page: returns the bytes of the layer's part of the
     sequence's i-th page, None if the page was freed because a window has passed it. chunk: the
     length of the chunks within which tokens see each other, 0 for none. sinks: a score of each head
-    without a key. distances: biases by head and distance (``relative_bias.py``). profiles: those of
-    each query, ``[n, n_head * profile_values]`` (``profiles.py``).
+    without a key. distances: biases by head and distance (``relative_bias.py``). rel_logits: those
+    of each query, ``[n, n_head * relative_values]`` (``relative_logits.py``).
     """
     n = len(q)
     end = start + n
@@ -70,9 +70,9 @@ def attention_weights(
             most = spec.reach + PAGE
             row = distances.reshape(spec.n_head, row_values(spec.reach))[head]
             score = score + row[np.clip(place - position, -most, most - 1) + most]
-        if profiles is not None:
-            begin = farthest(spec.profiled)
-            rows = profiles.reshape(n, spec.n_head, -1)[:, head].astype(np.float64)
+        if rel_logits is not None:
+            begin = farthest(spec.rel_extent)
+            rows = rel_logits.reshape(n, spec.n_head, -1)[:, head].astype(np.float64)
             at = np.clip(place - position - begin, 0, rows.shape[1] - 1)
             score = score + np.take_along_axis(rows, at, 1)
         score = np.where(hidden, -np.inf, score)

@@ -2,7 +2,7 @@
 
 The keys and values of a span of pages are converted once into the layout of the products, and used
 by all rows of an item. Results (O) are kept in scratch, which the second-level cache holds. Scores
-are computed for a block of ROWS rows at a time, and processed in groups of ``tall`` rows.
+are computed for a block of ROWS rows at a time, and processed in groups of ``group_rows`` rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class WideTile(AttentionItem):
     ``[rows, pitch]``, and of their m and l (``paged.py``), f32 ``[rows]``.
     """
 
-    places: ClassVar[Any]  # ``places.of(spec)``: offsets in scratch, of these and others
+    places: ClassVar[
+        Any
+    ]  # ``places.for_spec(spec)``: offsets in scratch, for_spec these and others
     divisor: ClassVar[int] = DIMS  # of the dims of queries and of values
 
     def __init__(
@@ -37,7 +39,7 @@ class WideTile(AttentionItem):
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
         assert spec.head_dim % self.divisor == spec.dims_v % self.divisor == 0, spec.name
-        self.scratch, self.at = frame.scratch, self.places.of(spec)
+        self.scratch, self.at = frame.scratch, self.places.for_spec(spec)
         self.o, self.m, self.total = (
             self.scratch + place for place in (self.at.o, self.at.m, self.at.total)
         )
@@ -54,7 +56,7 @@ class WideTile(AttentionItem):
             with k.loop(n_pages) as i:
                 self._load_page(first + i, i)
             with k.loop((self.n_rows + (ROWS - 1)) // ROWS) as block:
-                _, last_key = self.seen(k.min(block * ROWS + (ROWS - 1), self.n_rows - 1))
+                _, last_key = self.visible_keys(k.min(block * ROWS + (ROWS - 1), self.n_rows - 1))
                 n_seen = k.min(last_key // PAGE + 1 - first, n_pages)
                 with k.if_(n_seen > 0):
                     with k.loop(n_seen) as i:
@@ -93,15 +95,15 @@ class WideTile(AttentionItem):
         rows is masked, its maxima found together (``_shift``), then each row weighed (``_weigh``).
         """
         with self.k.loop(self._groups(block)) as g:
-            first = block * ROWS + g * self.tall
-            row = self.scratch + self.at.scores + g * (self.tall * KEYS * 4)
-            with self.k.loop(self.tall) as r:
+            first = block * ROWS + g * self.group_rows
+            row = self.scratch + self.at.scores + g * (self.group_rows * KEYS * 4)
+            with self.k.loop(self.group_rows) as r:
                 if self.spec.softcap:
                     self._cap(row + r * (KEYS * 4), first + r)
                 self._hide(row + r * (KEYS * 4), first + r, first_key)
-            self._shift(row, first, g * self.tall)
-            with self.k.loop(self.tall) as r:
-                self._weigh(row + r * (KEYS * 4), first + r, g * self.tall + r)
+            self._shift(row, first, g * self.group_rows)
+            with self.k.loop(self.group_rows) as r:
+                self._weigh(row + r * (KEYS * 4), first + r, g * self.group_rows + r)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
         """Compute P of the row of scores at ``row``, and update its l. ``at_m``: number of the row
@@ -119,14 +121,14 @@ class WideTile(AttentionItem):
         return self.isa.lanes
 
     @property
-    def tall(self) -> int:
+    def group_rows(self) -> int:
         """Rows of a group, whose maxima are found together."""
         return TALL if self.isa.regs >= 32 else TALL // 2
 
     def _groups(self, block: Val) -> Val:
-        """Return the number of groups of ``tall`` rows in the ``block``-th block."""
+        """Return the number of groups of ``group_rows`` rows in the ``block``-th block."""
         left = self.k.min(self.n_rows - block * ROWS, ROWS)
-        return (left + (self.tall - 1)) // self.tall
+        return (left + (self.group_rows - 1)) // self.group_rows
 
     def _shift(self, row: Val, first: Val, r: Val) -> None:
         """Update m of a group's rows together, and store the correction 2**(m - m') of earlier
@@ -137,12 +139,12 @@ class WideTile(AttentionItem):
         at = self.at
         starts = range(0, 4 * KEYS, 4 * self.lanes)
         ty = f32 * self.lanes
-        group = f32 * self.tall
+        group = f32 * self.group_rows
         tops = [
             tree([k.load(row, ty, offset=i * (4 * KEYS) + c) for c in starts], k.max)
-            for i in range(self.tall)
+            for i in range(self.group_rows)
         ]
-        top = k.split(reduce_all(k, tops, k.max), self.tall)[0]
+        top = k.split(reduce_all(k, tops, k.max), self.group_rows)[0]
         m = self.m + first * 4
         old = k.load(m, group)
         new = k.max(old, top * self._scale(first, group))
@@ -165,7 +167,7 @@ class WideTile(AttentionItem):
         """
         k = self.k
         lanes = self.lanes
-        first, last = self.seen(r)
+        first, last = self.visible_keys(r)
         hides = (first > first_key) | (last < first_key + (KEYS - 1))
         with k.if_(hides), k.loop(KEYS, step=lanes) as c:
             iota = k.const(range(lanes), i32 * lanes)
@@ -195,7 +197,7 @@ class WideTile(AttentionItem):
         """Return row ``r``'s token in the item, and its head in the group."""
         return r // self.spec.heads, r % self.spec.heads
 
-    def seen(self, r: Val) -> tuple[Val, Val]:
+    def visible_keys(self, r: Val) -> tuple[Val, Val]:
         """Return the positions of the first and of the last key that row ``r`` sees."""
         k = self.k
         item = self.item

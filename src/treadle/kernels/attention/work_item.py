@@ -15,9 +15,9 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
 from treadle.kernels.attention.page_layout import PagedKernel
-from treadle.kernels.attention.profiles import farthest, profile_values
 from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import row_values
+from treadle.kernels.attention.relative_logits import farthest, relative_values
 from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them
@@ -50,7 +50,9 @@ class Queries(PagedKernel):
     spans: bool = False  # queries also see keys up to their item's ``sees``
     # Choices of keys that a query has (``indexer.py``), one for each group of heads; 0: all.
     chosen: int = 0
-    profiled: int = 0  # biases of each query by distance up to this (``profiles.py``); 0: none
+    rel_extent: int = (
+        0  # biases of each query by distance up to this (``relative_logits.py``); 0: none
+    )
 
     @property
     def heads(self) -> int:
@@ -193,7 +195,7 @@ class AttentionItem:
         power = k.select(head < float(n), first, behind) * self.spec.alibi
         return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
 
-    def beside(self, g: Operand, distance: Val, n: int) -> Val:
+    def relative_biases(self, g: Operand, distance: Val, n: int) -> Val:
         """Return the relative biases (``relative_bias.py``) of ``n`` consecutive keys, f32, for the
         group's ``g``-th head. ``distance``: first key - query, i64.
         """
@@ -204,17 +206,17 @@ class AttentionItem:
         first = k.max(k.min(distance, end - n), -end) + end
         return k.load(row + first * 4, f32 * n, align=4)
 
-    def profile(self, t: Operand, g: Operand, distance: Val, n: int) -> Val:
-        """Return the profile biases (``profiles.py``) of ``n`` consecutive keys, f32, for token
-        ``t``'s query of the group's ``g``-th head. ``distance``: first key - query, i64.
+    def rel_logits(self, t: Operand, g: Operand, distance: Val, n: int) -> Val:
+        """Return the relative logits (``relative_logits.py``) of ``n`` consecutive keys, f32, for
+        token ``t``'s query of the group's ``g``-th head. ``distance``: first key - query, i64.
         """
         k = self.k
-        reach = self.spec.profiled
+        reach = self.spec.rel_extent
         head = self.group * self.spec.heads + g
         row = (self.item["token"] + self.token(t)) * self.spec.n_head + head
         begin = farthest(reach)
-        place = k.max(k.min(distance, begin + profile_values(reach) - n), begin) - begin
-        at = self.frame.profiles + (row * profile_values(reach) + place) * 4
+        place = k.max(k.min(distance, begin + relative_values(reach) - n), begin) - begin
+        at = self.frame.rel_logits + (row * relative_values(reach) + place) * 4
         return k.load(at, f32 * n, align=4)
 
     def partial(self, r: Operand) -> Val:

@@ -21,5 +21,5 @@
     streams.py        hyper-connections: parallel streams, and steps they share
     gated_streams.py  hyper-connections with independent weights
     manifold.py       hyper-connections with doubly stochastic weights
-    bank.py           attention residuals: a softmax over states of earlier layers
+    attention_residuals.py  attention residuals: a softmax over states of earlier layers
 """

@@ -34,7 +34,7 @@ class SpreadStreams(Spec):
     LEAST))``. Items: tokens.
     """
 
-    op: ClassVar[str] = "streams_spread"
+    op: ClassVar[str] = "altup_spread"
     args = Args("x:in y:in out:out stride y_stride out_stride column")
     k: int
     n: int
@@ -69,7 +69,7 @@ class CopyColumns(Spec):
     Items: tokens.
     """
 
-    op: ClassVar[str] = "streams_take"
+    op: ClassVar[str] = "altup_take"
     args = Args("x:in out:out stride out_stride column to")
     k: int
 
@@ -93,7 +93,7 @@ class Join(Spec):
     Items: tokens.
     """
 
-    op: ClassVar[str] = "streams_join"
+    op: ClassVar[str] = "altup_join"
     args = Args("x:in y:in total:in? out:out stride out_stride")
     k: int
     n: int
@@ -135,7 +135,7 @@ class Predict(Spec):
     slices.
     """
 
-    op: ClassVar[str] = "streams_predict"
+    op: ClassVar[str] = "altup_predict"
     args = Args("x:in out:out norm:const router:const coef:const stride")
     k: int
     n: int
@@ -181,7 +181,7 @@ class Correct(Spec):
     Items: tokens x slices.
     """
 
-    op: ClassVar[str] = "streams_correct"
+    op: ClassVar[str] = "altup_correct"
     args = Args(
         "x:inout y:in out:out norm:const router:const coef:const scale:const stride y_stride"
     )
@@ -235,7 +235,7 @@ class AddBeside(Spec):
     x slices.
     """
 
-    op: ClassVar[str] = "streams_add"
+    op: ClassVar[str] = "altup_add"
     args = Args("x:inout y:in w:const stride y_stride")
     k: int
     n: int

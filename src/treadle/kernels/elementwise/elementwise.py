@@ -144,7 +144,7 @@ class Norm(Spec):
                         have = min(max(count - i, 0), lanes)
                         v = k.load_first(row + (at + i * 4), f32 * lanes, have)
                         if self.centred:
-                            v = less_mean(k, v, k.load(place, f32, offset=SCALES_BYTES), have)
+                            v = subtract_mean(k, v, k.load(place, f32, offset=SCALES_BYTES), have)
                         if self.weight:
                             g = k.load_first(w + (at + i * 4), f32 * lanes, have)
                         v = v * k.splat(scale, v.ty)
@@ -197,7 +197,8 @@ class Norm(Spec):
         if self.rows:
             args.out.reshape(-1, args.stride)[: len(y), : self.k] = y
         elif self.add:
-            out, residual = (a.reshape(-1, args.stride)[:n] for a in (args.out, args.residual))
+            given = map(f32_values, (args.out, args.residual))
+            out, residual = (a.reshape(-1, args.stride)[:n] for a in given)
             gain = float(args.gain[0]) if self.gain else 1.0
             out[:, : self.k] = (residual[:, : self.k] + y) * gain
         else:
@@ -235,13 +236,13 @@ def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = Non
     """Return ``mean(x**2)`` of the ``n`` f32 values at ``row``, or ``mean((x - mean)**2)``."""
 
     def square(total: Val, v: Val, count: int) -> Val:
-        v = v if mean is None else less_mean(k, v, mean, count)
+        v = v if mean is None else subtract_mean(k, v, mean, count)
         return k.fma(v, v, total)
 
     return row_mean(k, row, n, lanes, square)
 
 
-def less_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
+def subtract_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
     """Return ``v - mean`` in the first ``count`` lanes; the others stay 0."""
     v, lanes = v - k.splat(mean, v.ty), v.ty.lanes
     if count == lanes:

@@ -65,8 +65,8 @@ class NgramRows(Spec):
                 k.store(new, var.v.to(i32), offset=4 * i)
 
     def _rows(self, k: Builder, frame: Frame, row: Val, seen: list[Val]) -> None:
-        """Store the table rows of the token in row ``row``; ``seen``: its own id, then the ids
-        before it.
+        """Store the numbers of the table rows of the token in row ``row`` of the batch, i64.
+        ``seen``: its own id, then the ids before it.
         """
         out = frame.out + row * frame.stride * 8
         factors = [k.load(frame.hash, i64, offset=8 * i) for i in range(self.n)]

@@ -17,7 +17,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, ptr
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row, mean_square, row_mean
-from treadle.kernels.spec import Args, Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec, f32_values
 
 
 def store_weighted_sum(k: Builder, out: Val, x: Val, width: int, gains: list[Val]) -> None:
@@ -73,7 +73,7 @@ class OutputCopy(Spec):
             map_row(k, self.k, out, lambda v: v, frame.x + row * frame.stride * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        x = args.x.reshape(-1, args.stride)[:, : self.k]
+        x = f32_values(args.x).reshape(-1, args.stride)[:, : self.k]  # a norm's are bytes
         out = args.out.reshape(-1, args.out_stride)
         out[: len(run.output_rows), : self.k] = x[run.output_rows]
 

@@ -40,10 +40,10 @@ PARTIAL = np.dtype(
 )
 IDS = 4 * N_TOP
 MAX = 8 * N_TOP + 8
-NEVER = -(1 << 31)  # the key of -infinity, the smallest
+LEAST_KEY = -(1 << 31)  # the key of -infinity, the smallest
 SHIFT = 1 << 23
 KEY_INF = 0x7F800000 - SHIFT
-NOBODY = -1  # the id of padding
+PADDING_ID = -1  # the id of padding
 LOWEST = -3.0e38  # lower bound of a maximum: -infinity minus -infinity is NaN
 CANDIDATES = 8 * (SLICE + WORD_KEYS)  # bytes of keys and ids: WORD_KEYS keys, then their ids
 
@@ -87,7 +87,7 @@ class TopLogitsKernel(Spec):
                     emit_keys(k, row, n, keys, frame.block + mask + first // 8)
             rest = (n + (WORD_KEYS - 1)) // WORD_KEYS
             with k.loop((n + (N_TOP - 1)) // N_TOP * (N_TOP // WORD_KEYS), start=rest) as b:
-                k.store(keys + b * (4 * WORD_KEYS), k.const(NEVER, i32 * WORD_KEYS))
+                k.store(keys + b * (4 * WORD_KEYS), k.const(LEAST_KEY, i32 * WORD_KEYS))
 
             def id_at(i: Val, column: Val, first: Val = first) -> Val:
                 return (first + i * N_TOP + column).to(i32)
@@ -121,8 +121,8 @@ class TopLogitsKernel(Spec):
                 if first:
                     ids = ids[keys == top]
                     keys = keys[keys == top]
-                made["keys"][i] = NEVER
-                made["ids"][i] = NOBODY
+                made["keys"][i] = LEAST_KEY
+                made["ids"][i] = PADDING_ID
                 made["keys"][i, : len(keys)] = keys
                 made["ids"][i, : len(keys)] = ids
                 made["max"][i] = max(part.max(), np.float32(LOWEST))
@@ -191,7 +191,7 @@ class JoinTop(Spec):
             at = largest_ref(keys, N_TOP)
             at = at[keys[at] == keys[at[0]]] if first else at
             made["values"] = -np.inf
-            made["ids"] = NOBODY
+            made["ids"] = PADDING_ID
             made["values"][: len(at)], made["ids"][: len(at)] = floats_ref(keys[at]), ids[at]
             if total:
                 top = max(part["max"].max(), np.float32(LOWEST))
@@ -213,7 +213,7 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
     is 0, and padding up to the end of the last WORD_KEYS, get -infinity's key.
     """
     ty = i32 * WORD_KEYS
-    never = k.const(NEVER, ty)
+    never = k.const(LEAST_KEY, ty)
     index = k.const(range(WORD_KEYS), ty)
     bit = k.const([1 << j for j in range(WORD_KEYS)], u32 * WORD_KEYS)
     with k.loop((n + (WORD_KEYS - 1)) // WORD_KEYS) as b:
@@ -234,7 +234,7 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
     few others do. Among the keys that do, a binary search over bits finds the N_TOP-th largest.
     """
     ty = i32 * WORD_KEYS
-    never = k.const(NEVER, ty)
+    never = k.const(LEAST_KEY, ty)
     one = k.const(1, ty)
     zero = k.zero(ty)
     low = k.var(never)
@@ -266,7 +266,7 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
     with k.if_(n <= N_TOP):  # all of them
         last.v = floor
     for at in range(0, 8 * N_TOP, 4 * WORD_KEYS):
-        k.store(out, never if at < IDS else k.const(NOBODY, ty), offset=at)
+        k.store(out, never if at < IDS else k.const(PADDING_ID, ty), offset=at)
     above = k.splat(last.v, ty)
     ties = k.var(N_TOP - count(lambda key: key > above))
     at_ = k.var(out)
@@ -301,7 +301,7 @@ def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
             k.store(place, found.id_at(i, lane + column), offset=4 * WORD_KEYS)
             n.v = n.v + 1
     with k.loop((n.v + (WORD_KEYS - 1)) // WORD_KEYS * WORD_KEYS, start=n.v) as at:
-        k.store(_place(found.free, at), k.const(NEVER, i32))
+        k.store(_place(found.free, at), k.const(LEAST_KEY, i32))
     return n.v
 
 
@@ -350,26 +350,26 @@ def to_key(k: Builder, x: Val) -> Val:
     smallest. Only negative NaNs are below it: they wrap around to the largest.
     """
     bits = x.bits(i32.like(x.ty))
-    return k.select(bits < 0, NEVER - bits, bits) - SHIFT
+    return k.select(bits < 0, LEAST_KEY - bits, bits) - SHIFT
 
 
 def to_float(k: Builder, key: Val) -> Val:
     """Map keys back to floats; the inverse of ``to_key``."""
     bits = key + SHIFT
-    return k.select(bits < 0, NEVER - bits, bits).bits(f32.like(key.ty))
+    return k.select(bits < 0, LEAST_KEY - bits, bits).bits(f32.like(key.ty))
 
 
 def keys_ref(x: np.ndarray) -> np.ndarray:
     """Map floats to keys, int32; the numpy twin of ``to_key``."""
     bits = x.astype(np.float32).view(np.int32)
-    keys: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits) - np.int32(SHIFT)
+    keys: np.ndarray = np.where(bits < 0, np.int32(LEAST_KEY) - bits, bits) - np.int32(SHIFT)
     return keys
 
 
 def floats_ref(keys: np.ndarray) -> np.ndarray:
     """Map keys back to floats, float32; the numpy twin of ``to_float``."""
     bits = keys + np.int32(SHIFT)
-    result: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits).view(np.float32)
+    result: np.ndarray = np.where(bits < 0, np.int32(LEAST_KEY) - bits, bits).view(np.float32)
     return result
 
 

@@ -4,9 +4,11 @@ imports little.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
+
+from treadle.base.fast_named_tuple import NamedTuple
 
 N_TOP = 64  # above common top_k values and the most alternatives of APIs
 TOTAL = 8 * N_TOP  # byte offset of the sum in a result

@@ -39,7 +39,7 @@ class Xielu(Spec):
             n = item // self.groups
             at = item % self.groups * size
             x = frame.x + (n * frame.stride + at) * 4
-            map_row(k, size, x, lambda v: bent(k, v, *numbers), x)
+            map_row(k, size, x, lambda v: apply_xielu(k, v, *numbers), x)
 
     def run_ref(self, args: Any, run: Any) -> None:
         rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"]), : self.k]
@@ -49,7 +49,7 @@ class Xielu(Spec):
         rows[:] = np.where(x > 0, p * x * x, below) + b * x
 
 
-def bent(k: Builder, x: Val, p: Val, n: Val, b: Val, eps: Val) -> Val:
+def apply_xielu(k: Builder, x: Val, p: Val, n: Val, b: Val, eps: Val) -> Val:
     """Return xIELU of the vector ``x``, with scalars ``p``, ``n``, ``b`` and ``eps``."""
     p, n, b, eps = (k.splat(number, x.ty) for number in (p, n, b, eps))
     low = k.min(eps, x)  # x comes second, so that NaN gives NaN

@@ -100,9 +100,9 @@ class ByteStrips(StripGemm):
             blocks = strip.weights(k, run, row).block(c, self.n_blocks)
             blocks.prefetch(k, AHEAD // sum(self.fmt.strides), self.n_blocks, 3)
             to = strip.held + (row + run * EACH) * self.row_pitch
-            self._some(k, blocks, to, c * self.n_blocks)
+            self._unpack_blocks(k, blocks, to, c * self.n_blocks)
 
-    def _some(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
+    def _unpack_blocks(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
         """Unpack ``n_blocks`` blocks from ``first``, the row's ``b``-th, to the strip's row at
         ``to``.
         """

@@ -32,7 +32,7 @@ class Epilogue:
         """Bytes from one token's row of y to the next one's."""
         return self.frame.stride * 4
 
-    def at(self, row: Operand, t: int) -> Val:
+    def address(self, row: Operand, t: int) -> Val:
         """Return the address in y of token ``t``'s value for row ``row`` of the panel."""
         return self.frame.y + self._place(row, t)
 
@@ -45,13 +45,13 @@ class Epilogue:
 
     def load(self, m: int, t: int) -> Val:
         """Load the values that y holds now: token ``t``, the panel's ``m``-th vector of rows."""
-        at = self.at(self.k.isa.lanes * m, t)
+        at = self.address(self.k.isa.lanes * m, t)
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
-        """Store ``sums`` to y: (row in the tile, token, vector of rows) each, the tile ``above``
-        rows below the panel's first. They are multiplied by the factor. Bias and residual are added
-        unless ``again`` (a later part of K); with ``add`` the values that y holds are added.
+        """Store a tile's ``sums`` to y, times the factor; ``above``: the number of the panel's rows
+        before the tile. Bias and residual are added unless ``again`` (a later part of K); with
+        ``add`` the values that y holds are added.
         """
         k = self.k
         for row_in_tile, t, y in sums:

@@ -183,8 +183,9 @@ class Gated(Matmul):
         token: Val,
         values: Val,
     ) -> None:
-        """Apply ``fn`` to a tile's ``values`` (of the tokens from ``token`` on) and store the
-        result's columns from ``first`` on, for the ``together`` tokens from ``n`` on.
+        """Apply the activation ``fn`` to the gate and up products of a tile, f32 at ``values``, a
+        row for each token from ``token`` on. Store the results of the tokens from ``n`` on, as many
+        as the layout of ``result`` writes at once, in its columns from ``first`` on.
         """
         out = self.result()
         lanes = k.isa.lanes

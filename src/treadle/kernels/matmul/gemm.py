@@ -76,7 +76,7 @@ class Gemm(Tiled):
             k.store(lane_values, magic, offset=4 * self.nr * self.n_sums)
 
         def pack(k: Builder, panel: Val, stage: Val, *source: Val) -> None:
-            emit_pack(k, act, panel, stage, rows.of(source), n, self.unit)
+            emit_pack(k, act, panel, stage, rows.with_values(source), n, self.unit)
 
         k.outlined("pack", (panel, stage, *rows.values), pack)
         if self.unit == PAIRS:

@@ -44,7 +44,7 @@ from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.spec import Args, Frame, load_record, parts
 
 Dot = Callable[[list[BlockAddress], Neighbours | PrefetchRuns], list[list[Val]]]
-WALKED = "mr", "ahead", "spans"  # fields for the order in which rows are read
+ROW_ORDER_FIELDS = "mr", "ahead", "spans"  # fields for the order in which rows are read
 GROUPED = 4  # rows of an expert that are multiplied together
 ITEM_ROWS = 16  # rows an item: at 1 KB a row or more, far above the cost of claiming an item
 
@@ -79,14 +79,14 @@ class Gemv(Matmul):
 
         def tokens_of(x: Val) -> list[Val]:
             """Return the addresses of nr tokens; the last one stands in for missing ones."""
-            last = frame.run(self.count) - 1
+            last = self.n_rows(frame) - 1
             return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
 
         if not self.experts and not self.heads:
             self._multiply(k, frame, tokens_of(frame.x), frame.begin, frame.end)
             return
         # One row of y, with its expert, after the other; or one head.
-        with self._met(k, frame) as (row, begin, end):
+        with self._groups_in_range(k, frame) as (row, begin, end):
             if self.heads:
                 tokens = tokens_of(frame.x + row * frame.x_pitch)
                 self._multiply(k, frame, tokens, begin, end, row)
@@ -96,7 +96,7 @@ class Gemv(Matmul):
                 self._multiply(k, frame, [token], begin, end, expert, [row])
 
     @contextmanager
-    def _met(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
+    def _groups_in_range(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
         """Loop over the rows of y, tiles or heads that the item range touches; yield each one's
         number and its range of strips (ITEM_ROWS rows of W).
         """
@@ -135,7 +135,7 @@ class Gemv(Matmul):
         with k.loop(end, start=begin) as item:
             seg = pick_segment(k, frame, self, item, ITEM_ROWS, expert)
             with k.loop(ITEM_ROWS, step=self.mr) as r:
-                here = seg.rows.behind(r)
+                here = seg.rows.offset_by(r)
                 with k.if_(here.first < here.m):
                     mine = k.min((end - item) * ITEM_ROWS - r, here.m - here.first)
                     rows = [here.row(k, i) for i in range(self.mr)]
@@ -237,26 +237,26 @@ class GroupGemv(Gemv):
         return super().needs | ({"sources"} if self.of_tokens else set())
 
     @classmethod
-    def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
+    def from_gemvs(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
         """Return the GroupGemv with the fields of ``most``, and the row order of ``one`` and
         ``two`` for one and two rows.
         """
         given: dict[str, Any] = {field.name: getattr(most, field.name) for field in fields(Gemv)}
         for name, other in (("one", one), ("two", two)):
-            given |= {f"{name}_{own}": getattr(other, own) for own in WALKED}
+            given |= {f"{name}_{own}": getattr(other, own) for own in ROW_ORDER_FIELDS}
         return cls(**given)
 
-    def of(self, n: int) -> Gemv:
+    def gemv_for(self, n: int) -> Gemv:
         """Return the gemv that multiplies ``n`` rows of x."""
         given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
         if name := {1: "one", 2: "two"}.get(n):
-            given |= {own: getattr(self, f"{name}_{own}") for own in WALKED}
+            given |= {own: getattr(self, f"{name}_{own}") for own in ROW_ORDER_FIELDS}
         return Gemv(**{**given, "nr": n})
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         stride = self.layout().row_bytes
         counts = (1, 2, self.nr)
-        with self._met(k, frame) as (tile, begin, end):
+        with self._groups_in_range(k, frame) as (tile, begin, end):
             at = load_record(k, frame.tiles + (8 + tile * TILE.itemsize), TILE)
             for fewer, most in zip((0, *counts), counts, strict=False):
                 with k.if_((at["n"] > fewer) & (at["n"] <= most)):
@@ -265,7 +265,7 @@ class GroupGemv(Gemv):
                     sources = [self._source(k, frame, row) for row in rows]
                     tokens = [frame.x + source * stride for source in sources]
                     into = [frame.first + row for row in rows]
-                    self.of(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
+                    self.gemv_for(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
 
     def _source(self, k: Builder, frame: Frame, row: Val) -> Val:
         """Return the row of x for row ``row`` of ``tiles``."""

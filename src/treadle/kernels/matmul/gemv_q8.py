@@ -258,7 +258,7 @@ class BlockSums:
             if anew and r:
                 k.fence(self.scratch)
                 operands = operands_of()
-            vectors = [self._cut(v) for v in self._codes(at)]
+            vectors = [self._split_registers(v) for v in self._codes(at)]
             for t, given in enumerate(operands):
                 values = iter(given)
                 xs = [[next(values) for _ in self.pieces] for _ in range(self.n_parts)]
@@ -383,7 +383,7 @@ class BlockSums:
     def _loaded(self, at: BlockAddress, field: str, subs: tuple[int, ...]) -> Val:
         return load_scale_run(self.k, at, self.n, field, subs)
 
-    def _cut(self, vector: Val) -> list[Val]:
+    def _split_registers(self, vector: Val) -> list[Val]:
         width = min(vector.ty.lanes, 4 * self.isa.lanes)
         return self.k.split(vector, width)
 
@@ -411,7 +411,7 @@ class BlockSums:
         for t in range(self.spec.nr):
             sums = [self.sums[r][t].v for r in range(rows)]
             if self.apart:
-                sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
+                sums = [self._add_minimums(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
             lanes = sums[0].ty.lanes  # as many as fit one reduction
             for first in range(0, rows, lanes):
                 some = sums[first : first + lanes]
@@ -420,7 +420,7 @@ class BlockSums:
                     out[first + r].append(k.extract(reduced, r))
         return out
 
-    def _with(self, total: Val, minimums: Val, r: int) -> Val:
+    def _add_minimums(self, total: Val, minimums: Val, r: int) -> Val:
         """Return a row's sum plus its minimums' products, in as many lanes as the sum has."""
         k = self.k
         n = self.n_subs

@@ -122,7 +122,7 @@ class GemvSpans:
         self.used = self.used + n * each
         return [first + i * each for i in range(n)]
 
-    def of_rows(self, n: int, size: int) -> list[Val]:
+    def alloc_per_span(self, n: int, size: int) -> list[Val]:
         """Allocate scratch of ``size`` bytes for each span of a chunk, ``n`` times; return the
         addresses.
         """
@@ -190,7 +190,7 @@ class GemvSpans:
         """Return the ``t``-th token's ``n`` compensations for span ``b``, i32."""
         return self.k.load(self.tokens[t] + b * (4 * n), i32 * n, offset=self.act.comp_off)
 
-    def short(self, acc: Val | None, code: Val, part: int, t: int, b: Val, v: int) -> Val:
+    def add_short_dots(self, acc: Val | None, code: Val, part: int, t: int, b: Val, v: int) -> Val:
         """Return ``acc`` plus the i16 dots of ``code``, the ``v``-th vector of span ``b``, with
         part ``part`` of the ``t``-th token's values.
         """
@@ -222,13 +222,13 @@ class GemvSpans:
         together = self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2
         for part in range(self.n_parts):
             high = part < self.n_parts - 1
-            short = self.short(None, first, part, t, b, 2 * i)
+            short = self.add_short_dots(None, first, part, t, b, 2 * i)
             if together:
-                short = self.short(short, second, part, t, b, 2 * i + 1)
+                short = self.add_short_dots(short, second, part, t, b, 2 * i + 1)
                 whole = widen(whole, short, 2 * i, high)
                 continue
             whole = widen(whole, short, 2 * i, high)
-            short = self.short(None, second, part, t, b, 2 * i + 1)
+            short = self.add_short_dots(None, second, part, t, b, 2 * i + 1)
             whole = widen(whole, short, 2 * i + 1, high)
         return whole
 
@@ -246,8 +246,8 @@ class SubBlockSpans(GemvSpans):
 
     def make_room(self) -> None:
         self.spread = self._places(len(self.tokens), SPREAD)
-        self.steps = self.of_rows(self.spec.mr, STEPS)
-        self.d = self.of_rows(self.spec.mr, D)
+        self.steps = self.alloc_per_span(self.spec.mr, STEPS)
+        self.d = self.alloc_per_span(self.spec.mr, D)
         self.n_subs = SPAN // self.codes.sub
 
     def prepare(self, t: int, b: Val) -> None:
@@ -350,7 +350,7 @@ class HalfBlockSpans(GemvSpans):
     """
 
     def make_room(self) -> None:
-        self.scales = self.of_rows(self.spec.mr * len(self.tokens), SCALED)
+        self.scales = self.alloc_per_span(self.spec.mr * len(self.tokens), SCALED)
 
     def prepare(self, t: int, b: Val) -> None:
         k = self.k

@@ -25,7 +25,7 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.format_blocks import BlockAddress, WeightRows
-from treadle.kernels.spec import Args, Frame, Spec, load_record
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, load_record
 
 # Adjacent rows for one expert. ``tiles`` is their count, i64, then these records; a gemv's
 # ``tiles`` are the experts of its rows, i32.
@@ -59,6 +59,7 @@ class Matmul(Spec):
     outputs: bool = False  # rows are the run's outputs, not its tokens
     experts: int = 0  # experts a token; ``tiles`` assigns rows to experts
     heads: int = 0  # each with its own rows of x and columns of y
+    per: int = 1  # rows of x and y for each token or output
 
     @property
     def fmt(self) -> Format:
@@ -77,6 +78,11 @@ class Matmul(Spec):
     @property
     def count(self) -> str:
         return "n_outputs" if self.outputs else "n_tokens"
+
+    def n_rows(self, frame: Frame) -> Val:
+        """Return the number of a run's rows of x, i64."""
+        n = frame.run(self.count)
+        return n * self.per if self.per > 1 else n
 
     def layout(self) -> ActivationLayout:
         """Return the layout of the activations x that this kernel reads."""
@@ -117,7 +123,7 @@ class Matmul(Spec):
         rows of y.
         """
         if not self.experts:
-            rows = np.arange(int(run[self.count]))
+            rows = np.arange(int(run[self.count]) * self.per)
             return [(head, rows, rows) for head in range(max(1, self.heads))]
         return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
 
@@ -149,7 +155,7 @@ class Matmul(Spec):
                 column += head * args.y_pitch if self.heads else 0
                 here = to, slice(column, column + part.shape[1])
                 if self.residual:
-                    part = part + args.residual.reshape(-1, args.stride)[here]
+                    part = part + f32_values(args.residual).reshape(-1, args.stride)[here]
                 y[here] = part
 
 
@@ -193,7 +199,7 @@ def shares(
             return StripShare(item % n_strips, tile["expert"], tile["first"], stop, stop)
 
         return of_tile
-    n_tokens = frame.run(spec.count)
+    n_tokens = spec.n_rows(frame)
     chunk = frame.tokens
     n_chunks = (n_tokens + (chunk - 1)) // chunk
     per_head = strips() if spec.heads else n_chunks

@@ -93,7 +93,7 @@ class MatrixGemm(Gemm):
     ) -> None:
         def pack(k: Builder, panel: Val, *source: Val) -> None:
             *given, begin, end = source
-            weights = rows.of(given)
+            weights = rows.with_values(given)
             n = self._n_strips(k, weights) * EDGE
             emit_pack_rows(k, panel, self.strip_pitch, self.n_parts, weights, n, begin, end)
 
@@ -101,13 +101,13 @@ class MatrixGemm(Gemm):
         ends = (end * values for end in part or (k.i64(0), k.i64(self.steps)))
         begin, end = ends
         k.outlined("pack", (panel, *rows.values, begin, end), pack)
-        self._turn(k, panel, begin, end)
+        self._transpose_registers(k, panel, begin, end)
 
     def _n_strips(self, k: Builder, rows: WeightRows) -> Val:
         """Return the number of the panel's strips that have rows of the tensor."""
         return k.min((rows.m - rows.first + (EDGE - 1)) // EDGE, self.mr * k.isa.lanes // EDGE)
 
-    def _turn(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
+    def _transpose_registers(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
         """Transpose each register's data in the panel, steps ``begin`` to before ``end``, on
         machines that load a by columns.
         """
@@ -143,7 +143,7 @@ class MatrixGemm(Gemm):
         out: Epilogue | None = None,
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
-        written = MatrixOutput(EDGE, 2, out.stride, out.at(0, 0), 4 * EDGE) if out else None
+        written = MatrixOutput(EDGE, 2, out.stride, out.address(0, 0), 4 * EDGE) if out else None
         most = self._n_strips(k, out.seg.rows) if out else None
         n_strips = self.multiply(k, panel, x, free, part, written, most, n_panels)
         with k.loop(n_strips) as s:
@@ -160,8 +160,9 @@ class MatrixGemm(Gemm):
         n_strips: Val | None = None,
         n_panels: int = 1,
     ) -> Val:
-        """Multiply as ``tiles`` does, but leave the sums at ``sums``, SUMS_BYTES a strip; return
-        the number of strips. ``written``: the sums' final destination, to prefetch it.
+        """Multiply a panel by the tokens ``x`` as ``tiles`` does, but leave the sums at ``sums``,
+        SUMS_BYTES a strip; return the number of strips. ``written``: the sums' final destination,
+        to prefetch it.
         """
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]
@@ -258,7 +259,7 @@ class MatrixOutput:
     first: Val
     apart: int
 
-    def ask(self, k: Builder, n_steps: int, step: Val, first: Val, stride: Val) -> None:
+    def prefetch(self, k: Builder, n_steps: int, step: Val, first: Val, stride: Val) -> None:
         """Prefetch, in step ``step`` of ``n_steps``, its part of a strip's lines from
         ``first`` on.
         """
@@ -329,7 +330,7 @@ class TokenGroup:
                 for line in range(self.n_asked):
                     k.prefetch(soon + (b * self.x_step + line * LINE), NEXT_LEVEL)
                 if self.written and places:
-                    self.written.ask(k, self.near, b, *places)
+                    self.written.prefetch(k, self.near, b, *places)
                 self._dots(k, strip + b * step_pitch(self.n_parts), x + b * self.x_step)
             for c in range(4):
                 self.matrix.store(k, c, sums + c * REGISTER, LINE)

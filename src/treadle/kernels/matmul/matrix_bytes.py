@@ -30,7 +30,7 @@ class BytesGemm(ByteStrips):
         return f"{super().name}_bytes"
 
     @property
-    def made_bytes(self) -> int:
+    def unscaled_bytes(self) -> int:
         return AT_ONCE * REGISTER
 
     @property

@@ -97,7 +97,7 @@ class WordsMatrixGemm(MatrixGemm):
     ) -> None:
         def pack(k: Builder, panel: Val, *source: Val) -> None:
             *given, begin, end = source
-            self._pack(k, panel, rows.of(given), begin, end)
+            self._pack(k, panel, rows.with_values(given), begin, end)
 
         begin, end = part or (k.i64(0), k.i64(self.steps))
         k.outlined("pack", (panel, *rows.values, begin, end), pack)
@@ -224,7 +224,7 @@ class SpanGroup:
             strip = self.panel + i // 2 * self.pitch
             d_w = strip + (self.scales_off + c * SCALES_BYTES + i % 2 * (4 * SIDE))
             to = self.sums + i * (2 * REGISTER)
-            add_rows(k, self._made(i), d_w, scales, to, rows, again=again)
+            add_rows(k, self._span_sums(i), d_w, scales, to, rows, again=again)
 
         def multiply(i: Val, before: Val | None) -> None:
             strip = self.panel + (i // 2 * self.pitch + i % 2 * REGISTER + done * STEP_PITCH)
@@ -237,19 +237,19 @@ class SpanGroup:
                 if self.written and not again:
                     out = self.written
                     first = out.first + i // 2 * out.apart
-                    out.ask(k, 2 * n_steps, i % 2 * n_steps + step, first, out.stride)
+                    out.prefetch(k, 2 * n_steps, i % 2 * n_steps + step, first, out.stride)
                 multiply_step(k, strip + step * STEP_PITCH, x + step * TOKENS_BYTES)
                 if before is not None:
                     add(before, range(SIDE * step // n_steps, SIDE * (step + 1) // n_steps))
             for r in range(4):
-                matrix_of(k).store(k, r, self._made(i) + r * REGISTER, LINE)
+                matrix_of(k).store(k, r, self._span_sums(i) + r * REGISTER, LINE)
 
         multiply(k.i64(0), None)
         with k.loop(n_rows, start=1) as i:
             multiply(i, i - 1)
         add(n_rows - 1, range(SIDE))
 
-    def _made(self, i: Val) -> Val:
+    def _span_sums(self, i: Val) -> Val:
         """Return the address of the i32 sums of one span for the ``i``-th 16 rows."""
         return self.sums + (self.most * SUMS_BYTES + i % 2 * SUMS_BYTES)
 

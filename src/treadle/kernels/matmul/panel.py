@@ -78,10 +78,10 @@ def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
     if act.kind != "q8" or fmt.codes is None or not is_staged(fmt):
         return 0
     n = stage_blocks(fmt, act.k) * fmt.block
-    return lanes * (n + 4 * sum(shared_by(fmt.codes, n)))
+    return lanes * (n + 4 * sum(scale_counts(fmt.codes, n)))
 
 
-def shared_by(codes: Codes, n: int) -> list[int]:
+def scale_counts(codes: Codes, n: int) -> list[int]:
     """Return the number of scales of ``n`` codes, and (if the format has them) of minimums."""
     return [n // codes.sub] + [n // codes.sum_sub] * codes.has_m
 
@@ -146,16 +146,16 @@ def emit_pack(
     lanes = k.isa.lanes
     if act.kind in WORDS:
         with k.loop(rows, step=lanes) as at:
-            _pack_words(k, act, panel, stage, source.behind(at), rows, at)
+            _pack_words(k, act, panel, stage, source.offset_by(at), rows, at)
         return
     if act.kind == "q8" and is_staged(source.weights.fmt):
         with k.loop(rows, step=lanes) as at:
             to = panel + at * 4
             codes_to = to if unit == DWORD else panel + at * unit
-            _pack_staged(k, act, to, codes_to, stage, source.behind(at), rows, unit)
+            _pack_staged(k, act, to, codes_to, stage, source.offset_by(at), rows, unit)
         return
     for first in range(0, rows, lanes):
-        behind = source.behind(first)
+        behind = source.offset_by(first)
         to = panel + first * 4
         strip = [behind.row(k, r) for r in range(lanes)]
         if act.kind == "q8":
@@ -212,8 +212,8 @@ def _pack_staged(
     more = code_offset(codes, k.isa, unit) - codes.offset
     n_blocks = stage_blocks(fmt, act.k)
     n = n_blocks * fmt.block
-    counts = shared_by(codes, n)
-    each = shared_by(codes, fmt.block)
+    counts = scale_counts(codes, n)
+    each = scale_counts(codes, fmt.block)
     pitch = n + 4 * sum(counts)
     scales = out + 4 * rows * act.kd
     staged = [n, n + 4 * counts[0]][: len(counts)]

@@ -23,16 +23,16 @@ from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.matmul.matrix_words import WordsMatrixGemm
 from treadle.kernels.matmul.select_activation import (
-    by_words,
     float_words,
     folds,
     gemm_act,
     gemv_act,
+    has_matrix_act,
     matrix_act,
     matrix_words,
-    on_matrix,
+    prefers_q16,
 )
-from treadle.kernels.matmul.select_strips import by_strips, fits_strips
+from treadle.kernels.matmul.select_strips import fits_strips, strip_product
 from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
@@ -49,7 +49,7 @@ FINE_TOKENS = 2
 FEW = 16  # tokens: the largest batch with one size of groups
 MANY = 512  # tokens of a batch whose size is unknown
 FEW_ROWS = 8  # rows of an expert: packing a panel takes longer than gemvs of GROUPED rows
-WAITED = 1.2  # the longest that the last items may take, relative to perfect balance
+MAX_IMBALANCE = 1.2  # the longest that the last items may take, relative to perfect balance
 GATHERED = 2  # rows processed together for one token, if codes are gathered; four are slower
 
 Fields = Mapping[str, int]
@@ -57,7 +57,7 @@ Fields = Mapping[str, int]
 # Candidates of `treadle tune`, by kernel: fields that change speed but not results, and their
 # values. All combinations of a stage's fields are tried; a later stage starts from the best of the
 # earlier ones.
-SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
+TUNING_CANDIDATES: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
     "gemm": (
         {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)},
         {"fence": (0, 1, 2, 4, 8)},
@@ -69,7 +69,7 @@ SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
 # Sums and rows of weights that a kernel may hold, in register files. A q8 tile keeps part of its
 # sums in L1 at little cost; decoding processes more rows than registers hold, because memory is the
 # limit.
-ROOM = {"gemm": 1.25, "gemv": 2.0}
+REGISTER_SHARE = {"gemm": 1.25, "gemv": 2.0}
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def matmul(
     if table.is_gemv(fmt.name, tokens) or is_float_gemv(fmt, isa, tokens):
         return gemv(fmt, isa, k, tokens, table, fine=fine, **fields)
     matrix = not vectors and table.is_matrix(fmt.name, isa, tokens)
-    strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
+    strips = None if matrix or fields.get("heads") else strip_product(fmt, isa, k, tokens, **fields)
     if strips is not None:
         return strips
     return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, int16=int16, **fields)
@@ -201,7 +201,7 @@ def group_gemv(
 ) -> GroupGemv:
     """Return the gemv for experts with few rows, at most ``GROUPED`` rows at a time."""
     one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
-    return replace(GroupGemv.of_all(one, two, most), of_tokens=of_tokens)
+    return replace(GroupGemv.from_gemvs(one, two, most), of_tokens=of_tokens)
 
 
 def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
@@ -241,7 +241,7 @@ def gemm(
     ``int16``: as in ``matmul``.
     """
     kind: type[Gemm]
-    if matrix and on_matrix(fmt, isa):
+    if matrix and has_matrix_act(fmt, isa):
         act = matrix_act(fmt, isa)
         kind = MatrixGemm
         if tokens > FEW and not alone and int16 and matrix_words(fmt, isa):
@@ -255,7 +255,7 @@ def gemm(
         shape |= {"act": act, "nr": EDGE, **table.matrix.get(fmt.name, {})}
     else:
         act = gemm_act(fmt, isa)
-        if tokens > FEW and not alone and by_words(fmt, isa):
+        if tokens > FEW and not alone and prefers_q16(fmt, isa):
             act = "q16"
         elif tokens > FEW and not alone and int16 and float_words(fmt, isa):
             act = "q16n"
@@ -325,7 +325,7 @@ def gated(
         like = exact(fmt, isa, k, tokens, table)
     else:
         is_matrix = table.is_matrix(fmt.name, isa, tokens)
-        if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
+        if not is_matrix and strip_product(fmt, isa, k, tokens) is not None:
             return None
         like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens, int16=int16)
     if isinstance(like, WordsMatrixGemm):
@@ -391,7 +391,7 @@ def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
 
 
 def family(spec: Matmul) -> str:
-    """Return the key of ``spec`` in SWEPT: its ``op``, or "matrix"."""
+    """Return the key of ``spec`` in TUNING_CANDIDATES: its ``op``, or "matrix"."""
     return "matrix" if isinstance(spec.product, MatrixGemm) else spec.op
 
 
@@ -413,7 +413,7 @@ def fits(spec: Matmul, isa: Isa) -> bool:
         return whole and outer_registers(spec) <= isa.regs
     if isinstance(spec, Gemm) and spec.unit == PAIRS:
         return whole and spec.nr % 2 == 0 and pairs_registers(spec, isa.lanes) <= isa.regs
-    return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
+    return whole and spec.mr * (spec.nr + 1) <= REGISTER_SHARE[spec.op] * isa.regs
 
 
 def narrowed(
@@ -432,7 +432,7 @@ def narrowed(
         return spec
     while spec.rows_per_item(lanes) > least:
         n = spec.strips(heights, lanes)
-        if n >= n_threads and (not strips or round_up(n, n_threads) <= WAITED * n):
+        if n >= n_threads and (not strips or round_up(n, n_threads) <= MAX_IMBALANCE * n):
             break
         spec = replace(spec, mr=spec.mr // 2)
     return spec

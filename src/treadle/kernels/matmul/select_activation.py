@@ -14,18 +14,18 @@ from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16
 
 def gemv_act(fmt: Format, isa: Isa, *, fine: bool = False) -> str:
     """Return the activation kind of a gemv. Decoding waits for memory, so float weights keep f32
-    activations. Formats whose prefill multiplies words (``by_words``) do so here, too, if their
+    activations. Formats whose prefill multiplies words (``prefers_q16``) do so here, too, if their
     codes are in order. ``fine``: other formats use ``q8x2`` where that costs little.
     """
     if fmt.codes is None or not isa.rounds:
         return "f32"
     whole = fmt.codes.scales is None and fmt.codes.groups(fmt.block) == [[*range(BLOCK // DWORD)]]
-    if whole and by_words(fmt, isa):
+    if whole and prefers_q16(fmt, isa):
         return "q16"
-    return "q8x2" if fine and by_two_bytes(fmt.codes, isa) else "q8"
+    return "q8x2" if fine and prefers_q8x2(fmt.codes, isa) else "q8"
 
 
-def by_two_bytes(codes: Codes, isa: Isa) -> bool:
+def prefers_q8x2(codes: Codes, isa: Isa) -> bool:
     """Whether a gemv's activations may be ``q8x2`` at little cost: if a dot of bytes is one
     instruction; or two, where codes are so small that dots are added up in i16, and scales need no
     instruction between the two.
@@ -45,7 +45,7 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
     return "bf16" if (fmt.codes or fmt.act == "bf16") and isa.dot_bf16 else "f32"
 
 
-def by_words(fmt: Format, isa: Isa) -> bool:
+def prefers_q16(fmt: Format, isa: Isa) -> bool:
     """Whether a gemm of prefill multiplies as ``q16``, with a scale for each span of weights and
     activations: for codes with a scale for every 32 if no two of their dots fit an i16 together,
     and for BF16. F16 would lose bits, and codes from a lookup grid are no faster.
@@ -66,7 +66,7 @@ def float_words(fmt: Format, isa: Isa) -> bool:
     return half and isa.dot_words is not None and bool(isa.tiles.words[0])
 
 
-def on_matrix(fmt: Format, isa: Isa) -> bool:
+def has_matrix_act(fmt: Format, isa: Isa) -> bool:
     """Whether a gemm of this format can use matrix registers: if there is a ``matrix_act``."""
     return isa.matrix is not None and matrix_act(fmt, isa) is not None
 

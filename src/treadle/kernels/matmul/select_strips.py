@@ -21,7 +21,7 @@ STRIP_ROWS = 8
 STRIP_GROUPS = 16
 
 
-def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
+def strip_product(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
     """Return the strip product, which reads rows in file order, for batches of up to ``tokens``,
     more than a gemv handles. None if there is none, or it is slower.
     """

@@ -4,7 +4,11 @@ little.
 
 from __future__ import annotations
 
-from treadle.jit.language import Isa
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.jit.language import Isa
+
 
 COLUMNS = 128  # columns of y are padded to a multiple of this, so that no tile needs a mask
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.

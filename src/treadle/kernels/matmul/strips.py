@@ -63,7 +63,7 @@ class StripGemm(Gemm):
         return DWORD * self.nr
 
     @property
-    def made_bytes(self) -> int:
+    def unscaled_bytes(self) -> int:
         """Bytes of scratch for products that are not scaled yet."""
         return 0
 
@@ -77,11 +77,11 @@ class StripGemm(Gemm):
         tokens' values.
         """
         n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.has_m)
-        return self.n_held * self.strip_bytes + self.made_bytes + n_lines * self.line
+        return self.n_held * self.strip_bytes + self.unscaled_bytes + n_lines * self.line
 
     def begin(self, k: Builder, made: Val) -> None:
         """Emit code that runs before all products of a call. ``made``: the scratch of
-        ``made_bytes``.
+        ``unscaled_bytes``.
         """
 
     def end(self, k: Builder) -> None:
@@ -123,7 +123,7 @@ class StripGemm(Gemm):
         size = self.strip_bytes
         strips = frame.scratch
         made = frame.scratch + self.n_held * size
-        sums = made + self.made_bytes
+        sums = made + self.unscaled_bytes
         sums_bytes = rows * self.line  # bytes of a group
         totals = sums + self.groups * sums_bytes
 
@@ -147,20 +147,22 @@ class StripGemm(Gemm):
             with k.loop(share.stop, start=share.start, step=step) as token:
                 met = Tokens(k, self, frame.x, token, share.stop, totals)
                 met.prepare()
-                then = last.unless(k, token + step < share.stop, first)
+                then = last.replaced_if(k, token + step < share.stop, first)
                 with k.loop(n) as s:
                     here = Strip(seg.rows, n, s, strips + full.v * size)
                     if self.n_held > 1:
                         full.v = k.i64(1) - full.v
                     else:
                         self.unpack(k, here)
-                    soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1, strips))
+                    soon = then.replaced_if(k, s + 1 < n, Strip(seg.rows, n, s + 1, strips))
                     soon.held = strips + full.v * size
-                    for g, tokens in met.each():
+                    for g, tokens in met.loop_groups():
                         for r, total in self.sums(k, here, tokens, made, soon):
                             row = here.row(r // EACH, r % EACH)
-                            _keep(k, sums + (g * sums_bytes + row * self.line), total.v, self.nr)
-                for g, tokens in met.each():
+                            _store_sums(
+                                k, sums + (g * sums_bytes + row * self.line), total.v, self.nr
+                            )
+                for g, tokens in met.loop_groups():
                     out = Epilogue(k, self, frame, seg, tokens.first)
                     with k.loop(n) as s:
                         place = sums + (g * sums_bytes + s * (SIDE * self.line))
@@ -168,7 +170,7 @@ class StripGemm(Gemm):
         self.end(k)
 
 
-def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
+def _store_sums(k: Builder, at: Val, sums: Val, n: int) -> None:
     """Store a row's sums at ``at``, f32 ``[n]``; lanes that ``sums`` lacks become zeros."""
     for i in range(0, n, sums.ty.lanes):
         k.store(at, k.zero(sums.ty) if i else sums, offset=4 * i, align=sums.ty.n_bytes)
@@ -203,13 +205,13 @@ class Strip:
         """Return the address of the weights of the ``r``-th row of run ``run`` in this strip."""
         return self.rows.row(k, self.row(run, r))
 
-    def unless(self, k: Builder, holds: Val, other: Strip) -> Strip:
+    def replaced_if(self, k: Builder, holds: Val, other: Strip) -> Strip:
         """Return ``other`` if ``holds`` is true at run time, else this strip; ``held`` is this
         strip's.
         """
         mine, its = ([*each.rows.values, each.n, each.s] for each in (self, other))
         *rows, n, s = (k.select(holds, b, a) for a, b in zip(mine, its, strict=True))
-        return Strip(self.rows.of(rows), n, s, self.held)
+        return Strip(self.rows.with_values(rows), n, s, self.held)
 
 
 class Tokens:
@@ -230,7 +232,7 @@ class Tokens:
         self.line = spec.line
         self.x = x + first // spec.nr * self.act.group_bytes
 
-    def each(self) -> Iterator[tuple[Val, Tokens]]:
+    def loop_groups(self) -> Iterator[tuple[Val, Tokens]]:
         """Loop over the groups: yield each one's number and its Tokens."""
         k = self.k
         nr = self.spec.nr
@@ -248,7 +250,7 @@ class Tokens:
         has minimums.
         """
         if self.spec.has_m:
-            for _, group in self.each():
+            for _, group in self.loop_groups():
                 with self.k.loop(self.spec.n_products) as at:
                     sums = block_sums(self.k, group.comp(at), group.scales(at))
                     self.k.store(group.room + at * self.line, sums, align=self.line)

@@ -65,7 +65,7 @@ def pairs_bytes(spec: Tiled, rows: int) -> int:
     return round_up(at.end - at.starts, 64)
 
 
-def _by_magic(k: Builder, codes: Codes) -> bool:
+def _ends_as_float_bits(k: Builder, codes: Codes) -> bool:
     """Whether accumulators end as the bits of the float MAGIC + dot (see ``MatmulTile._block``)."""
     return k.isa.fused and not codes.long_scales
 
@@ -90,7 +90,7 @@ def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
     rows = spec.mr * k.isa.lanes
     at = PairScratch(spec, rows)
     scales = panel + 4 * rows * act.kd
-    start = k.const(MAGIC_BITS if _by_magic(k, codes) else 0, i32 * QUAD)
+    start = k.const(MAGIC_BITS if _ends_as_float_bits(k, codes) else 0, i32 * QUAD)
     for i in range(rows * spec.nr // QUAD):
         k.store(panel, start, offset=at.starts + 16 * i)
     with k.loop(_n_scales(spec)) as piece:
@@ -189,7 +189,7 @@ class PairTile:
             place = self.at.scales + SCALES * r
             d_w = k.load(scales, f32 * QUAD, offset=place)
             for t, done in enumerate(row):
-                if _by_magic(k, self.codes):
+                if _ends_as_float_bits(k, self.codes):
                     k.fence()  # a copy of ``less`` for each: the product is added to it in place
                     less = k.load(scales, d_w.ty, offset=place + 16)
                     dot = k.fma(done.bits(d_w.ty), d_w, less)

@@ -111,10 +111,13 @@ class Tiled(Matmul):
 def _words_of_codes_ref(
     fmt: Format, rows: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the words and scales of rows of codes as ``_store_scaled_codes`` computes them: a
-    span's largest value is its largest scale times the largest possible code, and a code's step is
-    rounded. Without ``sub_scales`` scales are found by dequantising rows whose codes are all the
-    lowest.
+    """Return the words of a matrix of codes, int16 ``[M, K up to whole spans]``, and their scales,
+    f32 ``[M, spans]``, as a panel's store of codes computes them: a span's largest value is its
+    largest scale times the largest possible code, and a code's step is rounded.
+
+    ``rows``: the matrix as uint8 ``[M, row bytes]``; ``weights``: its values, float64 ``[M, K]``.
+    The scales of a format without ``sub_scales`` are found by dequantising rows whose codes are all
+    the lowest.
     """
     codes = fmt.codes
     shape = (len(weights), -1, SPAN)

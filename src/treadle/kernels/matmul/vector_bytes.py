@@ -56,7 +56,7 @@ class LanesGemm(ByteStrips):
             rows = strip + first * self.row_pitch
             with k.loop(turns) as turn:
                 for i in range(n_rows // EACH):
-                    self._ask(k, soon, first // EACH + i, turn)
+                    self._prefetch_turn(k, soon, first // EACH + i, turn)
                 with k.loop((turn + 1) * AT_ONCE, start=turn * AT_ONCE) as at:
                     self._product(k, rows, tokens, at, sums)
             if rest:
@@ -64,7 +64,7 @@ class LanesGemm(ByteStrips):
                     self._product(k, rows, tokens, at, sums)
             yield from ((first + r, total) for r, total in enumerate(sums))
 
-    def _ask(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
+    def _prefetch_turn(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
         """Prefetch turn number ``turn``'s part of the strip's rows of run ``run``, which are
         adjacent.
         """

@@ -71,12 +71,12 @@ class FloatLanes(StripGemm):
             rows = [strip.weights(k, run, r).parts[0] for run, r in places]
             sums = [k.var(k.zero(f32 * n)) for _ in rows]
             with k.loop(full) as c:
-                self._some(k, rows, tokens, c * size, size, sums)
+                self._add_products(k, rows, tokens, c * size, size, sums)
             if rest:
-                self._some(k, rows, tokens, k.i64(full * size), rest, sums)
+                self._add_products(k, rows, tokens, k.i64(full * size), rest, sums)
             yield from ((first + r, total) for r, total in enumerate(sums))
 
-    def _some(
+    def _add_products(
         self, k: Builder, rows: list[Val], tokens: Tokens, at: Val, count: int, sums: list[Var]
     ) -> None:
         """Add the products of ``count`` dwords of each row, from the ``at``-th on, to ``sums``."""

@@ -11,7 +11,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout
-from treadle.kernels.spec import Args, Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec, f32_values
 from treadle.kernels.transpose import transpose
 
 WIDTH = 16  # a row is a multiple of this many dwords
@@ -22,12 +22,13 @@ PIECE = 512  # values of a row in an item: decoding's single row then feeds seve
 
 @dataclass(frozen=True)
 class Gather(Spec):
-    """Gather the activations of tokens, a row each, into groups of rows: row ``i`` is that of token
-    ``rows[i]``.
+    """Gather the activations of a batch's tokens, ``x``, one row of ``k`` values for each choice of
+    an expert: row ``i`` of ``out`` is that of token ``rows[i]``, as ``Sort`` writes them.
 
-    A group's dwords, scales and compensations are consecutive, so each dword of a row becomes one
-    of ``group`` adjacent ones, whatever its meaning. ``rows`` is ``Sort``'s output. Items: blocks
-    of ``block`` rows, whole groups.
+    ``x`` has the layout ``act`` with one token in a group, ``out`` the one of ``layout``, with
+    ``group`` rows in a group. A group interleaves its rows dword by dword (values, scales and
+    compensations alike), so dwords are copied whatever they mean. Items: blocks of ``block`` rows,
+    a multiple of ``group``.
     """
 
     op: ClassVar[str] = "gather"
@@ -179,5 +180,6 @@ class Combine(Spec):
                 shared = shared / (1 + np.exp(-score))
             total = (total + shared) * (0.5 if self.mean else 1.0)
         if self.residual:
-            total = total + args.residual.reshape(-1, args.stride)[:n, : self.k]
+            residual = f32_values(args.residual).reshape(-1, args.stride)
+            total = total + residual[:n, : self.k]
         args.out.reshape(-1, args.stride)[:n, : self.k] = total

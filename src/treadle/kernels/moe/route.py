@@ -41,16 +41,19 @@ class Route(Spec):
     ``per``: this many adjacent entries are one expert, whose number ``chosen`` holds; numbers may
     repeat.
 
-    ``sinks`` (Inkling): the scores of this many experts that every token uses follow the others.
-    They take part in the sum that weights are divided by. With ``of_sinks`` the results are these
-    experts' numbers and weights, in their order.
+    ``n_shared`` (Inkling): the scores of this many shared experts, which every token uses, follow
+    the others. They take part in the sum that weights are divided by. Their numbers, in order, and
+    weights are results as well; with ``own_shared`` these are multiplied by ``shared_scales``.
 
-    ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_given]``. Items:
-    tokens.
+    ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``,
+    ``shared_chosen`` and ``shared_weights`` ``[N, n_shared]``. Items: tokens.
     """
 
     op: ClassVar[str] = "route"
-    args = Args("scores:in bias:const? scales:const? chosen:out weights:out stride")
+    args = Args(
+        "scores:in bias:const? scales:const? chosen:out weights:out stride "
+        "shared_chosen:out? shared_weights:out? shared_scales:const?"
+    )
     n: int
     n_used: int
     gating: str
@@ -62,23 +65,24 @@ class Route(Spec):
     own: bool = False
     jitter: float = 0.0
     per: int = 1
-    sinks: int = 0
-    of_sinks: bool = False
+    n_shared: int = 0
+    own_shared: bool = False
 
     @property
     def needs(self) -> set[str]:
-        asked = {"bias": self.bias, "scales": self.own}
+        asked = {
+            "bias": self.bias,
+            "scales": self.own,
+            "shared_chosen": self.n_shared > 0,
+            "shared_weights": self.n_shared > 0,
+            "shared_scales": self.own_shared,
+        }
         return self.args.required | {name for name, on in asked.items() if on}
 
     @property
     def by_p(self) -> bool:
         """Whether ``p + bias`` decides the choice; else the scores do."""
         return self.bias or self.gating != SOFTMAX
-
-    @property
-    def n_given(self) -> int:
-        """Number of a token's experts in the results."""
-        return self.sinks if self.of_sinks else self.n_used
 
     @property
     def n_best(self) -> int:
@@ -103,30 +107,37 @@ class Route(Spec):
             if self.n_groups_used < self.n_groups:
                 self._keep_groups(k, rank, spare, spare + pitch)
             total = k.var(k.const(0.0, f32))
-            place = token * (4 * self.n_given)
+            place = token * (4 * self.n_used)
             with k.loop(self.n_used) as s:
-                best, top = take_best(k, rank, self.n)
-                weight = self._near(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
+                best, top = pop_best(k, rank, self.n)
+                weight = (
+                    self._best_weight(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
+                )
                 expert = best // self.per if self.per > 1 else best
-                if not self.of_sinks:
-                    k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
-                    k.store(frame.weights + place, weight, offset=s * 4)
+                k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
+                k.store(frame.weights + place, weight, offset=s * 4)
                 total.v = total.v + weight
-            for sink in range(self.sinks):
-                score = k.load(row, f32, offset=4 * (self.n + sink))
-                weight = gate(k, self.gating, score)
-                if self.of_sinks:
-                    k.store(frame.chosen + place, k.const(sink, i32), offset=sink * 4)
-                    k.store(frame.weights + place, weight, offset=sink * 4)
+            shared = [
+                gate(k, self.gating, k.load(row, f32, offset=4 * (self.n + i)))
+                for i in range(self.n_shared)
+            ]
+            for weight in shared:
                 total.v = total.v + weight
             factor = common_factor(k, self.scale, total.v if self.norm else None)
-            with k.loop(self.n_given) as s:
+            with k.loop(self.n_used) as s:
                 at = frame.weights + place + s * 4
                 weight = k.load(at, f32) * factor
                 if self.own:
                     expert = k.load(frame.chosen + place, i32, offset=s * 4).to(i64)
                     weight = weight * k.load(frame.scales + expert * 4, f32)
                 k.store(at, weight)
+            place = token * (4 * self.n_shared)
+            for i, weight in enumerate(shared):
+                weight = weight * factor
+                if self.own_shared:
+                    weight = weight * k.load(frame.shared_scales, f32, offset=4 * i)
+                k.store(frame.shared_chosen + place, k.const(i, i32), offset=4 * i)
+                k.store(frame.shared_weights + place, weight, offset=4 * i)
 
     def _probabilities(self, k: Builder, row: Val, p: Val) -> None:
         lanes = k.isa.lanes
@@ -151,7 +162,7 @@ class Route(Spec):
         share = k.splat(1.0 / k.sum(sums.v), f32 * lanes)
         map_row(k, self.n, p, lambda v: v * share, p)
 
-    def _near(self, k: Builder, rank: Val, top: Val) -> Val:
+    def _best_weight(self, k: Builder, rank: Val, top: Val) -> Val:
         """Return the weight of the best expert, whose score is ``top``: its softmax over itself and
         the remaining scores in ``rank`` that are near it (``jitter``).
         """
@@ -176,10 +187,10 @@ class Route(Spec):
         with k.loop(self.n_groups) as g:
             total = k.const(0.0, f32)
             for _ in range(self.n_best):
-                total = total + take_best(k, spare + g * (4 * per), per)[1]
+                total = total + pop_best(k, spare + g * (4 * per), per)[1]
             k.store(groups + g * 4, total)
         for _ in range(self.n_groups_used):
-            take_best(k, groups, self.n_groups)
+            pop_best(k, groups, self.n_groups)
         with k.loop(self.n_groups) as g:
             left = k.load(groups + g * 4, f32) > LOWEST
             with k.if_(left), k.loop(per) as e:
@@ -187,7 +198,9 @@ class Route(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        given = args.scores.reshape(-1, args.stride)[:n, : self.n + self.sinks].astype(np.float64)
+        given = args.scores.reshape(-1, args.stride)[:n, : self.n + self.n_shared].astype(
+            np.float64
+        )
         scores = given[:, : self.n]
         p = weights_ref(self.gating, scores)
         rank = p if self.by_p else scores
@@ -205,22 +218,24 @@ class Route(Spec):
         if self.jitter:
             weights = self._near_ref(scores, chosen)
         total = weights.sum(-1, keepdims=True)
-        if self.sinks:
-            always = weights_ref(self.gating, given[:, self.n : self.n + self.sinks])
-            total = total + always.sum(-1, keepdims=True)
-            if self.of_sinks:
-                weights = always
-                chosen = np.broadcast_to(np.arange(self.sinks), always.shape)
-        if self.norm:
-            weights = weights / np.maximum(total, LEAST)
+        shared = weights_ref(self.gating, given[:, self.n :]) if self.n_shared else None
+        if shared is not None:
+            total = total + shared.sum(-1, keepdims=True)
+        factor = self.scale / np.maximum(total, LEAST) if self.norm else self.scale
         if self.own:
             weights = weights * args.scales[chosen]
         args.chosen[: chosen.size] = chosen.ravel() // self.per
-        args.weights[: chosen.size] = (weights * self.scale).ravel()
+        args.weights[: chosen.size] = (weights * factor).ravel()
+        if shared is None:
+            return
+        if self.own_shared:
+            shared = shared * args.shared_scales[: self.n_shared]
+        args.shared_chosen[: shared.size] = np.tile(np.arange(self.n_shared), n)
+        args.shared_weights[: shared.size] = (shared * factor).ravel()
 
     def _near_ref(self, scores: Any, chosen: Any) -> Any:
-        """Return the weight of each chosen expert as ``_near`` computes it, in the order of the
-        choices.
+        """Return the weight of each chosen expert as ``_best_weight`` computes it, in the order of
+        the choices.
         """
         left = scores.copy()
         weights = np.zeros(chosen.shape)
@@ -274,11 +289,6 @@ class RouteByToken(Spec):
     norm: bool = False
     scale: float = 1.0
 
-    @property
-    def n_given(self) -> int:
-        """Number of a token's experts in the results."""
-        return self.n_used
-
     def scratch(self, lanes: int) -> int:
         return 4 * round_up(self.n, PADDED)
 
@@ -315,7 +325,7 @@ class RouteByToken(Spec):
         args.weights[: chosen.size] = (weights * self.scale).ravel()
 
 
-def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
+def pop_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
     """Return the index and the value of the largest of ``n`` f32 at ``at``, the first of equals,
     and overwrite it with minus infinity.
     """

@@ -65,7 +65,7 @@ def wide_f16(k: Builder, largest: Val, top: Val) -> Val:
     return k.select(short, next_f16(k, d, 1), d)
 
 
-def beside_f16(k: Builder, d: Val, step: int) -> Val:
+def adjacent_f16(k: Builder, d: Val, step: int) -> Val:
     """Return the next f16 away from 0 for ``step`` 1, towards 0 for -1, ``d`` itself for 0."""
     if not step:
         return d

@@ -22,7 +22,13 @@ from treadle.formats import by_name
 from treadle.formats.k_search import CLOSE, F16_MAX, LEAST, ROUNDS, STEPS
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, u8
-from treadle.kernels.quantize.columns import ScratchColumns, beside_f16, inverse, near_f16, rounded
+from treadle.kernels.quantize.columns import (
+    ScratchColumns,
+    adjacent_f16,
+    inverse,
+    near_f16,
+    rounded,
+)
 from treadle.kernels.spec import Args, Frame, Spec, parts
 from treadle.kernels.transpose import transpose
 
@@ -40,9 +46,9 @@ class SearchKernel(Spec):
     args = Args("x:in importance:in? d:out dmin:out? sc:out m:out? codes:out n")
     scales: ClassVar[tuple[str, ...]]  # names of the f16 factors, in the order of ``args``
     integers: ClassVar[tuple[str, ...]]  # a sub-block's integers: as many, in the same order
-    beside: ClassVar[tuple[tuple[int, ...], ...]]  # final moves to adjacent f16 scales
-    beside_steps: ClassVar[tuple[int, ...]]
-    found: ClassVar[Any]  # the twin's result class
+    final_moves: ClassVar[tuple[tuple[int, ...], ...]]  # final moves to adjacent f16 scales
+    final_steps: ClassVar[tuple[int, ...]]
+    result_type: ClassVar[Any]  # the twin's result class
     least: ClassVar[float] = LEAST
     byte: ClassVar[Any]  # numpy type of integers and codes
     w: str
@@ -99,7 +105,7 @@ class SearchKernel(Spec):
         for name in self.integers:
             each = arrays[name].view(self.byte).transpose(0, 2, 1)
             made[name] = each.reshape(-1, self.n_sub)[:n]
-        return self.found(**made, q=arrays["codes"].view(self.byte)[:n])
+        return self.result_type(**made, q=arrays["codes"].view(self.byte)[:n])
 
     def run_ref(self, args: Any, run: Any) -> None:
         """Run the numpy twin, and write its result as the kernel does."""
@@ -205,7 +211,7 @@ class SearchKernel(Spec):
         c = ScratchColumns(k, frame.scratch, self.sizes())
         lanes = k.isa.lanes
         at = item * lanes
-        for name, value in zip(self.scales, self.made(k, c), strict=True):
+        for name, value in zip(self.scales, self.final_scales(k, c), strict=True):
             k.store(getattr(frame, name) + at * 4, value)
         for name in self.integers:
             with k.loop(self.n_sub) as sub:
@@ -245,10 +251,10 @@ class SearchKernel(Spec):
             self.do(k, "refit", scratch)
             self.polish(k, c, scratch)
         c.store("may", k.const(1.0, c.ty))
-        for moves in self.beside:
+        for moves in self.final_moves:
             for name, step in zip(self.scales, moves, strict=True):
-                c.store(f"try_{name}", beside_f16(k, c.load(f"best_{name}"), step))
-            self.attempt(k, scratch, "best", self.beside_steps)
+                c.store(f"try_{name}", adjacent_f16(k, c.load(f"best_{name}"), step))
+            self.attempt(k, scratch, "best", self.final_steps)
 
     def attempt(self, k: Builder, scratch: Val, source: str, steps: tuple[int, ...]) -> None:
         """Search with the scales in ``try_`` all integers ``steps`` away from those of ``source``,
@@ -378,7 +384,7 @@ class SearchKernel(Spec):
         """
         raise NotImplementedError
 
-    def made(self, k: Builder, c: ScratchColumns) -> Sequence[Val]:
+    def final_scales(self, k: Builder, c: ScratchColumns) -> Sequence[Val]:
         """Return the scales to write, in the order of ``scales``; NaN or infinity for a spoilt
         super-block.
         """

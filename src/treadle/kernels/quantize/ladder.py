@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.formats.k_search import F16_MAX
-from treadle.formats.scale_search import CAREFUL, LEAST, TINY, ScaleFit
+from treadle.formats.scale_search import LEAST, N_CAREFUL, TINY, ScaleFit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.quantize.columns import ScratchColumns, near_f16, rounded
@@ -46,7 +46,7 @@ class LadderSearchKernel(SearchKernel):
         return float(ladder[1] - ladder[0]) if len(ladder) > 1 else 0.0
 
     @property
-    def around(self) -> tuple[int, ...]:
+    def rung_offsets(self) -> tuple[int, ...]:
         """Offsets of a rung's number to try."""
         return AROUND if self.pitch else AROUND[:1]
 
@@ -58,10 +58,14 @@ class LadderSearchKernel(SearchKernel):
         """Return the rows of scratch by name; adds the powers of two that scale weights (``up``,
         ``down``), and the best candidates of d.
         """
-        tops = {f"top{i}_{name}": n for i in range(CAREFUL) for name, n in self.kept().items()}
+        tops = {
+            f"top{i}_{name}": n
+            for i in range(N_CAREFUL)
+            for name, n in self.candidate_rows().items()
+        }
         return super().sizes() | {"up": 1, "down": 1} | tops
 
-    def kept(self) -> dict[str, int]:
+    def candidate_rows(self) -> dict[str, int]:
         """Return the rows of scratch, by name, of one candidate of d."""
         return {"error": 1, "d": 1, "sc": self.n_sub}
 
@@ -167,21 +171,21 @@ class LadderSearchKernel(SearchKernel):
         """Try many values of d and keep the best few; then take the best of these, refitted."""
         c = ScratchColumns(k, scratch, self.sizes())
         infinite = k.const(float("inf"), c.ty)
-        for name in ("best_error", *(f"top{i}_error" for i in range(CAREFUL))):
+        for name in ("best_error", *(f"top{i}_error" for i in range(N_CAREFUL))):
             c.store(name, infinite)
         c.store("may", k.const(1.0, c.ty))
         shares = k.table(self.how.shares)
         with k.loop(len(self.how.shares)) as i:
             share = k.splat(k.load(shares, f32, offset=i * 4), c.ty)
             self.start_at(k, c, self.to_f16(k, c, c.load("most_sc") * share))
-            self.do(k, "look", scratch, "try", self.around)
+            self.do(k, "look", scratch, "try", self.rung_offsets)
             self.do(k, "keep", scratch)
-        for top in range(CAREFUL):
+        for top in range(N_CAREFUL):
             c.store("try_d", c.load(f"top{top}_d"))
-            self.attempt(k, scratch, f"top{top}", self.around)
+            self.attempt(k, scratch, f"top{top}", self.rung_offsets)
         self.do(k, "refit", scratch)
         c.store("try_d", self.to_f16(k, c, c.load("fitted_d")))
-        self.attempt(k, scratch, "best", self.around)
+        self.attempt(k, scratch, "best", self.rung_offsets)
 
     def to_f16(self, k: Builder, c: ScratchColumns, d: Val) -> Val:
         """Return the nearest f16 of ``d``, which is in the units of the scaled weights
@@ -243,13 +247,13 @@ class LadderSearchKernel(SearchKernel):
         stays first.
         """
         new = c.load("new_error")
-        better = [new < c.load(f"top{i}_error") for i in range(CAREFUL)]
+        better = [new < c.load(f"top{i}_error") for i in range(N_CAREFUL)]
         sources = {"error": "new_error", "d": "try_d", "sc": "new_sc"}
-        for name, n in self.kept().items():
+        for name, n in self.candidate_rows().items():
             with k.loop(n) as row:
                 value = c.load(sources[name], row)
-                old = [c.load(f"top{i}_{name}", row) for i in range(CAREFUL)]
-                for i in range(CAREFUL):  # a better one pushes the others down
+                old = [c.load(f"top{i}_{name}", row) for i in range(N_CAREFUL)]
+                for i in range(N_CAREFUL):  # a better one pushes the others down
                     down = k.select(better[i - 1], old[i - 1], value) if i else value
                     c.store(f"top{i}_{name}", k.select(better[i], down, old[i]), row)
 
@@ -270,7 +274,7 @@ class LadderSearchKernel(SearchKernel):
         first = sub * self.length
         return lambda j: k.gather(table, self.cell(k, c.load("x", first + j) * unit), c.ty)
 
-    def made(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
+    def final_scales(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
         d = c.load("best_d") * c.load("up")
         sound = c.load("spoilt").eq(0.0)
         return (k.select(sound, d, k.const(float("nan"), c.ty)),)

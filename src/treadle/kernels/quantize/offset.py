@@ -24,9 +24,9 @@ class OffsetSearchKernel(SearchKernel):
     op: ClassVar[str] = "search_offset"
     scales: ClassVar[tuple[str, ...]] = ("d", "dmin")
     integers: ClassVar[tuple[str, ...]] = ("sc", "m")
-    beside: ClassVar[tuple[tuple[int, ...], ...]] = BESIDE
-    beside_steps: ClassVar[tuple[int, ...]] = (0,)
-    found: ClassVar[Any] = Offset
+    final_moves: ClassVar[tuple[tuple[int, ...], ...]] = BESIDE
+    final_steps: ClassVar[tuple[int, ...]] = (0,)
+    result_type: ClassVar[Any] = Offset
     byte: ClassVar[Any] = np.uint8
 
     @property
@@ -84,7 +84,7 @@ class OffsetSearchKernel(SearchKernel):
         above = k.var(k.zero(c.ty))
         below = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
-            least, most = self.least_and_most(k, c, sub)
+            least, most = self.min_and_max(k, c, sub)
             above.v = above.v + k.max(least, 0.0)
             below.v = below.v + k.max(-most, 0.0)
         sign = k.select(above.v > below.v, k.const(-1.0, c.ty), k.const(1.0, c.ty))
@@ -101,7 +101,7 @@ class OffsetSearchKernel(SearchKernel):
                 total.v = total.v + x
             c.store("sum_x", total.v, sub)
 
-    def least_and_most(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val]:
+    def min_and_max(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val]:
         """Return the smallest and the largest weight of sub-block ``sub``."""
         least = most = c.load("x", sub * self.length)
         for j in range(1, self.length):
@@ -115,7 +115,7 @@ class OffsetSearchKernel(SearchKernel):
         so that sums keep their precision for any offset. Return that weight, 1 / range, and the sum
         of y.
         """
-        least, most = self.least_and_most(k, c, sub)
+        least, most = self.min_and_max(k, c, sub)
         low = k.min(least, 0.0)
         total = k.var(k.zero(c.ty))
         for j in range(self.length):
@@ -261,6 +261,6 @@ class OffsetSearchKernel(SearchKernel):
             old = c.load(f"best_{name}").to(wide)
             c.store(f"fitted_{name}", k.select(there > 0.0, fitted, old).to(c.ty))
 
-    def made(self, k: Builder, c: ScratchColumns) -> tuple[Val, Val]:
+    def final_scales(self, k: Builder, c: ScratchColumns) -> tuple[Val, Val]:
         sign = c.load("sign")
         return c.load("best_d") * sign + c.load("spoilt"), c.load("best_dmin") * sign

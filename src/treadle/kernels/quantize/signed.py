@@ -27,9 +27,9 @@ class SignedSearchKernel(SearchKernel):
     op: ClassVar[str] = "search_signed"
     scales: ClassVar[tuple[str, ...]] = ("d",)
     integers: ClassVar[tuple[str, ...]] = ("sc",)
-    beside: ClassVar[tuple[tuple[int, ...], ...]] = ((-1,), (1,))
-    beside_steps: ClassVar[tuple[int, ...]] = STEPS
-    found: ClassVar[Any] = Signed
+    final_moves: ClassVar[tuple[tuple[int, ...], ...]] = ((-1,), (1,))
+    final_steps: ClassVar[tuple[int, ...]] = STEPS
+    result_type: ClassVar[Any] = Signed
     byte: ClassVar[Any] = np.int8
 
     @property
@@ -177,5 +177,5 @@ class SignedSearchKernel(SearchKernel):
         some = sq_sq.v > 0.0
         c.store("fitted_d", k.select(some, sq_x.v / sq_sq.v, c.load("best_d")))
 
-    def made(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
+    def final_scales(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
         return (c.load("best_d") + c.load("spoilt"),)

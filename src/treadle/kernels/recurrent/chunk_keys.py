@@ -29,8 +29,13 @@ DOTS = 4 * CHUNK * CHUNK  # bytes of the products of all tokens with all tokens
 
 @dataclass(frozen=True)
 class ChunkKeys(Spec):
-    """Prepare a run's keys and queries by chunks of 32 rows. Places past the run's last token
-    repeat it. Items: chunks x groups.
+    """Write the registers and products that the module's docstring lists, for each chunk of 32
+    tokens and each group, to ``n_bytes`` bytes of ``out``.
+
+    ``x``: f32 rows of the run's tokens, ``stride`` values apart, with each group's ``n_state``
+    query values from column ``queries`` on and its key values from column ``keys`` on. ``solves``:
+    also for the delta rule. A last chunk of fewer tokens repeats the last one. Items: chunks x
+    groups.
     """
 
     op: ClassVar[str] = "chunk_keys"
@@ -45,25 +50,29 @@ class ChunkKeys(Spec):
         return 2 * CHUNK * self.n_state
 
     @property
-    def turned_off(self) -> int:
+    def transposed_off(self) -> int:
+        """Byte offset of the transposed keys."""
         return self.rows_bytes
 
     @property
-    def seen_off(self) -> int:
+    def query_products_off(self) -> int:
+        """Byte offset of the products of each query with each key."""
         return 2 * self.rows_bytes
 
     @property
     def keys_off(self) -> int:
-        return self.seen_off + DOTS
+        """Byte offset of the keys, laid out as the queries; only with ``solves``."""
+        return self.query_products_off + DOTS
 
     @property
-    def known_off(self) -> int:
+    def key_products_off(self) -> int:
+        """Byte offset of the products of each key with each key; only with ``solves``."""
         return self.keys_off + self.rows_bytes
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the output for one chunk of one group."""
-        return self.known_off + DOTS if self.solves else self.keys_off
+        return self.key_products_off + DOTS if self.solves else self.keys_off
 
     def scratch(self, lanes: int) -> int:
         # The registers' configuration; keys as registers of a; keys as those of b.
@@ -94,17 +103,17 @@ class ChunkKeys(Spec):
                     halves = zip(*(k.split(x, SIDE) for x in loaded[1]), strict=True)
                     for h, (even, odd) in enumerate(halves):
                         place = (n // SIDE + h) * REGISTER + pair * LINE
-                        k.store(home + self.turned_off + place, paired(k, even, odd))
+                        k.store(home + self.transposed_off + place, paired(k, even, odd))
             n_registers = self.n_state // SIDE
             self._transposed(k, keys, right, n_registers)
-            self._transposed(k, home + self.turned_off, home + self.turned_off, n_registers)
+            self._transposed(k, home + self.transposed_off, home + self.transposed_off, n_registers)
             turn(k, "queries", home, n_registers)
-            turn(k, "turned", home + self.turned_off, n_registers)
+            turn(k, "turned", home + self.transposed_off, n_registers)
             if self.solves:
                 turn(k, "keys", keys, n_registers)
-            self._see(k, home, right, home + self.seen_off)
+            self._multiply_keys(k, home, right, home + self.query_products_off)
             if self.solves:
-                self._see(k, keys, right, home + self.known_off)
+                self._multiply_keys(k, keys, right, home + self.key_products_off)
         matrix.end(k)
 
     def _transposed(self, k: Builder, source: Val, to: Val, n: int) -> None:
@@ -116,7 +125,7 @@ class ChunkKeys(Spec):
                 for j, v in enumerate(column):
                     k.store(to + at, v, offset=LINE * c + j * v.ty.n_bytes)
 
-    def _see(self, k: Builder, rows: Val, right: Val, to: Val) -> None:
+    def _multiply_keys(self, k: Builder, rows: Val, right: Val, to: Val) -> None:
         """Store the products of each of 32 rows at ``rows`` with each key, f32 ``[32, 32]``, at
         ``to``. ``right``: the keys as registers of b ``[2, N/32]``.
         """
@@ -125,7 +134,9 @@ class ChunkKeys(Spec):
         assert matrix is not None
 
         def multiply(k: Builder, rows: Val, right: Val, to: Val) -> None:
-            see(k, self.n_state // BLOCK, (rows, REGISTER, apart), (right, REGISTER, apart), to)
+            multiply_block(
+                k, self.n_state // BLOCK, (rows, REGISTER, apart), (right, REGISTER, apart), to
+            )
 
         matrix.scope(k, "see", (rows, right, to), multiply)
 
@@ -151,10 +162,10 @@ class ChunkKeys(Spec):
         def dots(at: int) -> np.ndarray:
             return chunk[at : at + DOTS].view(np.float32).reshape(CHUNK, CHUNK).astype(np.float64)
 
-        turned = registers(self.turned_off).reshape(n, CHUNK).T
-        result = {"queries": rows(0), "turned": turned, "seen": dots(self.seen_off)}
+        turned = registers(self.transposed_off).reshape(n, CHUNK).T
+        result = {"queries": rows(0), "turned": turned, "seen": dots(self.query_products_off)}
         if self.solves:
-            result |= {"keys": rows(self.keys_off), "known": dots(self.known_off)}
+            result |= {"keys": rows(self.keys_off), "known": dots(self.key_products_off)}
         return result
 
     def run_ref(self, args: Any, run: Any) -> None:
@@ -178,11 +189,11 @@ class ChunkKeys(Spec):
 
             wide = [from_bf16_bits(bits) for bits in (queries, keys)]
             put(0, registers(queries))
-            put(self.turned_off, keys.T)
-            put(self.seen_off, (wide[0] @ wide[1].T).astype(np.float32))
+            put(self.transposed_off, keys.T)
+            put(self.query_products_off, (wide[0] @ wide[1].T).astype(np.float32))
             if self.solves:
                 put(self.keys_off, registers(keys))
-                put(self.known_off, (wide[1] @ wide[1].T).astype(np.float32))
+                put(self.key_products_off, (wide[1] @ wide[1].T).astype(np.float32))
 
 
 Side: TypeAlias = "tuple[Val, int, int]"
@@ -196,7 +207,7 @@ def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
         matrix.load(k, first + half, at + half * apart, LINE)
 
 
-def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
+def multiply_block(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
     """Multiply 32 rows by 32 columns, summed over ``n`` blocks of 32 values, and store the sums at
     ``to``, f32 ``[32, 32]``. A side is (address, bytes from one block's register to the next, bytes
     from the first 16 rows' register to the others').

@@ -28,7 +28,15 @@ from treadle.kernels.activation_layout import BLOCK, in_bf16
 from treadle.kernels.matmul.matrix import EDGE, NEXT_LEVEL, REGISTER, SIDE
 from treadle.kernels.matmul.matrix_registers import paired, turn
 from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.recurrent.chunk_keys import CHUNK, DOTS, PITCH, ChunkKeys, load_pair, see, sums
+from treadle.kernels.recurrent.chunk_keys import (
+    CHUNK,
+    DOTS,
+    PITCH,
+    ChunkKeys,
+    load_pair,
+    multiply_block,
+    sums,
+)
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import Scan, ScanItem
 from treadle.kernels.spec import LINE, Frame, round_up
@@ -37,29 +45,29 @@ FEW = 8  # fewest tokens of a sequence for chunks; fewer are faster one by one
 TY = f32 * SIDE
 # Remaining decays below this count as zero. The product of two others is then never denormal, which
 # would be a hundred times slower.
-NOTHING = 2.0**-63
+SMALLEST_UPDATE = 2.0**-63
 HALVES = range(CHUNK // SIDE)
 
 
 class ChunkScratch(NamedTuple):
     """Byte offsets in scratch, after the registers' configuration and the state. In bf16: the state
     (``narrow``); the update of each token (``new``); the update decayed to the chunk's end
-    (``kept``); the weights of tokens for each other. In f32: the outputs (``seen``). With
+    (``decayed``); the weights of tokens for each other. In f32: the outputs (``outputs``). With
     ``solves``: the keys' products with the state and with each other, and the updates. Then for
     each token: the first rate, the decay since the chunk's start, and the decay until its end.
     """
 
     narrow: int
     new: int
-    kept: int
+    decayed: int
     weights: int
-    seen: int
-    known: int
-    known_among: int
+    outputs: int
+    state_products: int
+    key_products: int
     added: int
     first: int
-    since: int
-    left: int
+    decay_before: int
+    decay_after: int
     end: int
 
 
@@ -149,7 +157,7 @@ class Chunk:
     def run(self) -> None:
         self._rates()
         self._narrow_state()
-        self._products("see", self._see_state)
+        self._products("see", self._multiply_state)
         if self.spec.solves:
             self._solve()
         self._add()
@@ -157,10 +165,10 @@ class Chunk:
         whole = (self.end - self.begin).eq(CHUNK)
         with k.if_else(whole) as (yes, no):
             with yes:
-                self._learned(self.out, self.out_stride)
+                self._add_updates(self.out, self.out_stride)
             with no:
-                seen = self.scratch + self.at.seen
-                self._learned(seen, k.i64(PITCH))
+                seen = self.scratch + self.at.outputs
+                self._add_updates(seen, k.i64(PITCH))
                 with k.loop(self.end, start=self.begin) as t:
                     for j, v in enumerate(self._rows(seen + t * PITCH)):
                         k.store(self.out + t * self.out_stride, v, offset=LINE * j)
@@ -176,7 +184,7 @@ class Chunk:
         """Load token ``t``'s f32 from the array at ``place`` in scratch."""
         return self.k.load(self.scratch + place + t * 4, f32)
 
-    def _by(self, place: int, t: Val, row: list[Val]) -> list[Val]:
+    def _scale_row(self, place: int, t: Val, row: list[Val]) -> list[Val]:
         """Multiply a row by token ``t``'s f32 from the array at ``place``."""
         by = self.k.splat(self._number(place, t), TY)
         return [v * by for v in row]
@@ -185,14 +193,14 @@ class Chunk:
         """Load the 32 f32 at ``at``."""
         return [self.k.load(at, TY, offset=LINE * j) for j in HALVES]
 
-    def _ask_for_value(self, t: Val, j: Val) -> None:
+    def _prefetch_value(self, t: Val, j: Val) -> None:
         """Prefetch line ``j`` of a token's value in the next chunk: rows are far apart. A core has
         few outstanding misses, so prefetches are spread over the chunk.
         """
         at = self.values + ((t + CHUNK) * self.stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL)
 
-    def _ask_for_out(self, t: Val, j: int) -> None:
+    def _prefetch_output(self, t: Val, j: int) -> None:
         """Prefetch line ``j`` of a token's output in the next chunk, for writing."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
@@ -211,23 +219,23 @@ class Chunk:
         left = [k.var(k.zero(TY)) for _ in HALVES]
         pad = 4 * round_up(self.spec.n_head, COLUMNS)
         iota = k.const(range(SIDE), i32 * SIDE)
-        places: list[tuple[int, int | None]] = [(self.spec.keys.seen_off, None)]
+        places: list[tuple[int, int | None]] = [(self.spec.keys.query_products_off, None)]
         if self.spec.solves:
-            places.append((self.spec.keys.known_off, at.known_among))
+            places.append((self.spec.keys.key_products_off, at.key_products))
         for half in HALVES:
             with k.loop(SIDE * (half + 1), start=SIDE * half) as t:
-                self._ask_for_out(t, 0)
+                self._prefetch_output(t, 0)
                 own = (t >= self.begin) & (t < self.end)
                 row = k.max(self.begin, k.min(t, self.end - 1))
                 rates = self.rates + row * self.rates_stride
                 first = k.select(own, k.load(rates, f32), zero)
-                decay = self._no_less(k.select(own, k.load(rates, f32, offset=pad), one))
-                since.v = self._no_less(since.v * decay)
+                decay = self._flush_tiny(k.select(own, k.load(rates, f32, offset=pad), one))
+                since.v = self._flush_tiny(since.v * decay)
                 k.store(scratch + at.first + t * 4, first)
-                k.store(scratch + at.since + t * 4, since.v)
+                k.store(scratch + at.decay_before + t * 4, since.v)
                 keep = k.splat(decay, TY)
                 for j in range(half + 1):
-                    left[j].v = self._no_less(left[j].v * keep)
+                    left[j].v = self._flush_tiny(left[j].v * keep)
                 last = iota.eq(k.splat((t - SIDE * half).to(i32), iota.ty))
                 left[half].v = k.select(last, k.const(1.0, TY), left[half].v)
                 for source, to in places:
@@ -241,12 +249,12 @@ class Chunk:
                         for j, v in enumerate(weights[: half + 1]):
                             k.store(scratch + to + t * PITCH, v, offset=LINE * j)
         for j, var in enumerate(left):
-            k.store(scratch + at.left, var.v, offset=LINE * j)
+            k.store(scratch + at.decay_after, var.v, offset=LINE * j)
         turn(k, "weights", scratch + at.weights, 2)
 
-    def _no_less(self, v: Val) -> Val:
-        """Return ``v``, or zero where it is below NOTHING."""
-        return self.k.select(v < NOTHING, self.k.zero(v.ty), v)
+    def _flush_tiny(self, v: Val) -> Val:
+        """Return ``v``, or zero where it is below SMALLEST_UPDATE."""
+        return self.k.select(v < SMALLEST_UPDATE, self.k.zero(v.ty), v)
 
     def _narrow_state(self) -> None:
         """Store the state in bf16 (``narrow``), and multiply the f32 state by the whole chunk's
@@ -254,13 +262,13 @@ class Chunk:
         """
         k = self.k
         state = self.scratch + self.spec.state_at
-        keep = k.splat(self._number(self.at.since, k.i64(CHUNK - 1)), TY)
+        keep = k.splat(self._number(self.at.decay_before, k.i64(CHUNK - 1)), TY)
         narrow = self.scratch + self.at.narrow
         ask = -(-2 * CHUNK // (self.spec.n_state // 2))
         with k.loop(self.spec.n_state // BLOCK) as b, k.loop(SIDE) as pair:
             for more in range(ask):
                 line = (b * SIDE + pair) * ask + more
-                self._ask_for_value(line // 2, line % 2)
+                self._prefetch_value(line // 2, line % 2)
             at = state + (b * BLOCK + pair * 2) * PITCH
             rows = [self._rows(at + j * PITCH) for j in range(2)]
             to = narrow + (b * (2 * REGISTER) + pair * LINE)
@@ -283,10 +291,12 @@ class Chunk:
             tokens = [start + i for i in range(n)]
             rows = []
             for t in tokens:
-                known = self._by(at.since, t, self._rows(scratch + at.known + t * PITCH))
+                known = self._scale_row(
+                    at.decay_before, t, self._rows(scratch + at.state_products + t * PITCH)
+                )
                 both = zip(self._value(t), known, strict=True)
                 rows.append([k.var(v - seen) for v, seen in both])
-            among = [scratch + at.known_among + t * PITCH for t in tokens]
+            among = [scratch + at.key_products + t * PITCH for t in tokens]
             with k.loop(start) as s:
                 new = self._rows(scratch + at.added + s * PITCH)
                 for row, weights in zip(rows, among, strict=True):
@@ -299,13 +309,13 @@ class Chunk:
                 for at_s, new in enumerate(solved):
                     by = k.splat(-k.load(among[i] + (start + at_s) * 4, f32), TY)
                     vectors = [k.fma(v, by, x) for v, x in zip(new, vectors, strict=True)]
-                solved.append(self._by(at.first, t, vectors))
+                solved.append(self._scale_row(at.first, t, vectors))
                 for j, x in enumerate(solved[-1]):
                     k.store(scratch + at.added + t * PITCH, x, offset=LINE * j)
 
     def _add(self) -> None:
         """Store for each token its update of the state (``new``), the update decayed to the chunk's
-        end (``kept``), and its output from the state before the chunk (``seen``).
+        end (``decayed``), and its output from the state before the chunk (``outputs``).
         """
         k = self.k
         at = self.at
@@ -314,20 +324,20 @@ class Chunk:
             new = []
             kept = []
             for t in (pair * 2, pair * 2 + 1):
-                self._ask_for_out(t, 1)
+                self._prefetch_output(t, 1)
                 row = scratch + t * PITCH
-                seen = self._by(at.since, t, self._rows(row + at.seen))
+                seen = self._scale_row(at.decay_before, t, self._rows(row + at.outputs))
                 if self.spec.solves:
                     new.append(self._rows(row + at.added))
                 else:
                     value = self._value(t)
-                    new.append(self._by(at.first, t, value))
+                    new.append(self._scale_row(at.first, t, value))
                 if self.skip is not None:
                     seen = [k.fma(v, self.skip, y) for v, y in zip(value, seen, strict=True)]
                 for j, y in enumerate(seen):
-                    k.store(row + at.seen, y, offset=LINE * j)
-                kept.append(self._by(at.left, t, new[-1]))
-            for place, both in ((at.new, new), (at.kept, kept)):
+                    k.store(row + at.outputs, y, offset=LINE * j)
+                kept.append(self._scale_row(at.decay_after, t, new[-1]))
+            for place, both in ((at.new, new), (at.decayed, kept)):
                 for h, (even, odd) in enumerate(zip(*both, strict=True)):
                     to = scratch + place + pair * LINE
                     k.store(to, paired(k, even, odd), offset=h * REGISTER)
@@ -338,33 +348,33 @@ class Chunk:
         """Emit ``build(k, scratch, chunk, *more)`` in a scope of matrix registers."""
         self.matrix.scope(self.k, name, (self.scratch, self.chunk, *more), build)
 
-    def _see_state(self, k: Builder, scratch: Val, chunk: Val) -> None:
+    def _multiply_state(self, k: Builder, scratch: Val, chunk: Val) -> None:
         """Store the products of queries (and with ``solves`` of keys) with the state."""
         keys = self.spec.keys
-        both = [(0, self.at.seen)]
+        both = [(0, self.at.outputs)]
         if self.spec.solves:
-            both.append((keys.keys_off, self.at.known))
+            both.append((keys.keys_off, self.at.state_products))
         for source, to in both:
             left = chunk + source, REGISTER, keys.rows_bytes // 2
             right = scratch + self.at.narrow, 2 * REGISTER, REGISTER
-            see(k, self.spec.n_state // BLOCK, left, right, scratch + to)
+            multiply_block(k, self.spec.n_state // BLOCK, left, right, scratch + to)
 
-    def _learned(self, out: Val, stride: Val) -> None:
+    def _add_updates(self, out: Val, stride: Val) -> None:
         """Add the products of queries with the updates to the outputs, 32 rows at ``out``,
         ``stride`` bytes apart; and add the updates to the state.
         """
 
         def multiply(k: Builder, scratch: Val, chunk: Val, out: Val, stride: Val) -> None:
-            for c, place in enumerate(sums(scratch + self.at.seen, PITCH)):
+            for c, place in enumerate(sums(scratch + self.at.outputs, PITCH)):
                 self.matrix.load(k, c, place, PITCH)
             load_pair(k, 4, scratch + self.at.weights, REGISTER)
             load_pair(k, 6, scratch + self.at.new, REGISTER)
             self.matrix.dots_bf16(k)
             for c, place in enumerate(sums(out, stride)):
                 self.matrix.store(k, c, place, stride)
-            load_pair(k, 6, scratch + self.at.kept, REGISTER)
+            load_pair(k, 6, scratch + self.at.decayed, REGISTER)
             with k.loop(self.spec.n_state // EDGE) as b:
-                keys = chunk + (b * (2 * REGISTER) + self.spec.keys.turned_off)
+                keys = chunk + (b * (2 * REGISTER) + self.spec.keys.transposed_off)
                 load_pair(k, 4, keys, REGISTER)
                 state = sums(scratch + (b * (PITCH * EDGE) + self.spec.state_at), PITCH)
                 for c, place in enumerate(state):

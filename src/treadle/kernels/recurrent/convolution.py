@@ -30,8 +30,12 @@ class ByChannel(Spec):
     def tiles(self) -> int:
         return -(-self.k // TILE)
 
+    def lanes(self, isa: Isa) -> int:
+        """Return the lanes of a vector, which divide TILE."""
+        return min(isa.lanes, TILE)
+
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        lanes = min(isa.lanes, TILE)
+        lanes = self.lanes(isa)
         full, rest = divmod(self.k, lanes)
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:

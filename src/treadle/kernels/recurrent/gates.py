@@ -105,10 +105,10 @@ class UnitHeads(Spec):
 
 @dataclass(frozen=True)
 class OutputGate(Spec):
-    """Gate a layer's output, in place: ``x * fn(gate)``. With ``eps`` each of ``groups`` equal
-    parts also gets an RMS norm, times ``w``. The norm is of x, and all parts share ``w``; or with
-    ``first`` it is of the gated product, and ``w`` has a value for each column. ``one``: each part
-    has one gate value, and no norm. Items: tokens x groups.
+    """Gate a layer's output, in place: ``x * fn(gate) * gain``. With ``eps`` each of ``groups``
+    equal parts also gets an RMS norm, times ``w``. The norm is of x, and all parts share ``w``; or
+    with ``first`` it is of the gated product, and ``w`` has a value for each column. ``one``: each
+    part has one gate value, and no norm. Items: tokens x groups.
     """
 
     op: ClassVar[str] = "gate"
@@ -119,6 +119,7 @@ class OutputGate(Spec):
     eps: float = 0.0
     first: bool = False
     one: bool = False
+    gain: float = 1.0
 
     @property
     def needs(self) -> set[str]:
@@ -135,7 +136,7 @@ class OutputGate(Spec):
                 one = k.load(frame.gate + part * 4, f32)
 
                 def times(v: Val, one: Val = one) -> Val:
-                    return v * fn(k, k.splat(one, v.ty))
+                    return self._scaled(v * fn(k, k.splat(one, v.ty)))
 
                 x = frame.x + (n * frame.stride + at) * 4
                 map_row(k, size, x, times, x)
@@ -148,7 +149,7 @@ class OutputGate(Spec):
         gate = frame.gate + (n * frame.gate_stride + frame.column + at) * 4
 
         def gated(v: Val, g: Val) -> Val:
-            return v * ACTIVATIONS[self.fn].emit(k, g)
+            return self._scaled(v * ACTIVATIONS[self.fn].emit(k, g))
 
         if self.first or not self.eps:
             map_row(k, size, x, gated, x, gate)
@@ -164,6 +165,9 @@ class OutputGate(Spec):
             else:
                 map_row(k, size, x, lambda v, w, g: gated(normed(v, w), g), x, w, gate)
 
+    def _scaled(self, v: Val) -> Val:
+        return v if self.gain == 1.0 else v * self.gain
+
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         size = self.k // self.groups
@@ -172,7 +176,7 @@ class OutputGate(Spec):
         gate = args.gate.reshape(-1, args.gate_stride)[:n, args.column : args.column + wide]
         gate = gate.repeat(size, 1) if self.one else gate
         y = rows.astype(np.float64).reshape(n, self.groups, size)
-        g = activated(self.fn, gate.astype(np.float64)).reshape(y.shape)
+        g = self.gain * activated(self.fn, gate.astype(np.float64)).reshape(y.shape)
         y = y * g if self.first or not self.eps else y
         if self.eps:
             w = args.w[: self.k].reshape(-1, size) if self.first else args.w[:size]

@@ -106,10 +106,10 @@ class ChannelDelta(Delta):
     def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
         return rates + (head * (self.n_state - 1) + round_up(self.n_head, COLUMNS)) * 4
 
-    def _left(self, tokens: list[Token]) -> list[list[Val]]:
+    def _decay_products(self, tokens: list[Token]) -> list[list[Val]]:
         return []
 
-    def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
+    def _decay_factor(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
         return lambda n: k.splat(k.load(token.decay + n * 4, f32), ty)
 
     def _token(
@@ -140,7 +140,7 @@ class ChannelDelta(Delta):
         known_by, seen_by = self._rows_of(k, isa, block, rows)
         for at in range(0, self.tile, block.n * ty.lanes):
             columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
-            both = self._see(k, here, block, at, rows[: 2 * n])
+            both = self._times_state(k, here, block, at, rows[: 2 * n])
             new = self._answer(k, block, columns, both, known_by, seen_by)
 
             def keep(i: Val) -> Val:

@@ -49,14 +49,14 @@ class Mamba2(Scan):
                 [v * k.splat(token.first, ty) for v in vectors]
                 for token, vectors in zip(tokens, x, strict=True)
             ]
-            seen = self._see(k, here, block, at, [token.query for token in tokens])
+            seen = self._times_state(k, here, block, at, [token.query for token in tokens])
             for t, out in enumerate(block.out):
                 for j, (column, y) in enumerate(zip(columns, seen[t], strict=True)):
-                    y = k.fma(x[t][j], d, y * k.splat(block.left[t][0], ty))
+                    y = k.fma(x[t][j], d, y * k.splat(block.decays[t][0], ty))
                     for weight, vectors in zip(weights[t], new, strict=False):
                         y = k.fma(vectors[j], weight, y)
                     k.store(out + column, y)
-            self._learn(k, here, block, at, new)
+            self._update_state(k, here, block, at, new)
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         new = (token.first * token.value)[:, None]
@@ -107,8 +107,8 @@ class Delta(Scan):
         seen_by = self._among(k, isa, block, queries, 1)
         for at in range(0, self.tile, block.n * ty.lanes):
             columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
-            both = self._see(k, here, block, at, [*keys, *queries])
-            self._learn(
+            both = self._times_state(k, here, block, at, [*keys, *queries])
+            self._update_state(
                 k, here, block, at, self._answer(k, block, columns, both, known_by, seen_by)
             )
 
@@ -124,14 +124,14 @@ class Delta(Scan):
         """Store each token's outputs in ``columns``, and return each token's update of the state
         ``[t][j]``. ``both``: products of the keys, then of the queries, with the state before the
         block. ``known_by`` and ``seen_by``: weights of earlier updates (``_among``). If
-        ``block.left`` is empty, ``both`` includes the decays already.
+        ``block.decays`` is empty, ``both`` includes the decays already.
         """
         known = both[: self.block]
         seen = both[self.block :]
         new: list[list[Val]] = []
         for t, token in enumerate(block.tokens):
             beta = k.splat(token.first, block.ty)
-            keep = k.splat(block.left[t][0], block.ty) if block.left else None
+            keep = k.splat(block.decays[t][0], block.ty) if block.decays else None
             new.append([])
             for j, column in enumerate(columns):
                 there = known[t][j]

@@ -62,7 +62,7 @@ class ScanBlock(NamedTuple):
     """Tokens that are processed together, some columns at a time."""
 
     tokens: list[Token]
-    left: list[list[Val]]  # [t][s]: product of the decays of tokens s to t
+    decays: list[list[Val]]  # [t][s]: product of the decays of tokens s to t
     out: list[Val]  # address of each token's output columns
     ty: Ty
     n: int  # vectors of ty processed together
@@ -157,12 +157,14 @@ class Scan(Spec):
                 for row, n_values in rows:
                     for line in range(0, 4 * n_values, LINE):
                         k.prefetch(row + (ahead + line))
-            self._block(k, isa, frame, here, ScanBlock(tokens, self._left(tokens), out, ty, n))
+            self._block(
+                k, isa, frame, here, ScanBlock(tokens, self._decay_products(tokens), out, ty, n)
+            )
             here.source.v = here.state
         return done
 
-    def _left(self, tokens: list[Token]) -> list[list[Val]]:
-        """Return ``ScanBlock.left``: ``[t][s]``, the product of the decays of tokens s to t."""
+    def _decay_products(self, tokens: list[Token]) -> list[list[Val]]:
+        """Return ``ScanBlock.decays``: ``[t][s]``, the product of the decays of tokens s to t."""
         left = [[token.decay] for token in tokens]
         for i, row in enumerate(left):
             for s in range(i - 1, -1, -1):
@@ -287,10 +289,10 @@ class Scan(Spec):
         dots = self._dots(k, isa, [(rows[t], block.tokens[s].key) for t, s in pairs])
         among: list[list[Val]] = [[] for _ in rows]
         for (t, s), dot in zip(pairs, dots, strict=True):
-            among[t].append(k.splat(dot if s == t else dot * block.left[t][s + 1], block.ty))
+            among[t].append(k.splat(dot if s == t else dot * block.decays[t][s + 1], block.ty))
         return among
 
-    def _see(
+    def _times_state(
         self, k: Builder, here: ScanItem, block: ScanBlock, at: int, rows: Sequence[Val]
     ) -> list[list[Val]]:
         """Return the products of ``rows``, each of ``n_state`` values, with the state's columns
@@ -308,14 +310,14 @@ class Scan(Spec):
                     var.v = k.fma(s[j], by, var.v)
         return [[var.v for var in vars_] for vars_ in seen]
 
-    def _learn(
+    def _update_state(
         self, k: Builder, here: ScanItem, block: ScanBlock, at: int, new: list[list[Val]]
     ) -> None:
         """Update the state's columns from ``at`` on after a block: multiply them by the block's
         decays, and add ``key new^T`` of each token, times the decays after it.
         """
         ty = block.ty
-        left = block.left[-1]
+        left = block.decays[-1]
         keep = k.splat(left[0], ty)
         kept = [*left[1:], None]  # remaining decay of what each token adds; None for the last: 1
         new = [
@@ -351,7 +353,7 @@ class Scan(Spec):
             for j, x in enumerate(s):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
-    def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
+    def _decay_factor(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
         """Return a function ``keep(n)``: the factor by which the update multiplies row n of the
         state. Here it is one for all rows.
         """
@@ -362,7 +364,7 @@ class Scan(Spec):
         """Multiply the state by ``decay``, add ``key add^T``, and return its product with
         ``query``.
         """
-        keep = self._kept(k, token, ty)
+        keep = self._decay_factor(k, token, ty)
         seen = [k.var(k.zero(ty)) for _ in add]
         source = here.source.v
         with k.loop(self.n_state) as n:

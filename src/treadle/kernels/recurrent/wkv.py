@@ -176,10 +176,10 @@ class Wkv(Scan):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         ty = f32 * min(isa.lanes, self.tile)
         with self._items(k, frame, ty) as here, k.loop(here.n_tokens) as t:
-            self._learn_one(k, frame, here, ty, here.token + t)
+            self._run_token(k, frame, here, ty, here.token + t)
             here.source.v = here.state
 
-    def _learn_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Val) -> None:
+    def _run_token(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Val) -> None:
         """Process one token of an item: update the state, and store its outputs."""
         columns = range(0, self.tile, ty.lanes)
         size = 4 * self.n_head * self.head_dim

@@ -33,7 +33,7 @@ QUEUE_BYTES = 64 << 20  # waiting to be written
 TOUCHES = 10_000  # queue length beyond which uses are not recorded
 RETRY_S = 30.0  # pause after a failed write
 KEEP = 15 / 16  # share of the limit to keep when files are removed
-LOOK_AGAIN = 64  # rescan after writing this fraction of the limit: other processes write too
+RESCAN_SHARE = 64  # rescan after writing this fraction of the limit: other processes write too
 OPEN = os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 Head = Callable[[bytes], bytes]  # makes a file's header from its data
 
@@ -57,7 +57,7 @@ class Folder:
         self._queue: deque[tuple[str, bytes, Head | None, int]] = deque()
         self._queued = 0  # bytes
         self._retry_at = 0.0
-        self._some = threading.Condition()
+        self._changed = threading.Condition()
         self._seen = self._closed = self._warned = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name="treadle-pages", daemon=True)
@@ -95,7 +95,7 @@ class Folder:
         with suppress(OSError):
             os.unlink(self.path / name)
 
-    def put(
+    def enqueue(
         self, name: str, data: bytes, head: Head, stamp_ns: int, *, wait_s: float = 0.0
     ) -> bool:
         """Queue the file ``name`` for writing: ``head(data)``, then ``data``, with the time of use
@@ -113,26 +113,26 @@ class Folder:
         def fits() -> bool:
             return not self._queue or self._queued + size <= QUEUE_BYTES
 
-        with self._some:
+        with self._changed:
             if self._closed or size > self.bound or time.monotonic() < self._retry_at:
                 self.n_left_out += 1
                 return False
-            if not fits() and not (wait_s and self._some.wait_for(fits, wait_s)):
+            if not fits() and not (wait_s and self._changed.wait_for(fits, wait_s)):
                 self.n_left_out += 1
                 return False
             self._queue.append((name, data, head, stamp_ns))
             self._queued += size
-            self._some.notify_all()
+            self._changed.notify_all()
         return True
 
     def touch(self, names: Iterable[tuple[str, int]]) -> None:
         """Record uses of files, given as (name, time of use in ns)."""
         if self._is_forked:
             return
-        with self._some:
+        with self._changed:
             if not self._closed and len(self._queue) < TOUCHES:
                 self._queue.extend((name, b"", None, stamp) for name, stamp in names)
-                self._some.notify_all()
+                self._changed.notify_all()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until the queue is empty. Return False after ``timeout_s`` seconds, or in a fork.
@@ -140,8 +140,8 @@ class Folder:
         """
         if self._is_forked:
             return False
-        with self._some:
-            return self._some.wait_for(lambda: self._seen and not self._queue, timeout_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._seen and not self._queue, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wait until the queue is empty and end the thread, at most ``timeout_s`` seconds each.
@@ -154,25 +154,25 @@ class Folder:
             self._closed = True
             return
         self.flush(timeout_s)
-        with self._some:
+        with self._changed:
             self._closed = True
-            self._some.notify_all()
+            self._changed.notify_all()
         self._thread.join(timeout_s)
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        self._look()
+        self._scan_and_trim()
         while True:
-            with self._some:
+            with self._changed:
                 self._seen = True
-                self._some.notify_all()
-                self._some.wait_for(lambda: self._queue or self._closed)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
                 name, data, head, stamp = self._queue[0]
-            problem = self._do(name, data, head, stamp)
-            with self._some:
+            problem = self._write_or_touch(name, data, head, stamp)
+            with self._changed:
                 self._queue.popleft()
                 self._queued -= len(data)
                 if problem:  # skip the queue; retry later
@@ -186,7 +186,7 @@ class Folder:
                     self._queue.clear()
                     self._queued = 0
 
-    def _do(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
+    def _write_or_touch(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
         """Write the file ``name`` and set its time of use; without ``head`` only set the time.
         Return the problem, "" if there is none.
         """
@@ -208,7 +208,7 @@ class Folder:
         path = self.path / name
         if path.is_symlink() or not path.is_dir():
             return False
-        with self._some:
+        with self._changed:
             self.n_left_out += 1
         if not self._warned:
             self._warned = True
@@ -217,17 +217,17 @@ class Folder:
 
     def _write(self, name: str, head: bytes, data: bytes) -> None:
         size = len(head) + len(data)
-        if self._since_seen > self.bound // LOOK_AGAIN:
-            self._look()
+        if self._since_seen > self.bound // RESCAN_SHARE:
+            self._scan_and_trim()
         if self.n_bytes + size > self.bound:
-            self._look(need=size)
+            self._scan_and_trim(need=size)
         write_whole(self.path / name, head, data)
         self.problem = ""
         self.n_written += 1
         self.n_bytes += size
         self._since_seen += size
 
-    def _look(self, need: int = 0) -> None:
+    def _scan_and_trim(self, need: int = 0) -> None:
         """Scan the folder. If its files and ``need`` more bytes exceed the limit, remove the least
         recently used files, down to KEEP of the limit.
         """
@@ -273,7 +273,7 @@ def _check(path: Path) -> None:
         raise FileError(f"cannot store pages: {why(error)}", path=path) from error
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise FileError("is not writable", path=path, expected="a folder for pages")
-    who = SYSTEM.intruder(info)
+    who = SYSTEM.other_writer(info)
     if who == "another user":
         raise FileError("belongs to another user", path=path, expected="a folder of your own")
     if who is not None:

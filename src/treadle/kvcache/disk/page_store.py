@@ -30,8 +30,8 @@ import numpy as np
 from treadle.errors import NoRoomError, UnsupportedError
 from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.disk.folder import N_CHAIN, N_VARIANT, Folder
-from treadle.kvcache.disk.session_file import BYTES, SessionTensor, about_of, build_header
-from treadle.kvcache.page_pool import GONE, Pool
+from treadle.kvcache.disk.session_file import BYTES, SessionTensor, build_header, session_metadata
+from treadle.kvcache.page_pool import FREED, Pool
 from treadle.kvcache.prefix_tree import PageNode
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PageStore:
         self._whole = [pool for pool in self._pools if not pool.window]
         self._windows = [pool for pool in self._pools if pool.window]
         more = {"variant": hashlib.sha256(_variant(engine).encode()).hexdigest()}
-        self._about = about_of(engine, FORMAT, VERSION) | more
+        self._about = session_metadata(engine, FORMAT, VERSION) | more
         # All metadata, the treadle version included, determines the name.
         known = "\0".join(f"{key}={value}" for key, value in sorted(self._about.items()))
         self._variant = hashlib.sha256(known.encode()).hexdigest()[:N_VARIANT]
@@ -70,7 +70,7 @@ class PageStore:
             pool: len(self._header(pool, "", b"")) + pool.cell_bytes for pool in self._pools
         }
         self.n_damaged = 0
-        self.left_for = ""  # why the last ``fetch`` gave nothing although a file exists
+        self.miss_reason = ""  # why the last ``fetch`` gave nothing although a file exists
         self.folder = Folder(folder, n_bytes)
         weakref.finalize(self, self.folder.close)  # also at interpreter exit
         self._names: frozenset[str] = frozenset()
@@ -118,14 +118,14 @@ class PageStore:
         data = raw[n_head:]
         if self._header(pool, chain.hex(), data) != raw[:n_head]:
             self.n_damaged += 1
-            self.left_for = "damaged"
+            self.miss_reason = "damaged"
             self.folder.remove(name)
             return None
         return np.frombuffer(data, np.uint8)
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def keep(self, node: PageNode, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
+    def queue_pages(self, node: PageNode, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
         """Queue a node's pages for writing, except those that have files. ``depth``: the node's
         page index in a sequence begun at ``began_ns``; ``wait_s``: seconds to wait for a full
         queue. Return the bytes of these files.
@@ -138,15 +138,15 @@ class PageStore:
             page = node.pages[pool.index]
             chain = self.chain(node)
             name = self._name(chain, pool)
-            if page == GONE or self.folder.has(name, self._sizes[pool]):
+            if page == FREED or self.folder.has(name, self._sizes[pool]):
                 continue
             data = pool.read(page).tobytes()
             n_bytes = n_bytes + self._sizes[pool]
             head = partial(self._header, pool, chain.hex())
-            self.folder.put(name, data, head, began_ns - depth * DEEPER_NS, wait_s=wait_s)
+            self.folder.enqueue(name, data, head, began_ns - depth * DEEPER_NS, wait_s=wait_s)
         return n_bytes
 
-    def use(self, seq: Sequence, start: int = 0) -> None:
+    def mark_used(self, seq: Sequence, start: int = 0) -> None:
         """Set the times of use of a sequence's page files, from page ``start`` on, to when it was
         last looked up.
         """
@@ -156,7 +156,7 @@ class PageStore:
             (self._name(self.chain(node), pool), seq.began_ns - depth * DEEPER_NS)
             for depth, node in enumerate(seq.nodes[start:], start)
             for pool in self._pools
-            if seq.pages[pool.index][depth] != GONE
+            if seq.pages[pool.index][depth] != FREED
         )
 
     def save(self, timeout_s: float = LAST_S) -> None:
@@ -170,7 +170,7 @@ class PageStore:
         waiting = [(node, 0) for root in roots for node in root.next.values()]
         while waiting and left > 0 and (seconds := until - time.monotonic()) > 0:
             node, depth = waiting.pop()
-            left -= self.keep(node, depth, now, wait_s=seconds)
+            left -= self.queue_pages(node, depth, now, wait_s=seconds)
             waiting += ((child, depth + 1) for child in node.next.values())
 
     def close(self) -> None:
@@ -183,11 +183,11 @@ class PageStore:
 
     def fetch(self, seq: Sequence, ids: Seq[int]) -> int:
         """Extend ``seq`` by the pages of ``ids`` that files have, at most AT_ONCE; at least the
-        last id is left to compute. Return the number of tokens added; if 0, ``left_for`` may have
-        the reason.
+        last id is left to compute. Return the number of tokens added; if 0, ``miss_reason`` may
+        have the reason.
         """
         cache = self.cache
-        self.left_for = ""
+        self.miss_reason = ""
         start, rest = divmod(len(seq.ids), PAGE)
         most = min(start + AT_ONCE, (len(ids) - 1) // PAGE)
         behind = seq.nodes[start - 1] if start else cache.tree.root_of(seq.lora)
@@ -199,20 +199,20 @@ class PageStore:
             return 0
         held = len(seq.ids)
         if rest:  # a partial page of its own is replaced by the whole page
-            if cache.visible(seq, start * PAGE) < start * PAGE:
+            if cache.max_truncation(seq, start * PAGE) < start * PAGE:
                 return 0
             cache.truncate(seq, start * PAGE)
         first = [pool.first_seen(end * PAGE) for pool in cache.pools]
         try:
             cache.extend(seq, ids[start * PAGE : end * PAGE], first)
         except NoRoomError:
-            self.left_for = "room"
+            self.miss_reason = "room"
             return 0
         for (p, pool), data in found.items():
             if p >= first[pool.index]:
                 pool.write(seq.pages[pool.index][p], data)
         cache.commit(seq)
-        self.use(seq, start)
+        self.mark_used(seq, start)
         return end * PAGE - held
 
     def _find(

@@ -41,7 +41,7 @@ from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, new_file
 from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.cache import Sequence
-from treadle.kvcache.page_pool import GONE, Pool, StatePool
+from treadle.kvcache.page_pool import FREED, Pool, StatePool
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def save_session(
     check_target(path, engine.gguf.paths, force=True)
     with engine.lock, new_file(path, mode=mode) as file:
         tensors = _tensors_of(seq)
-        file.write(build_header(_about_text(engine, seq), tensors))
+        file.write(build_header(_text_metadata(engine, seq), tensors))
         for tensor in tensors.values():
             for piece in tensor.pieces():
                 file.write(piece.data)
@@ -105,7 +105,7 @@ def _tensors_of(seq: Sequence) -> dict[str, SessionTensor]:
     ids = np.array(seq.ids, "<i4")
     tensors = {"ids": SessionTensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
     for pool, pages in _paged(seq):
-        gone = [at for at, page in enumerate(pages) if page == GONE]
+        gone = [at for at, page in enumerate(pages) if page == FREED]
         held = list(pages[gone[-1] + 1 :] if gone else pages)
         shape = [len(held), pool.cell_bytes]
         pieces = partial(_pieces, pool, held, len(ids) % PAGE)
@@ -154,7 +154,7 @@ def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> by
     return len(text).to_bytes(8, "little") + text
 
 
-def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
+def session_metadata(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
     """Return the metadata that a file must have to fit this engine's model and cache."""
     return {
         "format": kind,
@@ -166,16 +166,16 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
     }
 
 
-def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
+def _text_metadata(engine: Engine, seq: Sequence) -> dict[str, str]:
     """Return the metadata of a session's file: the model's, and the session's adapters, control
     vectors, pictures and sounds.
     """
-    about = _about_lora(engine, seq) if seq.lora else about_of(engine)
+    about = _lora_metadata(engine, seq) if seq.lora else session_metadata(engine)
     media = engine.media.describe(seq.ids)
     return about | {"version": WITH_MEDIA, "media": media} if media else about
 
 
-def _about_lora(engine: Engine, seq: Sequence) -> dict[str, str]:
+def _lora_metadata(engine: Engine, seq: Sequence) -> dict[str, str]:
     loaded: list[Adapter | ControlVector] = [*engine.adapters, *engine.control_vectors]
     each = ((loaded[i], scale) for i, scale in seq.lora)
     lora = [{"name": a.name, "mark": a.mark.hex(), "scale": scale} for a, scale in each]
@@ -183,7 +183,7 @@ def _about_lora(engine: Engine, seq: Sequence) -> dict[str, str]:
     for entry, (i, _) in zip(lora, seq.lora, strict=True):
         if i >= n_adapters:
             entry["kind"] = CONTROL_VECTOR
-    return about_of(engine, version=ADAPTED) | {"lora": json.dumps(lora)}
+    return session_metadata(engine, version=ADAPTED) | {"lora": json.dumps(lora)}
 
 
 def _fingerprint(engine: Engine) -> str:
@@ -235,7 +235,7 @@ def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], 
     with open_file(path) as file, engine.lock:
         version = ADAPTED if "lora" in file.metadata else VERSION
         version = WITH_MEDIA if "media" in file.metadata else version
-        _check_about(file, about_of(engine, version=version))
+        _check_about(file, session_metadata(engine, version=version))
         seq.lora = _read_lora(file, engine)
         ids = _read_ids(file, engine, seq)
         cache.check_context(len(ids))
@@ -244,7 +244,7 @@ def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], 
         with interrupts_held():
             cache.extend(seq, ids, first)
         for pool, pages in _paged(seq):
-            held = iter([page for page in pages if page != GONE])
+            held = iter([page for page in pages if page != FREED])
             for data in _read(file.tensors[pool.const.name], pool.cell_bytes, file.metadata):
                 pool.write(next(held), data)
         for states in cache.states:

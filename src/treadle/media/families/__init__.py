@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
 from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
-from treadle.models.structure import LateConstants
+from treadle.models.structure import LazyConstants
 
 if TYPE_CHECKING:
     from treadle.media.family import MediaFamily
     from treadle.media.hf_projector import HfNames
 
-FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
+FAMILIES: LazyConstants[type[MediaFamily]] = LazyConstants(
     __name__,
     {},
     late={
@@ -58,7 +58,7 @@ FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
 )
 
 # The tables of names of Hugging Face folders, by ``model_type``.
-HF_NAMES: LateConstants[HfNames] = LateConstants(
+HF_NAMES: LazyConstants[HfNames] = LazyConstants(
     __name__,
     {},
     late={

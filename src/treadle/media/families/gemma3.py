@@ -97,7 +97,7 @@ class Gemma3Vision(MediaFamily):
         """Return the learned positions, which are the same for every picture."""
         return GridInputs(rows={POSITIONS: self._table})
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the mean of each square of ``pool`` x ``pool`` patches: f32
         ``[n_rows, n_embd]``.
         """

@@ -176,7 +176,7 @@ class Gemma4Vision(GemmaSquares):
         ropes = px.axial_rotations(column, row, self.tower.layers[0].head_dim, ROPE_BASE)
         return GridInputs(rows={POSITIONS: self.positions(grid)}, ropes=(ropes,))
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the mean of each square of patches, times sqrt(n_embd) and, if the file has
         ``std_scale``, standardised.
         """

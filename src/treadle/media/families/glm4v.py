@@ -97,7 +97,7 @@ class Glm4v(BlockFamily):
         positions = flat.astype(np.float32)
         return GridInputs(rows={POSITIONS: positions}, ropes=(self.rotations(grid),))
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return one row for each block of 2 x 2 patches: the first value of all four patches, then
         the second of all, as a convolution's weights have them.
         """

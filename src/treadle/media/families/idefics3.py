@@ -180,7 +180,7 @@ class Idefics3(PictureFamily):
         """Return the learned positions, which are the same for every tile."""
         return GridInputs({POSITIONS: self._positions})
 
-    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
         """Join each block of patches to one row."""
         return join_patches(states, grid, self.joined_side)
 

@@ -135,7 +135,7 @@ class InternVl(PictureFamily):
         """Return the learned positions, which are the same for every tile."""
         return GridInputs({POSITIONS: self._positions})
 
-    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
         """Drop the class token's state, and join each block of patches to one row."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 

@@ -232,7 +232,7 @@ class Lfm2(PictureFamily):
         """Return the learned positions, resized to the grid."""
         return GridInputs({POSITIONS: resized_positions(self._table, grid)})
 
-    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
         """Join each block of patches to one row."""
         return join_patches(states, grid, self.joined_side)
 

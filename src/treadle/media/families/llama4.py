@@ -177,7 +177,7 @@ class Llama4Vision(PictureFamily):
         still[:, 0] = 1.0
         return GridInputs({POSITIONS: self._positions}, (np.concatenate([turns, still]),))
 
-    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
         """Drop the class token's state, and join each block of patches to one row."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 

@@ -211,11 +211,11 @@ class Llava(PictureFamily):
         """Return the learned positions, which are the same for every tile."""
         return GridInputs({POSITIONS: self._positions})
 
-    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
         """Return the states of the patches, without the class token's."""
         return self.patches_alone(states)
 
-    def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
+    def compose(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Return the whole picture's rows, then those of all tiles as one grid: without the rows of
         black edges, and with the newline row at the end of each line. Without a newline row, the
         rows of the tiles one after the other.

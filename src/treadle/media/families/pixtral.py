@@ -146,7 +146,7 @@ class Pixtral(PictureFamily):
         turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         return GridInputs(ropes=(turns.astype(np.float32),))
 
-    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
         """Join each block of patches to one row, in the order of torch's unfold; unchanged if
         blocks are single patches.
         """

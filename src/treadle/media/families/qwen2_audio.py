@@ -64,7 +64,7 @@ class Qwen2Audio(WhisperTower):
         one = MelInput(mel, range(last), (1, n_states))
         return self.sound(samples, [one], n_states // POOL, n_samples)
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the means of pairs of states; a single last state is left out."""
         n = len(states) // POOL
         means = states[: n * POOL].astype(np.float64).reshape(n, POOL, -1).mean(1)

@@ -100,7 +100,7 @@ class Qwen3Asr(SoundFamily):
         """Return the frames ``[n, n_mels]`` in pieces of 1 s."""
         return np.split(patches, len(patches) // PIECE)
 
-    def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
+    def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """Return the im2col rows for convolution number ``stage``; a piece is a picture of mel bins
         by frames. After the last convolution: one row for each time step, for the tower.
         """

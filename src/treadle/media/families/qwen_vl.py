@@ -124,7 +124,7 @@ class BlockFamily(MediaFamily):
         """Return the rotations of a grid."""
         return GridInputs(ropes=(self.rotations(grid),))
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the four states of each block side by side: ``[n_blocks, 4 * n_embd]``."""
         return states.reshape(-1, MERGE * MERGE * states.shape[1])
 
@@ -258,12 +258,12 @@ class Qwen25Vl(BlockFamily):
         ropes = _moved(self.rotations(grid), order)
         return GridInputs(ropes=(ropes,), windows=tuple(MERGE * MERGE * at for at in firsts))
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the four states of each block side by side, with the blocks back in the picture's
         order.
         """
         order, _ = self._order(grid)
-        rows = super().joined(states, grid)
+        rows = super().projector_input(states, grid)
         made = np.empty_like(rows)
         made[order] = rows
         return made

@@ -80,7 +80,7 @@ class Ultravox(WhisperTower):
         ]
         return self.sound(samples, inputs, n_rows, n_samples)
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Join each group of ``stack`` states to one row; the last one is filled with zeros."""
         n = -(-len(states) // self.stack)
         padded = np.pad(states, ((0, n * self.stack - len(states)), (0, 0)))

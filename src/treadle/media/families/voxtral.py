@@ -67,7 +67,7 @@ class Voxtral(WhisperTower):
         ]
         return self.sound(samples, inputs, n_rows, n_samples)
 
-    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Join each group of ``stack`` states to one row."""
         return states.reshape(len(states) // self.stack, -1)
 

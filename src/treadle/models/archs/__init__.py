@@ -1,8 +1,7 @@
-"""Architectures by GGUF name: each is a row with a graph's name and traits.
+"""Architectures by GGUF name: each is a row (``models/arch.py``) with a graph's name and traits.
 
 ::
 
-    arch.py      Arch: the record of an architecture's traits
     decoders.py  dense decoders
     mixtures.py  decoders with experts
     states.py    models with recurrent layers
@@ -19,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
-from treadle.models.archs.arch import (
+from treadle.models.arch import (
     ALIBI,
     BUCKETS,
     DISTANCES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.models.archs.arch import (
+from treadle.models.arch import (
     ALIBI,
     BIASES,
     EMBD_NORM_BIAS,

@@ -4,7 +4,7 @@ text from a prompt that their encoder has read.
 
 from __future__ import annotations
 
-from treadle.models.archs.arch import (
+from treadle.models.arch import (
     ALIBI,
     BEHIND,
     BUCKETS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.models.archs.arch import (
+from treadle.models.arch import (
     EMBD_NORM,
     EXPERTS_GATING,
     EXPERTS_JITTER,
@@ -126,7 +126,7 @@ MIXTURES = (
         "inkling",
         graph="inkling",
         rope="none",
-        mixer="attention_profiled",
+        mixer="attention_relative",
         needs=EMBD_NORM,
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
         divide_logits=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.models.archs.arch import (
+from treadle.models.arch import (
     EMBD_NORM_BIAS,
     EXPERTS_GATING,
     EXPERTS_NORM,
@@ -93,6 +93,14 @@ STATES = (
         mixer="attention_gate",
         state="delta_grouped",
         nextn="normed",
+    ),
+    Arch(
+        "gigachat35",
+        graph="gigachat35",
+        rope="norm",
+        keys=((EXPERTS_GATING, 2), (GATE_LIMITED, True)),
+        mixer="latent",
+        state="delta_sigmoid",
     ),
     Arch(
         "kimi-linear",

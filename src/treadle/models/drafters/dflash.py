@@ -1,5 +1,5 @@
-"""DFlash: a drafter that predicts a block of tokens at once (block diffusion), and DSpark, which
-makes each of them depend on the one before.
+"""DFlash: a drafter that predicts a block of tokens at once (block diffusion); DSpark and DFlash 2,
+which make each of them depend on the one before.
 
 ::
 
@@ -10,6 +10,11 @@ makes each of them depend on the one before.
     x = layer(x)                     attention over those keys and the block, in both directions
     logits = linear(norm(x))                                  of the places of the masks
     logits = logits + w2 w1[the token before]                 DSpark
+    scores = logits + successor (predecessor[the token before] * hidden norm(x))
+                                                 DFlash 2: of each place's largest logits
+
+The sublayers of DFlash 2's layers have a short convolution within the block before them and one
+behind (``mixers/block_convolved.py``).
 """
 
 from __future__ import annotations
@@ -18,26 +23,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
-from treadle.models.config import DraftTraits
-from treadle.models.drafters.beside_model import (
+from treadle.kernels.elementwise.top_records import N_TOP
+from treadle.models.config import BlockTaps, DraftTraits
+from treadle.models.drafters.target import (
     DRAFT_ROWS,
     FEATURES,
+    PREDECESSOR,
+    SUCCESSOR,
     TARGET_LAYERS,
     build_nothing,
     n_draft_vocab,
     sizes_of,
     target_layers,
 )
+from treadle.models.ffns import BLOCK_CONVOLVED as GATED_CONVOLVED
 from treadle.models.graphs import decoder
 from treadle.models.graphs.decoder import DECODER, halves_of
 from treadle.models.graphs.limits import ACTIVATION, ACTIVATIONS
 from treadle.models.graphs.reading import read_config
-from treadle.models.mixers.names import KEYS_ALONE
+from treadle.models.mixers.names import BLOCK_CONVOLVED, KEYS_ALONE
 from treadle.models.structure import TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
-    from treadle.models.config import Config
+    from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
     from treadle.models.structure import Sizes
@@ -50,13 +59,31 @@ ANCHORED = "sample_from_anchor"
 MASK = "tokenizer.ggml.mask_token_id"
 USUAL_BLOCK = 16
 BLOCK_MAX = 128  # logits rows of a run
-SELECTOR = "selector_top_k"
-NOT_SELECTED = "a drafter with a selector of candidates (DFlash 2) is not supported"
+RANK_MAX = 1 << 16
+CHOOSING = "choosing"  # the output with logits and what a selector makes of each row's states
+SELECTOR_TOP = "selector_top_k"
+SELECTOR_RANK = "selector_rank"
+CONV_TAPS = "conv_kernel_size"
+CONV_GROUP = "conv_group_size"
+TAPS_MAX = 64
+SELECTOR = "selector_hidden"
 
 
 def logits(g: Ops, x: Rows) -> None:
     """Output the logits of a block's rows."""
     decoder.logits(g, decoder.build(g))
+
+
+def choosing(g: Ops, x: Rows) -> None:
+    """Output the logits of a block's rows, and as CHOOSING a selector's product of their normed
+    states.
+    """
+    x = g.outputs(decoder.build(g))
+    h = decoder.normed(g, x, g.config.logit_scale)
+    g.result("logits", g.linear("output", h, "output"))
+    if g.config.logit_scale != 1.0:
+        h = g.norm(f"{SELECTOR}.norm", x, "output_norm")
+    g.result(CHOOSING, g.linear(SELECTOR, h, SELECTOR))
 
 
 def keys(g: Ops, x: Rows) -> None:
@@ -91,8 +118,6 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Return the drafter's config. Raises UnsupportedError for kinds of drafters that are not
     supported.
     """
-    if keys.integer(SELECTOR, 0, lo=0):
-        keys.refuse(SELECTOR, NOT_SELECTED)
     if keys.has(ACTIVATION):
         word = keys.text(ACTIVATION)
         if word not in ACTIVATIONS:
@@ -102,17 +127,28 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     config = read_config(keys, arch)
     found = read_layers(keys)
     causal = keys.flag("attention.causal", False)
-    alone = "blk.0.attn_v.weight" not in keys.gguf.tensors
-    layers = tuple(
-        replace(
-            layer,
-            causal=causal,
-            mixer=KEYS_ALONE if alone else layer.mixer,
-            v_norm=alone,
-        )
-        for layer in config.layers
-    )
-    return with_traits(keys, replace(config, layers=layers), found)
+    taps = _block_taps(keys, config.n_embd)
+    alone = taps is None and "blk.0.attn_v.weight" not in keys.gguf.tensors
+
+    def made(layer: Layer) -> Layer:
+        layer = replace(layer, causal=causal, v_norm=alone)
+        if taps is not None:
+            return replace(layer, mixer=BLOCK_CONVOLVED, ffn=GATED_CONVOLVED, block_taps=taps)
+        return replace(layer, mixer=KEYS_ALONE) if alone else layer
+
+    layers = tuple(map(made, config.layers))
+    drafter = with_traits(keys, replace(config, layers=layers), found)
+    return _with_selector(keys, drafter, config)
+
+
+def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:
+    """Return the sizes of the convolutions within blocks; None if the file has none."""
+    if not keys.has(CONV_TAPS):
+        return None
+    group = keys.integer(CONV_GROUP, lo=1, hi=n_embd)
+    if n_embd % group:
+        keys.fail(CONV_GROUP, f"is {group}", f"a divisor of {n_embd}, the width of the states")
+    return BlockTaps(keys.integer(CONV_TAPS, lo=1, hi=TAPS_MAX), group, n_embd)
 
 
 def read_layers(keys: ArchMetadata) -> tuple[int, ...]:
@@ -148,6 +184,27 @@ def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> 
     )
 
 
+def _with_selector(keys: ArchMetadata, config: Config, read: Config) -> Config:
+    """Return the drafter's ``config`` with the sizes of its selector, which adds to logits of the
+    scale and softcap in ``read``; unchanged if the file has no selector. Raises FileError for a
+    missing tensor, UnsupportedError for a Markov head beside it.
+    """
+    n_candidates = keys.integer(SELECTOR_TOP, 0, lo=0, hi=N_TOP)
+    if not n_candidates:
+        return config
+    assert config.draft is not None
+    if config.draft.n_markov:
+        keys.refuse(SELECTOR_TOP, "a selector beside a Markov head is not supported")
+    for name in (PREDECESSOR, SUCCESSOR, f"{SELECTOR}.weight"):
+        if name not in keys.gguf.tensors:
+            raise FileError("the tensor is missing", path=keys.gguf.path, where=name)
+    rank = keys.integer(SELECTOR_RANK, lo=1, hi=RANK_MAX)
+    traits = replace(config.draft, n_selector=rank, n_candidates=n_candidates)
+    return replace(
+        config, draft=traits, logit_scale=read.logit_scale, logit_softcap=read.logit_softcap
+    )
+
+
 def _mask(keys: ArchMetadata, n_vocab: int) -> int:
     """Return the token that stands for those to be drafted. Raises FileError if the file has
     none.
@@ -165,6 +222,9 @@ BLOCK_ROWS = (
     TensorRow("markov_w1.weight", ("n_vocab", "n_markov"), optional=True),
     TensorRow("markov_w2.weight", ("n_logits", "n_markov"), optional=True),
     *with_bias("conf_proj", "one", "n_confidence", optional=True),
+    TensorRow(PREDECESSOR, ("n_vocab", "n_selector"), optional=True),
+    TensorRow(SUCCESSOR, ("n_vocab", "n_selector"), optional=True),
+    TensorRow(f"{SELECTOR}.weight", ("n_selector", "n_embd"), optional=True),
 )
 
 
@@ -173,6 +233,7 @@ def block_sizes(config: Config) -> Sizes:
     return {
         **sizes_of(config, len(config.draft.layers) if config.draft else 0),
         "n_markov": config.draft.n_markov if config.draft else 0,
+        "n_selector": config.draft.n_selector if config.draft else 0,
         "n_confidence": config.n_embd + (config.draft.n_markov if config.draft else 0),
     }
 
@@ -180,7 +241,7 @@ def block_sizes(config: Config) -> Sizes:
 DFLASH = replace(
     DECODER,
     build=build_nothing,
-    outputs={"logits": logits, KEYS: keys, MARKOV: markov},
+    outputs={"logits": logits, KEYS: keys, MARKOV: markov, CHOOSING: choosing},
     rows=BLOCK_ROWS,
     sizes=block_sizes,
     sublayers=halves_of,

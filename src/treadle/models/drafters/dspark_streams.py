@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.drafters.beside_model import FEATURES, build_nothing
 from treadle.models.drafters.dflash import (
     BLOCK_ROWS,
     DFLASH,
@@ -29,6 +28,7 @@ from treadle.models.drafters.dflash import (
     read_layers,
     with_traits,
 )
+from treadle.models.drafters.target import FEATURES, build_nothing
 from treadle.models.graphs import compressed
 from treadle.models.graphs.compressed import RATIOS, TOKEN_LAYERS, UNIT_BASE
 from treadle.models.graphs.streams import manifold

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
 from treadle.models.config import DraftTraits
-from treadle.models.drafters.beside_model import (
+from treadle.models.drafters.target import (
     DRAFT_ROWS,
     FEATURES,
     TARGET_LAYERS,

@@ -10,6 +10,7 @@
     post_norm.py    gated, with a norm after it and none before (OLMo Hybrid)
     layer_embeddings.py  Gemma's per-layer embeddings
     streams.py      Gemma 3n's AltUp and LAuReL
+    block_convolved.py  gated, between convolutions within a drafted block (DFlash 2)
     convolved.py    gated or experts, then a short convolution (Inkling)
 
     experts.py      mixture of experts, and shared experts
@@ -18,7 +19,7 @@
     llama4_experts.py  the score scales an expert's input (Llama 4)
     by_token.py     a table chooses the experts by token (DeepSeek V4)
     grove.py        small experts that neighbours share (GroveMoE)
-    norm_gated.py   a gate after the norm before the experts (A.X K2)
+    norm_gated.py   gates after norms (A.X K2, GigaChat 3.5)
     parallel.py     experts in parallel to a dense FFN (Gemma 4)
 """
 
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from treadle.models.ffns.gated import FUSED, FUSED_UP_FIRST, GATED, GATED_FUSED
 from treadle.models.ffns.plain import PLAIN
-from treadle.models.structure import LateConstants, Sublayer
+from treadle.models.structure import LazyConstants, Sublayer
 
 FUSED_EXPERTS = "experts_gate_up"  # gate and up of each expert are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
@@ -38,11 +39,14 @@ DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense F
 BEHIND = "gated_behind"  # a norm after it, and none before
 TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
 NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate after their input norm
+NORMS_GATED = "gated_norms_gated"  # gates behind the norms before and after it
+NORMS_GATED_EXPERTS = "experts_norms_gated"  # gates behind the norms before and after them
 CONVOLVED = "gated_convolved"  # then a short convolution
 CONVOLVED_EXPERTS = "experts_convolved"  # with scored shared experts, then a convolution
+BLOCK_CONVOLVED = "gated_block_convolved"  # between convolutions within a drafted block
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
-FFNS = LateConstants[Sublayer](
+FFNS = LazyConstants[Sublayer](
     __name__,
     {"gated": GATED, FUSED: GATED_FUSED, FUSED_UP_FIRST: GATED_FUSED, "plain": PLAIN},
     late={
@@ -63,6 +67,9 @@ FFNS = LateConstants[Sublayer](
         "channel_mix": "channel_mix.CHANNEL_MIX",
         BEHIND: "post_norm.GATED_BEHIND",
         NORM_GATED_EXPERTS: "norm_gated.EXPERTS_NORM_GATED",
+        NORMS_GATED: "norm_gated.GATED_NORMS_GATED",
+        NORMS_GATED_EXPERTS: "norm_gated.EXPERTS_NORMS_GATED",
+        BLOCK_CONVOLVED: "block_convolved.GATED_BLOCK_CONVOLVED",
         CONVOLVED: "convolved.GATED_CONVOLVED",
         CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",
     },

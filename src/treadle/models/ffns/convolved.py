@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from treadle.models.ffns.experts import EXPERTS
 from treadle.models.ffns.gated import GATED, feed
-from treadle.models.mixers.profiled import convolved
+from treadle.models.mixers.relative import convolved
 from treadle.models.structure import Sizes, TensorRow
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``x + convolution(x)``, where x is a dense FFN's result times the layer's factor."""
-    return _behind(g, i, feed(g, i, h, f"L{i}.ffn"))
+    return _convolve_output(g, i, feed(g, i, h, f"L{i}.ffn"))
 
 
 def build_experts(g: Ops, i: int, h: Rows) -> Rows:
@@ -31,11 +31,10 @@ def build_experts(g: Ops, i: int, h: Rows) -> Rows:
     """
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
-    made = g.call("experts", at, h, scores, layer=i)
-    return _behind(g, i, g.call("experts", f"{at}.shared", h, scores, made, layer=i, sinks=True))
+    return _convolve_output(g, i, g.call("experts", at, h, scores, layer=i))
 
 
-def _behind(g: Ops, i: int, x: Rows) -> Rows:
+def _convolve_output(g: Ops, i: int, x: Rows) -> Rows:
     return convolved(g, i, f"L{i}.ffn", x, "mlp", gain=f"blk.{i}.ffn_gscale.weight")
 
 
@@ -47,7 +46,7 @@ def _n_conv(layer: Layer) -> Sizes:
 def _sizes(layer: Layer) -> Sizes:
     at = layer.experts
     assert at is not None
-    more = {"n_sinks": at.n_sinks, "n_scores": at.n + at.n_sinks}
+    more = {"n_shared": at.n_shared, "n_scores": at.n + at.n_shared}
     return {**EXPERTS.sizes(layer), **_n_conv(layer), **more}
 
 
@@ -81,9 +80,9 @@ EXPERTS_CONVOLVED = replace(
         TensorRow("ffn_gate_exps.weight", ("n_expert", "n_ff_exp", "n_embd")),
         TensorRow("ffn_up_exps.weight", ("n_expert", "n_ff_exp", "n_embd")),
         TensorRow("ffn_down_exps.weight", ("n_expert", "n_embd", "n_ff_exp")),
-        TensorRow("ffn_gate_shexp.weight", ("n_sinks", "n_ff_exp", "n_embd")),
-        TensorRow("ffn_up_shexp.weight", ("n_sinks", "n_ff_exp", "n_embd")),
-        TensorRow("ffn_down_shexp.weight", ("n_sinks", "n_embd", "n_ff_exp")),
+        TensorRow("ffn_gate_shexp.weight", ("n_shared", "n_ff_exp", "n_embd")),
+        TensorRow("ffn_up_shexp.weight", ("n_shared", "n_ff_exp", "n_embd")),
+        TensorRow("ffn_down_shexp.weight", ("n_shared", "n_embd", "n_ff_exp")),
         *_CONVOLUTION,
     ),
     sizes=_sizes,

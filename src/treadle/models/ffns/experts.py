@@ -31,7 +31,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
-    shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
+    shared = shared_expert(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
         result = g.call("experts", at, h, scores, *shared, layer=i)
         if g.has(f"{blk}_{SUM_BIAS}.weight"):
@@ -43,7 +43,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     return g.add(shared[0], result) if shared else result
 
 
-def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
+def shared_expert(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
     """Return the shared expert's result for ``h``; then the score whose sigmoid weighs it, if there
     is one. ``at``: the label of its steps.
     """
@@ -81,7 +81,7 @@ def _sizes(layer: Layer) -> Sizes:
     }
 
 
-def of_each(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
+def expert_rows(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
     """Return the tensor rows of a matrix per expert, and of its optional bias."""
     bias = TensorRow(f"{stem}.bias", ("n_expert", shape[0]), optional=True)
     return TensorRow(f"{stem}.weight", ("n_expert", *shape)), bias
@@ -101,7 +101,7 @@ SHARED = (
     *NORMS_AFTER,
 )
 _BEHIND = (
-    *of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
+    *expert_rows("ffn_down_exps", "n_embd", "n_ff_exp"),
     TensorRow(f"ffn_{SUM_BIAS}.weight", ("n_embd",), optional=True),  # of the weighted sum
     TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # factor of experts' weights
     *SHARED,
@@ -111,8 +111,8 @@ EXPERTS = replace(
     build=build,
     rows=(
         *BEFORE,
-        *of_each("ffn_gate_exps", "n_ff_exp", "n_embd"),
-        *of_each("ffn_up_exps", "n_ff_exp", "n_embd"),
+        *expert_rows("ffn_gate_exps", "n_ff_exp", "n_embd"),
+        *expert_rows("ffn_up_exps", "n_ff_exp", "n_embd"),
         *_BEHIND,
     ),
     sizes=_sizes,
@@ -120,18 +120,18 @@ EXPERTS = replace(
 )
 EXPERTS_FUSED = replace(
     EXPERTS,
-    rows=(*BEFORE, *of_each("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_BEHIND),
+    rows=(*BEFORE, *expert_rows("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_BEHIND),
 )
 EXPERTS_PLAIN = replace(
-    EXPERTS, rows=(*BEFORE, *of_each("ffn_up_exps", "n_ff_exp", "n_embd"), *_BEHIND)
+    EXPERTS, rows=(*BEFORE, *expert_rows("ffn_up_exps", "n_ff_exp", "n_embd"), *_BEHIND)
 )
 EXPERTS_LATENT = replace(
     EXPERTS,
     rows=(
         *BEFORE,
         *with_bias("ffn_latent_down", "n_latent", "n_embd"),
-        *of_each("ffn_up_exps", "n_ff_exp", "n_latent"),
-        *of_each("ffn_down_exps", "n_latent", "n_ff_exp"),
+        *expert_rows("ffn_up_exps", "n_ff_exp", "n_latent"),
+        *expert_rows("ffn_down_exps", "n_latent", "n_ff_exp"),
         *with_bias("ffn_latent_up", "n_embd", "n_latent"),
         *SHARED,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.ffns.experts import EXPERTS, shared_of
+from treadle.models.ffns.experts import EXPERTS, shared_expert
 
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
@@ -18,7 +18,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
-    shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
+    shared = shared_expert(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     x = g.call("weighed", f"{at}.weighed", h, scores)
     return g.call("experts", at, x, scores, *shared, layer=i)
 

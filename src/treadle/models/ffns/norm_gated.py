@@ -1,4 +1,7 @@
-"""Experts with a gate after the norm of their input (A.X K2)."""
+"""FFNs with gates after norms: experts with one after the norm of their input (A.X K2); experts and
+dense FFNs with one after the norm of their input, and one after that of their result (GigaChat
+3.5).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.ffns.experts import EXPERTS
-from treadle.models.structure import Sizes, TensorRow
+from treadle.models.ffns.gated import GATED
+from treadle.models.structure import Sizes, TensorRow, with_gates
 
 if TYPE_CHECKING:
     from treadle.models.config import Layer
@@ -25,3 +29,6 @@ EXPERTS_NORM_GATED = replace(
     ),
     sizes=_sizes,
 )
+_NORMS = "ffn_norm", "post_ffw_norm"
+GATED_NORMS_GATED = with_gates(GATED, *_NORMS)
+EXPERTS_NORMS_GATED = with_gates(EXPERTS, *_NORMS)

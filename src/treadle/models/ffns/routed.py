@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.ffns.experts import BEFORE, EXPERTS, SHARED, of_each, shared_of
+from treadle.models.ffns.experts import BEFORE, EXPERTS, SHARED, expert_rows, shared_expert
 from treadle.models.structure import TensorRow
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     result = g.linear(f"{at}.routed_up", inner, f"{blk}_routed_up")
     if not g.has(f"{blk}_up_shexp.weight"):
         return result
-    return g.add(shared_of(g, i, f"{at}.shared", h)[0], result)
+    return g.add(shared_expert(g, i, f"{at}.shared", h)[0], result)
 
 
 EXPERTS_ROUTED = replace(
@@ -37,9 +37,9 @@ EXPERTS_ROUTED = replace(
     rows=(
         *BEFORE,
         TensorRow("ffn_routed_down.weight", ("n_latent", "n_embd")),
-        *of_each("ffn_gate_exps", "n_ff_exp", "n_latent"),
-        *of_each("ffn_up_exps", "n_ff_exp", "n_latent"),
-        *of_each("ffn_down_exps", "n_latent", "n_ff_exp"),
+        *expert_rows("ffn_gate_exps", "n_ff_exp", "n_latent"),
+        *expert_rows("ffn_up_exps", "n_ff_exp", "n_latent"),
+        *expert_rows("ffn_down_exps", "n_latent", "n_ff_exp"),
         TensorRow("ffn_routed_norm.weight", ("n_latent",), optional=True),
         TensorRow("ffn_routed_up.weight", ("n_embd", "n_latent")),
         *(row for row in SHARED if row.name != "ffn_gate_inp_shexp.weight"),

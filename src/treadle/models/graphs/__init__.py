@@ -37,7 +37,7 @@
 
     reading.py      keys of all decoders and encoders
     kinds.py        the mixer, FFN, norm and pooling that a file shows
-    positions.py    keys of attention windows and rope tables
+    positions.py    keys of attention windows, and each layer's rope table
     experts.py      keys of experts
     limits.py       keys of activations
     latent.py       keys of latent attention
@@ -48,15 +48,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.structure import Graph, LateConstants
+from treadle.models.structure import Graph, LazyConstants
 
-if TYPE_CHECKING:
-    from treadle.models.config import Config
-
-GRAPHS = LateConstants[Graph](
+GRAPHS = LazyConstants[Graph](
     __name__,
     {"decoder": DECODER},
     late={
@@ -79,6 +74,7 @@ GRAPHS = LateConstants[Graph](
         "switched": "switched.SWITCHED_GRAPH",
         "dots3": "dots.DOTS3",
         "axk2": "axk.AXK2",
+        "gigachat35": "gigachat.GIGACHAT35",
         "inkling": "inkling.INKLING",
         "blocks": "blocks.BLOCKS_GRAPH",
         "compressed": "compressed.COMPRESSED_GRAPH",
@@ -105,9 +101,3 @@ GRAPHS = LateConstants[Graph](
         "encoder_decoder_keys": "encoder_decoder.ENCODER_DECODER_KEYS",
     },
 )
-
-
-def main_output(config: Config) -> str:
-    """Return the default output of plans: "logits", or "embedding" for models without logits."""
-    writes = "logits" in GRAPHS[config.arch.graph].outputs and not config.scores
-    return "logits" if writes else "embedding"

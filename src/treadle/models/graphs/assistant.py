@@ -55,9 +55,9 @@ def build(g: Ops) -> Rows:
     """Build the layers, on the projected input GIVEN; return the states after the last."""
     x = g.given(GIVEN, 2 * g.config.n_target)
     x = g.linear("nextn.pre_projection", x, "nextn.pre_projection")
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         x = build_layer(g, i, g.layer(i, x), *halves_of(g.config.layers[i]))
-    return g.layer(g.config.here.stop, x)
+    return g.layer(g.config.stage_layers.stop, x)
 
 
 def ahead(g: Ops, x: Rows) -> None:
@@ -139,7 +139,7 @@ def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
     rows.flags.writeable = False
     result = copy.copy(gguf)
     result.tensors = dict(gguf.tensors)
-    made = embeddings.made("output.weight", (n_vocab, n_embd), fmt, rows.reshape(-1))
+    made = embeddings.in_memory("output.weight", (n_vocab, n_embd), fmt, rows.reshape(-1))
     result.tensors["output.weight"] = made
     n_logits = m * config.clusters.n_used
     ignored = (*ignored, "token_embd.weight")

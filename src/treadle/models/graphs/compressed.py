@@ -18,7 +18,7 @@ from treadle.models.graphs.decoder import TAPPED
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import check_head_rows
-from treadle.models.graphs.streams.manifold import MANIFOLD, read_hyper
+from treadle.models.graphs.streams.manifold import MANIFOLD, ahead_streams, read_hyper
 from treadle.models.keys import N_LAYER_MAX, NEXTN
 from treadle.models.mixers.names import ROWS, ROWS_AND_CHOSEN_UNITS, ROWS_AND_UNITS
 
@@ -130,7 +130,7 @@ def _read_indexer(keys: ArchMetadata, arch: Arch, n_rope: int) -> Indexer:
     )
 
 
-def further(config: Config) -> Layer:
+def mtp_layer(config: Config) -> Layer:
     """Return the record of an MTP layer: its attention has rows but no units, and a router chooses
     its experts.
     """
@@ -150,7 +150,7 @@ def further(config: Config) -> Layer:
 
 COMPRESSED_GRAPH = replace(
     MANIFOLD,
-    outputs={**MANIFOLD.outputs, TAPPED: MANIFOLD.outputs["logits"]},
+    outputs={**MANIFOLD.outputs, "ahead": ahead_streams, TAPPED: MANIFOLD.outputs["logits"]},
     read=read,
-    further=further,
+    mtp_layer=mtp_layer,
 )

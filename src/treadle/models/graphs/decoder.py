@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import UnsupportedError
 from treadle.models.ffns import FFNS
 from treadle.models.graphs.reading import POSITIONS, read
-from treadle.models.layer import build_layer
+from treadle.models.layer import GATE_UP, build_layer, gated_norm
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import Graph, Sublayer, TensorRow, with_bias
 
@@ -44,7 +44,7 @@ def build(g: Ops, halves: Halves = halves_of) -> Rows:
     sublayers.
     """
     x = first(g)
-    here = g.config.here
+    here = g.config.stage_layers
     n_deepstack = g.config.media.n_deepstack if g.config.with_media else 0
     for i in here:
         x = build_layer(g, i, g.layer(i, x), *halves(g.config.layers[i]))
@@ -58,7 +58,7 @@ def first(g: Ops) -> Rows:
     """Return the states before this stage's first layer: the embeddings, or the states of the stage
     before.
     """
-    if g.config.here.start:
+    if g.config.stage_layers.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
     if g.config.embd_norm:
@@ -80,26 +80,30 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
     norm.
     """
     weight = "output_norm" if g.has("output_norm.weight") else ""
-    if not (weight or g.config.bare):  # with norms after the sums, x is normed already
+    if not (weight or g.config.has_bare_norms):  # with norms after the sums, x is normed already
         return x
-    return g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
+    h = g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
+    return gated_norm(g, "output_norm", h, weight)
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output "logits": those of the requested rows. Raises UnsupportedError for a head that scores
-    pairs.
+    """Declare the output "logits", of the requested rows. Raises UnsupportedError for a head that
+    scores pairs.
     """
     if g.config.scores:
         raise UnsupportedError(
             "no logits: the file's head is a scoring head and does not generate text"
         )
-    h = normed(g, g.outputs(x), g.config.logit_scale)
+    if g.has(f"output_norm{GATE_UP}.weight"):  # steps of gates take rows of all tokens
+        h = g.call("output_rows", "output_rows", normed(g, x, g.config.logit_scale))
+    else:
+        h = normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output "logits", and as "ahead" the states of all tokens, for an MTP layer
+    """Declare the outputs "logits" and "ahead": the states of all tokens, which an MTP layer reads
     (``spec_decode/mtp.py``).
     """
     logits(g, x)
@@ -109,8 +113,8 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def tapped(g: Ops, x: Rows) -> None:
-    """Output "logits". The states before each layer of ``Config.taps`` are outputs as well, named
-    by ``tap_name``; the op ``layer`` declares them.
+    """Declare the output "logits" of a plan for "tapped". Such a plan also outputs the states
+    before each layer of ``Config.taps``, named by ``tap_name``; the op ``layer`` has declared them.
     """
     logits(g, x)
 
@@ -121,8 +125,8 @@ def tap_name(i: int) -> str:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Output a pooled vector for each input ("pooled"), and the same scaled to length 1
-    ("embedding").
+    """Declare the outputs "pooled", a vector for each input, and "embedding", the same scaled to
+    length 1.
     """
     h = normed(g, x)
     how = g.config.pool
@@ -131,12 +135,12 @@ def embedding(g: Ops, x: Rows) -> None:
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output "states": those of all tokens after the last norm."""
+    """Declare the output "states": the states of all tokens after the last norm."""
     g.result("states", normed(g, x))
 
 
 def stream(g: Ops, x: Rows) -> None:
-    """Output "stream": the states of all tokens, for the layers of the next stage."""
+    """Declare the output "stream": the states of all tokens, for the layers of the next stage."""
     g.result("stream", x)
 
 
@@ -174,5 +178,5 @@ DECODER = Graph(
     },
     sublayers=halves_of,
     read=read,
-    parts=lambda: (*MIXERS.every(), *FFNS.every()),
+    parts=lambda: (*MIXERS.all_constants(), *FFNS.all_constants()),
 )

@@ -98,7 +98,7 @@ def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
 def build(g: Ops) -> Rows:
     """Build the layers; return the mean of the streams after the last (``joined``)."""
     x = spread(g, g.embed("token_embd", "token_embd", g.config.embd_scale))
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         x = g.steer(f"L{i}.control", _layer(g, i, x), layer=i)
     return joined(g, x)
 

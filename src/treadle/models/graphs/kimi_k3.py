@@ -2,19 +2,19 @@
 
 ::
 
-    x = embed(ids); bank = []
+    x = embed(ids); blocks = []
     for each layer:
-        h = mix(bank, x)
+        h = mix(blocks, x)
         every n-th layer, the first one included:
-            bank += x; x = mixer(norm(h))             the sum begins again
+            blocks += x; x = mixer(norm(h))             the sum begins again
         the others:
             x = x + mixer(norm(h))
-        x = x + ffn(norm(mix(bank, x)))
-    logits = linear(norm(mix(bank, x)))
+        x = x + ffn(norm(mix(blocks, x)))
+    logits = linear(norm(mix(blocks, x)))
 
-``mix`` is a weighted sum of the bank's states and ``x``; a token's weights are the softmax of their
-scores. Mixers are Kimi Delta Attention, or latent attention without rope, each with a gate for
-every value. Experts have a smaller width than the states, and activations are SiTU.
+``mix`` is a weighted sum of the states in ``blocks`` and ``x``; a token's weights are the softmax
+of their scores. Mixers are Kimi Delta Attention, or latent attention without rope, each with a gate
+for every value. Experts have a smaller width than the states, and activations are SiTU.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     activations. Raises UnsupportedError for more than MOST_KEPT blocks.
     """
     config = kimi.read(keys, arch)
-    n_bank = keys.integer(BLOCK, lo=1, hi=N_LAYER_MAX)
-    if -(-config.n_layer // n_bank) > MOST_KEPT:
+    attn_res_block_size = keys.integer(BLOCK, lo=1, hi=N_LAYER_MAX)
+    if -(-config.n_layer // attn_res_block_size) > MOST_KEPT:
         what = f"treadle supports up to {MOST_KEPT} blocks of layers"
-        keys.refuse(BLOCK, f"is {n_bank} for {config.n_layer} layers: {what}")
+        keys.refuse(BLOCK, f"is {attn_res_block_size} for {config.n_layer} layers: {what}")
     n_latent = keys.integer(EXPERT_WIDTH, 0, lo=0, hi=SIZE_MAX)
     bounds = keys.number(BOUND, lo=1e-3, hi=1e6), keys.number(BOUND_UP, lo=-1e6, hi=1e6)
     activation = situ_name(bounds[0], max(0.0, bounds[1]))
@@ -66,38 +66,42 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         if mixer.startswith(LATENT):
             mixer = f"{_WIDE}{mixer.removeprefix(LATENT)}"
         layers.append(replace(at, mixer=mixer, ffn=ffn, experts=experts, activation=activation))
-    return replace(config, layers=tuple(layers), parallel=False, n_bank=n_bank)
+    return replace(
+        config, layers=tuple(layers), parallel=False, attn_res_block_size=attn_res_block_size
+    )
 
 
 # -- the data flow --------------------------------------------------------------------------------
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the bank and the states after the last layer."""
-    every = g.config.n_bank
+    """Build the layers; return the mix of the blocks' states and those after the last layer."""
+    every = g.config.attn_res_block_size
     n_kept = -(-g.config.n_layer // every)
     x = first(g)
-    kept: list[Rows] = []  # the bank after each of its states was added
-    for i in g.config.here:
+    kept: list[Rows] = []  # the blocks' states after each of its states was added
+    for i in g.config.stage_layers:
         x = g.layer(i, x)
         mixer, ffn = halves_of(g.config.layers[i])
         h = _mixed(g, f"L{i}.{mixer.label}.residuals", x, kept, f"blk.{i}.attn_res_score")
         begins = i % every == 0
         if begins:
-            kept.append(g.call("banked", f"L{i}.kept", x, *kept[-1:], at=len(kept), n=n_kept))
+            kept.append(g.call("concatenated", f"L{i}.kept", x, *kept[-1:], at=len(kept), n=n_kept))
         h = mixer.build(g, i, normed_for(g, i, h, mixer))
         x = h if begins else g.add(x, h)
         h = _mixed(g, f"L{i}.{ffn.label}.residuals", x, kept, f"blk.{i}.ffn_res_score")
         x = g.add(x, ffn.build(g, i, normed_for(g, i, h, ffn)))
         x = g.steer(f"L{i}.control", x, layer=i)
-    return _mixed(g, "output_residuals", g.layer(g.config.here.stop, x), kept, "output_res_score")
+    return _mixed(
+        g, "output_residuals", g.layer(g.config.stage_layers.stop, x), kept, "output_res_score"
+    )
 
 
 def _mixed(g: Ops, label: str, x: Rows, kept: list[Rows], weight: str) -> Rows:
-    """Return the weighted sum of the bank's states ``kept`` and of ``x``. ``weight``: stem of the
+    """Return the weighted sum of the states ``kept`` and of ``x``. ``weight``: stem of the
     scores' vector.
     """
-    return g.call("mixed_bank", label, x, *kept[-1:], n=len(kept), weight=weight)
+    return g.call("attention_residual", label, x, *kept[-1:], n=len(kept), weight=weight)
 
 
 SCORES = built_by_graph(
@@ -114,7 +118,7 @@ def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
     return *halves_of(layer), SCORES
 
 
-# No "stream": layers of later stages would need the bank.
+# No "stream": layers of later stages would need the states before earlier blocks.
 KIMI_K3 = replace(
     DECODER,
     build=build,

@@ -11,7 +11,7 @@ from treadle.models.archs import TEMPERATURE_LENGTH
 from treadle.models.config import Latent
 from treadle.models.graphs.kinds import Q_RANK, has_kv_b
 from treadle.models.keys import N_LAYER_MAX
-from treadle.models.rope import still
+from treadle.models.rope import scale_only
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -81,7 +81,7 @@ def read_latent(
     if len(ropes) > 1:  # the temperature scales whole queries: most of their dims have no rope
         plain, grown = ropes
         every = keys.integer(TEMPERATURE_LENGTH, 0, lo=0, hi=1 << 31) or plain.n_ctx_orig
-        ropes = plain, still(grown.temperature, every)
+        ropes = plain, scale_only(grown.temperature, every)
     scale = 1.0 / math.sqrt(n_q)
     multiplier = keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
     if not (multiplier and ropes) or ropes[0].scaling != "yarn":

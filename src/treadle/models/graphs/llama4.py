@@ -11,7 +11,7 @@ from treadle.models.archs import TEMPERATURE_LENGTH, WINDOW
 from treadle.models.ffns import WEIGHED_EXPERTS
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.rope import still
+from treadle.models.rope import scale_only
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -43,7 +43,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     if len(config.ropes) > 1:
         grown = config.ropes[1].temperature
         every = keys.integer(TEMPERATURE_LENGTH, lo=1, hi=1 << 31)
-        ropes = (*ropes, still(grown, every, EARLY))
+        ropes = (*ropes, scale_only(grown, every, EARLY))
         tempered = 1
     norms = has_norms(keys.integer("expert_count", 0, lo=0))
 
@@ -55,13 +55,13 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
             q_rope=None if turns else tempered,
             qk_norm=norms and turns,
             ffn=at.ffn if at.experts is None else WEIGHED_EXPERTS,
-            experts=at.experts and _alone(keys, at.experts),
+            experts=at.experts and _unweighted_experts(keys, at.experts),
         )
 
     return replace(config, ropes=ropes, layers=tuple(map(layer, config.layers)))
 
 
-def _alone(keys: ArchMetadata, experts: Experts) -> Experts:
+def _unweighted_experts(keys: ArchMetadata, experts: Experts) -> Experts:
     """Return experts whose result has weight 1: the score chooses the expert, and scales only its
     input. Raises UnsupportedError for several experts per token.
     """

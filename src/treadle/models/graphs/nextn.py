@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.ops import Ops, Rows
 
-HEAD_PARTS = "fn", "base", "scale"  # of the mix of streams behind the layer
-HEAD = "nextn.hc_head_"
+STREAM_PARTS = ("fn", "base", "scale")  # tensors of which a token's weights of streams are made
+HEAD = "nextn.hc_head_"  # of the mix of streams behind the layer
 OUTPUT_MIX = "output_hc_"  # the model's, and the layer's in a file of MTP layers alone
 SHARED = "token_embd.weight", "output_norm.weight", "output.weight"  # of such a file
 OWN = {  # the layer's own tensors -> the model's that they replace
     "embed_tokens": "token_embd",
     "shared_head_norm": "output_norm",
     "shared_head_head": "output",
-    **{f"hc_head_{part}": f"{OUTPUT_MIX}{part}" for part in HEAD_PARTS},
+    **{f"hc_head_{part}": f"{OUTPUT_MIX}{part}" for part in STREAM_PARTS},
 }
 GIVEN = "nextn.states"  # the second half of each row; ``build`` writes the first
 
@@ -102,7 +102,7 @@ def _layers_before(gguf: GGUF, arch: str) -> int:
     return n_block - n
 
 
-def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
+def with_target_tensors(draft: GGUF, model: GGUF, config: Config) -> GGUF:
     """Return ``draft``, a file with MTP layers only, with the target's embeddings, last norm and
     head where it has none. The result shares the mappings of both files.
 
@@ -150,7 +150,7 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
     alone = replace(
         config,
         arch=replace(config.arch, graph=graph),
-        layers=(replace(GRAPHS[config.arch.graph].further(config), kv_from=0),),
+        layers=(replace(GRAPHS[config.arch.graph].mtp_layer(config), kv_from=0),),
     )
     optional, ignored = check_tensors(result, GRAPHS[graph], alone)
     factors, ignored = find_factors(result, alone, ignored)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
@@ -12,8 +11,6 @@ from treadle.models.graphs.indexing import MOST_HEADS
 from treadle.models.structure import TensorRow, built_by_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from treadle.models.config import Config, Hyper, Layer
     from treadle.models.keys import ArchMetadata
 
@@ -38,10 +35,10 @@ def read_ngrams(keys: ArchMetadata, config: Config) -> Ngrams:
     n = keys.integer(NGRAM_SIZE, lo=2, hi=MOST_GRAMS)
     heads = keys.integer(NGRAM_HEADS, lo=1, hi=MOST_HEADS)
     n_heads = (n - 1) * heads
-    sizes = read_numbers(keys, SIZES, 1, 1 << 40)
-    offsets = read_numbers(keys, OFFSETS, 0, 1 << 40)
+    sizes = keys.integers(SIZES, 1, 1 << 40)
+    offsets = keys.integers(OFFSETS, 0, 1 << 40)
     most = ((1 << 63) - 1) // config.n_vocab
-    multipliers = read_numbers(keys, MULTIPLIERS, 0, most)
+    multipliers = keys.integers(MULTIPLIERS, 0, most)
     for key, found, expected in (
         (SIZES, sizes, n_heads),
         (OFFSETS, offsets, n_heads),
@@ -64,20 +61,6 @@ def read_ngrams(keys: ArchMetadata, config: Config) -> Ngrams:
         offsets=tuple(offsets[:n_heads]),
         n_rows=n_rows or max(ends),
     )
-
-
-def read_numbers(keys: ArchMetadata, key: str, lo: int, hi: int) -> list[int]:
-    """Return the integers of an array, each from ``lo`` to ``hi``. Raises FileError for anything
-    else.
-    """
-    found: Sequence[int] | object = keys.get(key)
-    if not hasattr(found, "__len__") or isinstance(found, (str, bytes)):
-        keys.fail(key, keys.missing if found is None else f"is {found!r:.60}", "an array")
-    values = list(found)  # type: ignore[call-overload]
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not lo <= int(value) <= hi:
-            keys.fail(key, f"holds {value!r:.60}", f"integers from {lo} to {hi}")
-    return [int(value) for value in values]
 
 
 def _ngrams_of(layer: Layer) -> tuple[Ngrams, Hyper]:

@@ -32,11 +32,11 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 def half_of(layer: Layer) -> tuple[Sublayer]:
     """Return the only sublayer of a layer."""
-    return (MIXERS[layer.mixer] if layer.mixer else _alone(layer.ffn),)
+    return (MIXERS[layer.mixer] if layer.mixer else _with_attn_norm(layer.ffn),)
 
 
 @cache
-def _alone(name: str) -> Sublayer:
+def _with_attn_norm(name: str) -> Sublayer:
     """Return the FFN ``name`` with the input norm that mixers have, ``attn_norm``."""
     ffn = FFNS[name]
     rows = (row for row in ffn.rows if row not in NORMS_BEFORE)

@@ -73,7 +73,7 @@ def _read_indexer(keys: ArchMetadata) -> Indexer:
     )
 
 
-def further(config: Config) -> Layer:
+def mtp_layer(config: Config) -> Layer:
     """Return the record of an MTP layer: it has its own indexer, and one stream of states."""
     last = config.layers[-1]
     return replace(
@@ -91,6 +91,6 @@ def further(config: Config) -> Layer:
 POOLED_GRAPH = replace(
     MANIFOLD,
     read=read,
-    further=further,
+    mtp_layer=mtp_layer,
     rows=tuple(row for row in MANIFOLD.rows if not row.name.startswith("output_hc")),
 )

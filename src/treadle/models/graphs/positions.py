@@ -8,7 +8,8 @@ from dataclasses import replace
 from treadle.models.archs import PATTERN, ROPE_PATTERN, WINDOW, Arch
 from treadle.models.graphs.experts import has_experts
 from treadle.models.keys import N_LAYER_MAX, ArchMetadata
-from treadle.models.rope import Rope, read_ropes
+from treadle.models.rope import Rope
+from treadle.models.rope_keys import read_ropes
 
 NOPE_PERIOD = 4  # layers, of which the last has no rope, in archs with ``nope="fourth"``
 

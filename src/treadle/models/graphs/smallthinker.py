@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def build(g: Ops) -> Rows:
     """Build a decoder whose layers begin with the router; return the states after the last."""
     x = first(g)
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         x = g.layer(i, x)
         scores = g.linear(f"L{i}.ffn.router", x, f"blk.{i}.ffn_gate_inp")
         mixer, ffn = halves_of(g.config.layers[i])
-        x = build_layer(g, i, x, mixer, replace(ffn, build=partial(_fed, scores=scores)))
+        x = build_layer(g, i, x, mixer, replace(ffn, build=partial(_apply_experts, scores=scores)))
         x = g.steer(f"L{i}.control", x, layer=i)
-    return g.layer(g.config.here.stop, x)
+    return g.layer(g.config.stage_layers.stop, x)
 
 
-def _fed(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:
+def _apply_experts(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:
     return g.call("experts", f"L{i}.ffn", h, scores, layer=i)
 
 

@@ -14,7 +14,6 @@ from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.config import Switch
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, halves_of
-from treadle.models.graphs.ngrams import read_numbers
 from treadle.models.mixers import MIXERS
 from treadle.models.mixers.names import FUSED
 from treadle.models.structure import Sublayer, TensorRow, built_by_graph
@@ -58,7 +57,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 def _read_switch(keys: ArchMetadata, n_vocab: int) -> Switch:
     n = keys.integer(N_ADAPTERS, lo=1, hi=MOST)
     latest = keys.flag(LATEST, False)
-    found = {key: read_numbers(keys, key, 0, n_vocab - 1) for key in (TOKENS, SUBSTITUTES)}
+    found = {key: keys.integers(key, 0, n_vocab - 1) for key in (TOKENS, SUBSTITUTES)}
     counts = (n, n + 1) if latest else (n,)  # with a token of the model without an adapter
     for key, tokens in found.items():
         if len(tokens) not in counts or len(tokens) != len(found[TOKENS]):

@@ -43,12 +43,12 @@ def build(g: Ops) -> Rows:
     """
     embd = g.embed("token_embd", "token_embd", g.config.embd_scale)
     x = g.norm("token_embd_norm", embd, "")
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         x = build_layer(g, i, g.layer(i, x), *halves_of(g.config.layers[i]))
         factor = f"blk.{i}.{EMBD_SKIP}.weight"
         x = g.add(x, g.call("normed_times", f"L{i}.skip", embd, factor=factor))
         x = g.steer(f"L{i}.control", x, layer=i)
-    return g.layer(g.config.here.stop, x)
+    return g.layer(g.config.stage_layers.stop, x)
 
 
 SKIP = built_by_graph("skip", (TensorRow(f"{EMBD_SKIP}.weight", ("one",)),))

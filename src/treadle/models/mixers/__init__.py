@@ -9,7 +9,8 @@
     softplus.py      with a required gate (Laguna, Step 3.5, LFM 3, Spark X2.5)
     distances.py     with a relative bias for each layer (T5)
     post_norm.py     with a norm after it and none before (OLMo Hybrid)
-    profiled.py      with biases by distance that each query makes (Inkling)
+    block_convolved.py  between convolutions within a drafted block (DFlash 2)
+    relative.py      with biases by distance that each query makes (Inkling)
     blocks.py        over blocks of keys that an indexer chooses
     cross.py         over an encoder's rows
     linear.py        one matrix in place of attention (Nemotron 51B)
@@ -17,6 +18,7 @@
     latent.py        multi-head latent attention (DeepSeek V2)
     gated_latent.py  with gates (Kimi K3), and sinks (Hunyuan 4)
     indexed.py       over keys that a lightning indexer chooses (DeepSeek V3.2)
+    norm_gated.py    with gates behind all norms (GigaChat 3.5), and a delta net like that
     rank_gated.py    with gates made of the query rank (A.X K2)
     pooled.py        over units of keys that an indexer chooses (GLM-5.3-Flash)
     compressed.py    over rows of tokens, and rows of units of tokens (DeepSeek V4)
@@ -34,6 +36,7 @@ from __future__ import annotations
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
 from treadle.models.mixers.names import (
     BEHIND,
+    BLOCK_CONVOLVED,
     BLOCKS,
     FUSED,
     GATE,
@@ -42,7 +45,7 @@ from treadle.models.mixers.names import (
     INDEXED,
     OWN_DISTANCES,
     POOLED,
-    PROFILED,
+    RELATIVE,
     ROWS,
     ROWS_AND_CHOSEN_UNITS,
     ROWS_AND_UNITS,
@@ -53,9 +56,9 @@ from treadle.models.mixers.names import (
     SOFTPLUS,
     SOFTPLUS_HEADS,
 )
-from treadle.models.structure import LateConstants, Sublayer
+from treadle.models.structure import LazyConstants, Sublayer
 
-MIXERS = LateConstants[Sublayer](
+MIXERS = LazyConstants[Sublayer](
     __name__,
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
     late={
@@ -75,11 +78,12 @@ MIXERS = LateConstants[Sublayer](
         "latent_kv_b": "latent.LATENT_KV_B",
         "latent_q_kv_b": "latent.LATENT_Q_KV_B",
         BLOCKS: "blocks.ATTENTION_BLOCKS",
+        BLOCK_CONVOLVED: "block_convolved.ATTENTION_BLOCK_CONVOLVED",
         GATE_INDEXED: "blocks.GATE_INDEXED_BLOCKS",
         INDEXED: "indexed.LATENT_INDEXED",
         INDEX_SHARED: "indexed.LATENT_INDEX_SHARED",
         POOLED: "pooled.LATENT_POOLED",
-        PROFILED: "profiled.PROFILED",
+        RELATIVE: "relative.RELATIVE",
         ROWS: "compressed.ROWS",
         ROWS_AND_UNITS: "compressed.ROWS_AND_UNITS",
         ROWS_AND_CHOSEN_UNITS: "compressed.ROWS_AND_CHOSEN_UNITS",
@@ -106,5 +110,7 @@ MIXERS = LateConstants[Sublayer](
         "wkv_first": "wkv.WKV_FIRST",
         BEHIND: "post_norm.ATTENTION_BEHIND",
         "delta_signed": "delta_signed.DELTA_SIGNED",
+        "delta_sigmoid": "norm_gated.DELTA_SIGMOID",
+        "latent_norm_gated": "norm_gated.LATENT_NORM_GATED",
     },
 )

@@ -20,7 +20,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``out(norm(y) * silu(z))``; y is each token's query times the state.
 
     GROUPED: one matrix has beta and alpha side by side for each key head, and neighbouring value
-    heads share a key head. Otherwise value heads cycle through the key heads.
+    heads share a key head. SIGMOID: neighbours share a key head, and z's gate is twice its sigmoid.
+    Otherwise value heads cycle through the key heads.
     """
     layer = g.config.layers[i]
     at = f"L{i}.delta"
@@ -36,9 +37,13 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         qkv, z, beta, alpha = g.linears(f"{at}.in", h, names)
     qkv = g.call("convolution", f"{at}.conv", qkv, layer=i, weight=f"{blk}_conv1d")
     rates = g.call("rates", f"{at}.rates", alpha, beta, a=f"{blk}_a", bias=f"{blk}_dt.bias")
-    y = g.call("delta", f"{at}.scan", qkv, rates, layer=i, grouped=grouped)
+    sigmoid = layer.mixer == SIGMOID
+    y = g.call("delta", f"{at}.scan", qkv, rates, layer=i, grouped=grouped or sigmoid)
     norm = f"{blk}_norm.weight"
-    y = g.call("silu_gate", f"{at}.gate", y, z, layer=i, norm=norm, groups=state.n_head)
+    if sigmoid:
+        y = g.call("normed_gate", f"{at}.gate", y, z, layer=i, norm=norm, gain=SIGMOID_GAIN)
+    else:
+        y = g.call("silu_gate", f"{at}.gate", y, z, layer=i, norm=norm, groups=state.n_head)
     return g.linear(f"{at}.out", y, f"{blk}_out")
 
 
@@ -48,6 +53,8 @@ def _sizes(layer: Layer) -> Sizes:
 
 
 GROUPED = "delta_grouped"
+SIGMOID = "delta_sigmoid"
+SIGMOID_GAIN = 2.0
 _BEFORE = (
     *with_bias("attn_norm", "n_embd"),
     TensorRow("attn_qkv.weight", ("n_channels", "n_embd")),

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treadle.models.cache_spec import PoolSpec
+from treadle.models.layer import GATE_UP, gated_norm
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ def build(
     names = [f"{blk}_{first}", f"{blk}_kv_a_mqa"]
     has_gate = g.has(f"{blk}_gate.weight")
     own = [f"{blk}_gate"] if has_gate and not ranked else []
-    q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + own)
+    normed = g.has(f"{blk}_kv_a_norm{GATE_UP}.weight")
+    if normed:  # in a buffer of its own
+        q, *gate = g.linears(f"{at}.{first}_gate", h, [names[0], *own])
+        kv = _normed_row(g, i, g.linear(f"{at}.kv_a", h, names[1]))
+    else:
+        q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + own)
     if g.has(f"{blk}_k_norm.weight"):  # of the part of a row that turns, in place
         sizes = _latent_of(layer)
         part = g.columns(kv, sizes.n_kv_rank, sizes.n_rope)
@@ -59,18 +65,39 @@ def build(
         gate = [g.linear(f"{at}.gate_rows", q, f"{blk}_gate")]
     if first == "q_a":
         q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
+        q = gated_norm(g, f"{at}.q_a_norm", q, f"{blk}_q_a_norm", _widening(g, q.width))
         seen = () if choice is None else (choice(g, i, h, q),)
         q = g.linear(f"{at}.q_b", q, f"{blk}_q_b")
     if layer.q_rope is not None:
         q = g.call("tempered", f"{at}.temper", q, table=layer.q_rope)
-    of = {"whole": f"{blk}_{whole}"} if whole else {}
+    of: dict[str, Any] = {"whole": f"{blk}_{whole}"} if whole else {}
     if g.has(f"{blk}_sinks.weight"):
         of["sinks"] = f"{blk}_sinks"
+    if normed:
+        of["normed"] = True
     y = g.call("latent", at, q, kv, *seen, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     if has_gate:
         y = g.call("sigmoid_gate", f"{at}.gate", y, *gate)
     return g.linear(f"{at}.output", y, f"{blk}_output")
+
+
+def _widening(g: Ops, rank: int) -> float:
+    """Return GigaChat's factor of a normed rank: the root of the states' width by the rank."""
+    return float((g.config.n_embd / rank) ** 0.5)
+
+
+def _normed_row(g: Ops, i: int, kv: Rows) -> Rows:
+    """Return the latent row ``kv`` with the norm of its first dims, and the norm's gate, in
+    place.
+    """
+    sizes = _latent_of(g.config.layers[i])
+    at = f"L{i}.attn.kv_a_norm"
+    weight = f"blk.{i}.attn_kv_a_norm"
+    part = g.columns(kv, 0, sizes.n_kv_rank)
+    part = g.call("columns_norm", at, part, weight=f"{weight}.weight", eps=sizes.norm_eps)
+    gated_norm(g, at, part, weight, _widening(g, sizes.n_kv_rank))
+    return kv
 
 
 def _latent_of(layer: Layer) -> Latent:

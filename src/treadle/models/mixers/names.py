@@ -1,6 +1,7 @@
 """Names of the kinds of attention; each is a key of ``MIXERS``."""
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
+BLOCK_CONVOLVED = "attention_block_convolved"  # between convolutions within a drafted block
 SHARED = "attention_shared"  # keys and values are another layer's
 KEYS_ALONE = "attention_keys"  # values are the keys: there is no matrix for them
 GATE = "attention_gate"  # each head's queries are followed by a gate of its output
@@ -13,7 +14,7 @@ SINKS = "attention_sinks"  # the sinks are required
 SINKS_FUSED = "attention_qkv_sinks"  # SINKS with one matrix of queries, keys and values
 BEHIND = "attention_behind"  # a norm after it, and none before
 HEAD_NORMS = "attention_head_norms"  # q/k norms have separate weights for each head
-PROFILED = "attention_profiled"  # each query makes biases of its scores by distance
+RELATIVE = "attention_relative"  # each query makes biases of its scores by distance
 BLOCKS = "attention_blocks"  # attention to blocks that an indexer chooses for each key head
 GATE_INDEXED = "attention_gate_indexed"  # attention to keys that an indexer chooses
 ROWS = "rows"  # attention to one row of each of the last tokens

@@ -47,7 +47,7 @@ def build(g: Ops) -> Rows:
     x = g.given(GIVEN, config.n_given)
     for stage in config.stem:
         x = stage.build(g, x)
-    for i in config.here:
+    for i in config.stage_layers:
         x = build_layer(g, i, x, *halves_of(config.layers[i]))
         if i in config.deep:
             g.result(deep(i), x)
@@ -60,7 +60,7 @@ def deep(i: int) -> str:
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output "states": the rows after the tail."""
+    """Declare the output "states": the rows after the tail."""
     for stage in tower_of(g.config).tail:
         x = stage.build(g, x)
     g.result(STATES, x)
@@ -77,7 +77,7 @@ TOWER = Graph(
     sizes=lambda config: {"one": 1, "n_embd": config.n_embd},
     sublayers=halves_of,
     read=_read,
-    parts=lambda: (*MIXERS.every(), *FFNS.every()),
+    parts=lambda: (*MIXERS.all_constants(), *FFNS.all_constants()),
 )
 
 

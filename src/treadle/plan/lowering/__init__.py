@@ -20,14 +20,14 @@
     latent.py       latent attention (MLA)
     indexer.py      the keys that an indexer chooses (sparse attention)
     compressed.py   attention to rows that stand for units of tokens
-    profiles.py     biases of scores by distance, mixed by each query
+    relative_logits.py  biases of scores by distance, made by each query
     recurrent.py    convolutions, Mamba, gated delta rule, Kimi Delta Attention
     wkv.py          RWKV-7
 
     experts.py      mixture of experts
     elementwise.py  clamps, factors, xIELU, AltUp, LAuReL, sparse gates
-    streams.py      hyper-connections and n-gram embeddings
-    bank.py         attention residuals
-    bounds.py       products with clamped inputs and results
-    clusters.py     an output matrix of which only some clusters are multiplied
+    streams.py      hyper-connections (several streams of hidden states), n-gram embeddings
+    attention_residuals.py  attention residuals: sums of the states before blocks of layers
+    clamped_products.py  products whose inputs and results are clamped to bounds in the file
+    clusters.py     an output matrix of which only some clusters of rows are multiplied
 """

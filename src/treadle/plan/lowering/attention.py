@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.records import PAGE, WORD_BYTES
-from treadle.kernels.attention.relative_bias import by_distance
+from treadle.kernels.attention.relative_bias import biases_by_distance
 from treadle.kernels.spec import Grid, numbered
 from treadle.models.archs import REACH
 from treadle.plan.plan import Buffer, Const
@@ -28,7 +28,7 @@ def emit_attention(
     sinks: str = "",
     distances: str = "",
     chosen: Buffer | None = None,
-    profiles: Buffer | None = None,
+    rel_logits: Buffer | None = None,
     *,
     pool: Pool | None = None,
 ) -> Buffer:
@@ -37,7 +37,7 @@ def emit_attention(
 
     sinks, distances: as in ``Ops.attend``.
     chosen: bits of the keys that an indexer chose for each token; None: all keys.
-    profiles: each query's biases of scores by distance.
+    rel_logits: each query's biases of scores by distance.
     pool: for cross attention, the pages of an encoder's rows.
     """
     at = steps.config.layers[layer]
@@ -64,14 +64,14 @@ def emit_attention(
         REACH if distances else 0,
         not cross and steps.config.with_media and steps.config.media.spans_in(at.window),
         chosen.row_bytes // (words * WORD_BYTES) if chosen else 0,
-        at.profile.reach if profiles and at.profile else 0,
+        at.relative.reach if rel_logits and at.relative else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
     given: dict[str, Any] = {
         "qkv": qkv,
         "sinks": scores,
-        "distances": _by_distance(steps, distances, pool.causal) if distances else None,
+        "distances": _biases_by_distance(steps, distances, pool.causal) if distances else None,
         "pool": pool.const,
         "out": out,
         "stride": qkv.row_bytes // 4,
@@ -81,15 +81,15 @@ def emit_attention(
     }
     if chosen is not None:
         given |= {"chosen": chosen, "chosen_stride": words}
-    if profiles is not None:
-        given["profiles"] = profiles
+    if rel_logits is not None:
+        given["rel_logits"] = rel_logits
     most = steps.plan.n_tokens
     few = steps.plan.few_tokens
     if most > few:
         count = numbered("n_attn_items", pool.index)
         grid = Grid(spec.n_groups, count)
         many = range(few + 1, most + 1)
-        steps.emit(label, spec, grid, serves=many, few=0, **given)
+        steps.emit(label, spec, grid, query_counts=many, few=0, **given)
     if few:
         one = replace(spec, tokens=1, matrix=False, words=False)
         n_partials = steps.cache.max_partials(most, pool)
@@ -98,7 +98,7 @@ def emit_attention(
             label if most <= few else f"{label}.few",
             one,
             Grid(one.n_groups, numbered("n_attn_few", pool.index)),
-            serves=range(few + 1),
+            query_counts=range(few + 1),
             few=1,
             partials=partials,
             **given,
@@ -121,7 +121,7 @@ def emit_attention(
     return out
 
 
-def _by_distance(steps: Steps, stem: str, causal: bool) -> Const:
+def _biases_by_distance(steps: Steps, stem: str, causal: bool) -> Const:
     """Return the biases of scores for each distance up to REACH and each head, made of the biases
     by bucket in the tensor ``stem``. All plans and layers share one copy.
     """
@@ -129,7 +129,7 @@ def _by_distance(steps: Steps, stem: str, causal: bool) -> Const:
     steps.plan.tensors_used.add(name)
     key = f"{name}:by distance"
     if key not in steps.weights.consts:
-        made = by_distance(steps.weights.tensor(name).dequantize(), REACH, causal=causal)
+        made = biases_by_distance(steps.weights.tensor(name).dequantize(), REACH, causal=causal)
         return steps.weights.numbers(key, made.ravel().tolist())
     (found,) = steps.weights.consts[key]
     return found

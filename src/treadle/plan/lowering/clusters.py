@@ -54,7 +54,7 @@ def clustered(
         spec,
         Grid(spec.strips([m], steps.isa.lanes) * n_used, "n_tokens"),
         n_bytes=steps.weights.n_bytes(name),
-        used=n_used / n,
+        read_share=n_used / n,
         n_flops=2 * spec.k * m * n_used,
         shape=(m, spec.k),
         x=ops.activations(h, spec.layout()),

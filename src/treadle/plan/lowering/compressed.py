@@ -132,7 +132,7 @@ def _scores(ops: PlanOps, label: str, q: Rows, weights: Rows, layer: int) -> Buf
     queries = ops.floats(q)
     factors, first = ops.place(weights)
     if ops.config.layers[layer].rope is not None:
-        _turn(ops, f"{label}.rope", queries, layer, index.n_head, index.head_dim, pool)
+        _emit_rotation(ops, f"{label}.rope", queries, layer, index.n_head, index.head_dim, pool)
     elif pool.layout.keys.fmt.rotated:
         rotated = Rotate(index.head_dim, index.n_head)
         stride = queries.row_bytes // 4
@@ -195,7 +195,7 @@ def rows_attended(
     rows, column = ops.place(kv)
     eps, scale = ops.config.norm_eps, ops.config.attn_scale
     heads = at.n_head, at.head_dim
-    _turn(ops, f"{label}.rope", queries, layer, *heads, pool, eps=eps, scale=scale)
+    _emit_rotation(ops, f"{label}.rope", queries, layer, *heads, pool, eps=eps, scale=scale)
     _store(ops, f"{label}.store", rows, column, pool, layer, norm)
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim)
     listed = chosen.bits if isinstance(chosen, Chosen) else None
@@ -239,7 +239,7 @@ def rows_attended(
         layer_off=pool.layer_off(layer),
         **given,
     )
-    _turn(ops, f"{label}.rope_back", out, layer, *heads, pool, inverse=True)
+    _emit_rotation(ops, f"{label}.rope_back", out, layer, *heads, pool, inverse=True)
     return Floats(label, at.n_head * at.head_dim, out)
 
 
@@ -262,7 +262,7 @@ def _indexer_of(ops: PlanOps, layer: int) -> Indexer:
     return index
 
 
-def _turn(
+def _emit_rotation(
     ops: PlanOps,
     label: str,
     x: Buffer,
@@ -310,7 +310,7 @@ def _store(
         table or 0,
     )
     given: dict[str, Any] = {}
-    if spec.turns_back:
+    if spec.rotates_back:
         assert table is not None
         given["back"] = rotation_back(ops, table, spec.unit - 1)
     if normed:

@@ -133,7 +133,7 @@ class ExpertSum(Value):
     mean: bool  # the mean of routed and shared experts, instead of their sum
 
 
-def of_outputs(x: Rows) -> bool:
+def is_per_output(x: Rows) -> bool:
     """Return whether ``x`` has one row per output, not per token."""
     assert isinstance(x, Value)
     return x.outputs
@@ -149,7 +149,7 @@ class HeadTransforms(NamedTuple):
     table: int | None  # rope table
     norm_last: bool
 
-    def alike(self, other: HeadTransforms) -> bool:
+    def has_same_kinds(self, other: HeadTransforms) -> bool:
         """Return whether both have the same kinds of transforms in the same order; weights and
         tables may differ.
         """
@@ -192,7 +192,7 @@ class Branch:
     n_rows: most rows.
     rows: the token of each row, in groups of ``block`` rows; None: there is one row per choice.
     first: index of the branch's first row in the result.
-    met: the numbers of rows with which an expert takes this path.
+    rows_per_expert: the numbers of rows with which an expert takes this path.
     """
 
     label: str
@@ -201,4 +201,4 @@ class Branch:
     rows: Buffer | None = None
     block: int = 1
     first: int = 0
-    met: range = ANY
+    rows_per_expert: range = ANY

@@ -7,13 +7,14 @@ A model needs few of these ops, so each imports its own kernels.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
-from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.elementwise.elementwise import Embed, Pack
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Grid, Spec
 from treadle.plan.lowering.deferred import Floats, StepOutput
@@ -162,7 +163,10 @@ def embedded_beside(
     norm each half by ``norms``, in place.
     """
     rows = ops.floats(x)
-    _embed_half(ops, label, rows, weight, scale, x.width // 2, norms)
+    width = x.width // 2
+    _embed(ops, label, rows, weight, scale, width)
+    for i, norm in enumerate(norms):
+        _norm_columns(ops, label, norm, rows, i * width, width)
     return Floats(label, x.width, rows)
 
 
@@ -172,85 +176,130 @@ def embedded_before(
     """Return the tokens' embeddings and ``x`` side by side, f32 ``[N, 2 * width]``, each normed by
     one of ``norms``.
     """
-    from treadle.kernels.elementwise.altup import CopyColumns
-
-    (rows, column) = ops.place(x)
-    out = ops.steps.floats(label, 2 * x.width)
-    ops.steps.emit(
-        f"{label}.states",
-        CopyColumns(x.width),
-        Grid(1, "n_tokens"),
-        x=rows,
-        out=out,
-        stride=rows.row_bytes // 4,
-        out_stride=out.row_bytes // 4,
-        column=column,
-        to=x.width,
-    )
-    _embed_half(ops, label, out, weight, 1.0, x.width, norms)
-    return Floats(label, 2 * x.width, out)
+    both = concatenated(ops, f"{label}.states", x, at=1, n=2)
+    rows = ops.floats(both)
+    _embed(ops, label, rows, weight, 1.0, x.width)
+    for i, norm in enumerate(norms):
+        _norm_columns(ops, label, norm, rows, i * x.width, x.width)
+    return both
 
 
-def side_by_side(ops: PlanOps, label: str, *parts: Rows) -> Rows:
-    """Return the parts, of equal width, side by side in one row."""
-    from treadle.kernels.elementwise.altup import CopyColumns
-
-    n = parts[0].width
-    out = ops.steps.floats(label, n * len(parts))
-    for i, part in enumerate(parts):
-        rows, column = ops.place(part)
-        ops.steps.emit(
-            f"{label}.{i}",
-            CopyColumns(n),
-            Grid(1, "n_tokens"),
-            x=rows,
-            out=out,
-            stride=rows.row_bytes // 4,
-            out_stride=out.row_bytes // 4,
-            column=column,
-            to=i * n,
-        )
-    return Floats(label, n * len(parts), out)
+def concatenated(
+    ops: PlanOps, label: str, x: Rows, parts: Rows | None = None, *, at: int, n: int
+) -> Rows:
+    """Copy ``x`` into part ``at`` of rows of ``n`` parts that have its width, f32
+    ``[N, n * width]``, and return these: ``parts``, or new ones whose other parts are undefined.
+    """
+    rows, column = ops.place(x)
+    out = ops.steps.floats(label, n * x.width) if parts is None else ops.floats(parts)
+    _copy_columns(ops, label, rows, column, out, at * x.width, x.width)
+    return Floats(label, n * x.width, out)
 
 
-def _embed_half(
+def projected_streams(
     ops: PlanOps,
     label: str,
-    rows: Buffer,
-    weight: str,
-    scale: float,
-    width: int,
+    x: Rows,
+    *,
+    n: int,
+    embd: str,
     norms: tuple[str, str],
-) -> None:
-    """Write the tokens' embeddings into the first ``width`` columns of ``rows``; norm these by
-    ``norms[0]``, and the next ``width`` columns by ``norms[1]``.
+    weight: str,
+) -> Rows:
+    """Return ``n`` streams, f32 ``[N, n * n_embd]``: the matrix ``weight`` times the tokens'
+    embeddings and each of the streams ``x``, side by side, both normed by one of ``norms``.
+    ``embd``: the stem of the embeddings. The matrix is read once for all streams.
     """
-    from treadle.kernels.elementwise.column_norm import ColumnNorm
+    steps = ops.steps
+    width = x.width // n
+    given, column = ops.place(x)
+    rows = steps.floats(f"{label}.rows", 2 * width, per=n)
+    pitch = rows.row_bytes // 4 // n
+    _embed(ops, label, rows, embd, 1.0, width)
+    _norm_columns(ops, label, norms[0], rows, 0, width)
+    for s in range(n):
+        at = s * pitch
+        stream = f"{label}.{s}"
+        if s:
+            _copy_columns(ops, f"{stream}.embd", rows, 0, rows, at, width)
+        first = column + s * width
+        _copy_columns(ops, f"{stream}.states", given, first, rows, at + width, width)
+        _norm_columns(ops, stream, norms[1], rows, at + width, width)
+    more = {"bias": steps.has(f"{weight}.bias"), "factor": steps.has_factor(weight)}
+    spec = steps.matmul(weight, 2 * width, per=n, **more)
+    act = spec.layout()
+    packed = steps.activations(f"{weight}.pack", act, per=n)
+    pack = Pack("copy", act.kind, act.k, act.group, act.sub, per=n, unit=act.unit)
+    one = act.grid(pack.slices, "n_tokens")  # of one row per token
+    grid = replace(one, base=n * one.base) if act.group % n else replace(one, per=one.per // n)
+    steps.emit(f"{weight}.pack", pack, grid, x=rows, out=packed, stride=pitch, up=0)
+    y = steps.floats(weight, width, per=n)
+    steps.multiply(weight, spec, [weight], [width], [0], packed, y)
+    own = y.row_bytes // 4 // n
+    if own == width:
+        return Floats(weight, n * width, y)
+    streams: list[Rows] = []  # the rows of all streams, after each of these was added
+    for s in range(n):
+        part = Floats(weight, width, y, s * own)
+        label_of = f"{label}.{s}.stream"
+        streams.append(concatenated(ops, label_of, part, *streams[-1:], at=s, n=n))
+    return streams[-1]
 
+
+def _copy_columns(
+    ops: PlanOps, label: str, x: Buffer, column: int, out: Buffer, to: int, width: int
+) -> None:
+    """Copy ``width`` columns of ``x``, from ``column`` on, to ``out`` from column ``to`` on."""
+    from treadle.kernels.elementwise.altup import CopyColumns
+
+    ops.steps.emit(
+        label,
+        CopyColumns(width),
+        Grid(1, "n_tokens"),
+        x=x,
+        out=out,
+        stride=x.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        to=to,
+    )
+
+
+def _embed(ops: PlanOps, label: str, rows: Buffer, weight: str, scale: float, width: int) -> None:
+    """Write the tokens' embeddings, times ``scale``, into the first ``width`` columns of
+    ``rows``.
+    """
     steps = ops.steps
     name = f"{weight}.weight"
-    stride = rows.row_bytes // 4
-    fmt = steps.weights.format(name)
     steps.emit(
         f"{label}.embd",
-        Embed(fmt.name, width, scale),
+        Embed(steps.weights.format(name).name, width, scale),
         Grid(1, "n_tokens"),
         w=steps.weight(name),
         x=rows,
-        stride=stride,
+        stride=rows.row_bytes // 4,
         **steps.row_of(name),
         shape=(width,),
     )
-    for i, norm in enumerate(norms):
-        steps.emit(
-            f"{label}.{norm.rpartition('.')[2]}",
-            ColumnNorm(width, ops.config.norm_eps),
-            Grid(1, "n_tokens"),
-            x=rows,
-            w=steps.vector(f"{norm}.weight"),
-            stride=stride,
-            column=i * width,
-        )
+
+
+def _norm_columns(
+    ops: PlanOps, label: str, norm: str, rows: Buffer, column: int, width: int
+) -> None:
+    """Norm ``width`` columns of ``rows``, from ``column`` on, in place; ``norm``: stem of the
+    weights.
+    """
+    from treadle.kernels.elementwise.column_norm import ColumnNorm
+
+    ops.steps.emit(
+        f"{label}.{norm.rpartition('.')[2]}",
+        ColumnNorm(width, ops.config.norm_eps),
+        Grid(1, "n_tokens"),
+        x=rows,
+        w=ops.steps.vector(f"{norm}.weight"),
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
 
 
 # -- residual streams and sparse gates ------------------------------------------------------------

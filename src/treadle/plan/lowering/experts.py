@@ -41,7 +41,7 @@ from treadle.kernels.moe.page_in_experts import Fetch
 from treadle.kernels.moe.route import Route, RouteByToken, Sort, blocks_most
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.ops import TensorSlice, tensor_of
-from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, of_outputs
+from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, is_per_output
 from treadle.plan.plan import ANY, Buffer
 from treadle.system import SYSTEM
 
@@ -136,8 +136,9 @@ class Mixture:
         label: str,
         layer: int,
         at: Experts,
-        chunks: bool,
-        sinks: bool,
+        *,
+        chunks: bool = False,
+        shared: bool = False,
     ) -> None:
         self.ops = ops
         self.steps = ops.steps
@@ -151,35 +152,43 @@ class Mixture:
             self.exps = "chexps"
             self.routed = replace(at, scale=at.scale * at.chunk_scale)
             self.at = replace(at, n=at.n // at.per_chunk, n_ff=at.n_ff_chunk)
-        self.sinks = sinks
-        if sinks:
+        if shared:
             self.exps = "shexp"
-            self.at = replace(at, n=at.n_sinks, n_used=at.n_sinks)
+            self.at = replace(at, n=at.n_shared, n_used=at.n_shared)
         self.fn = at.activation or ops.config.arch.activation
         self.blk = f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
         self.n_choices = self.at.n_used * self.steps.plan.n_tokens
+        self.chosen = Buffer(f"{label}.chosen", self.n_choices, 4, "i4")
+        self.weights = Buffer(f"{label}.weights", self.n_choices, 4)
 
-    def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
-        """Emit the router. Return each choice's expert, i32 ``[N * n_used]``, and its weight,
-        f32.
+    def scales(self) -> str:
+        """Return the name of the tensor with factors of the experts' weights; "" if there is
+        none.
         """
-        at = self.routed
-        rows = self.ops.floats(scores)
-        # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
-        bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
         last = f"{self.blk}_down_{self.exps}"
-        has_bias = self.steps.has(bias)
         scales = f"{last}.scale"
-        own = self.steps.has(scales) and not self.has_factor(last)
-        if own and self.ops.adapted([last]):
+        if not self.steps.has(scales) or self.has_factor(last):
+            return ""
+        if self.ops.adapted([last]):
             # NVFP4's scale applies to the weights only, Gemma 4's to the expert's output.
             why = f"the products are scaled by {scales}, and the adapter's must not be"
             raise UnsupportedError(
                 f"{self.steps.weights.gguf.path}: {last}.weight: LoRA is not supported here: {why}"
             )
-        chosen = Buffer(f"{self.label}.chosen", self.n_choices, 4, "i4")
-        weights = Buffer(f"{self.label}.weights", self.n_choices, 4)
+        return scales
+
+    def route(self, scores: Rows, shared: Mixture | None = None) -> None:
+        """Emit the router. It writes each choice's expert, i32 ``[N * n_used]``, to ``chosen``, and
+        its weight, f32, to ``weights``; and those of the ``shared`` experts that it scores, if any.
+        """
+        at = self.routed
+        rows = self.ops.floats(scores)
+        # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
+        bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
+        has_bias = self.steps.has(bias)
+        scales = self.scales()
+        given: dict[str, Any] = {"chosen": self.chosen, "weights": self.weights}
         table = f"{self.blk}_gate_tid2eid.weight"
         if at.by_token:
             self.steps.emit(
@@ -188,11 +197,15 @@ class Mixture:
                 Grid(1, "n_tokens"),
                 scores=rows,
                 table=expert_table(self.steps, table, at.n),
-                chosen=chosen,
-                weights=weights,
                 stride=rows.row_bytes // 4,
+                **given,
             )
-            return chosen, weights
+            return
+        own_shared = ""
+        if shared is not None:
+            own_shared = shared.scales()
+            given |= {"shared_chosen": shared.chosen, "shared_weights": shared.weights}
+            given["shared_scales"] = self.steps.vector(own_shared) if own_shared else None
         spec = Route(
             at.n,
             at.n_used,
@@ -202,11 +215,11 @@ class Mixture:
             bias=has_bias,
             n_groups=at.n_groups,
             n_groups_used=at.n_groups_used,
-            own=own,
+            own=bool(scales),
             jitter=at.jitter,
             per=self.per,
-            sinks=at.n_sinks,
-            of_sinks=self.sinks,
+            n_shared=at.n_shared,
+            own_shared=bool(own_shared),
         )
         self.steps.emit(
             f"{self.label}.route",
@@ -214,14 +227,12 @@ class Mixture:
             Grid(1, "n_tokens"),
             scores=rows,
             bias=self.steps.vector(bias) if has_bias else None,
-            scales=self.steps.vector(scales) if own else None,
-            chosen=chosen,
-            weights=weights,
+            scales=self.steps.vector(scales) if scales else None,
             stride=rows.row_bytes // 4,
+            **given,
         )
-        return chosen, weights
 
-    def alike(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
+    def first_products(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
         """Return the first products as named steps: one step for gate and up if their formats,
         biases and factors match, else two.
         """
@@ -364,8 +375,8 @@ class Mixture:
             spec,
             Grid(strips, "tiles") if branch.rows else Grid(strips * at.n_used, "n_tokens"),
             n_bytes=at.n * sum(heights) * spec.fmt.row_bytes(spec.k),
-            used=at.n_used / at.n,
-            met=branch.met,
+            read_share=at.n_used / at.n,
+            rows_per_expert=branch.rows_per_expert,
             n_flops=2 * spec.k * sum(heights) * at.n_used,
             shape=(sum(heights), spec.k),
             x=x,
@@ -398,29 +409,34 @@ def experts(
     *shared: Rows,
     layer: int,
     chunks: bool = False,
-    sinks: bool = False,
 ) -> Rows:
     """Return the weighted sum of each token's experts, applied to ``h``, plus the shared expert's
-    rows.
+    rows; plus the weighted sum of the shared experts that the router scores, if any.
 
     scores: the router's scores, f32 ``[N, n]``.
     shared: the shared expert's rows, then the score whose sigmoid weighs them, if any.
     chunks: use the small experts that groups of neighbours share (``chexps``), by the same scores.
-    sinks: use the experts that every token uses (``shexp``), by their own scores.
     """
     at = ops.config.layers[layer].experts
-    if at is None or of_outputs(h):
+    if at is None or is_per_output(h):
         raise UnsupportedError(
             f"{label}: the layer has no experts, or its rows are limited to outputs"
         )
-    return _Experts(ops, label, layer, at, chunks, sinks).build(
-        h, scores, [ops.floats(x) for x in shared]
-    )
+    added = [ops.floats(x) for x in shared]
+    routed = _Experts(ops, label, layer, at, chunks=chunks)
+    if not at.n_shared:
+        routed.route(scores)
+        return routed.build(h, added)
+    scored = _Experts(ops, f"{label}.shared", layer, at, shared=True)
+    routed.route(scores, scored)
+    return scored.build(h, [ops.floats(routed.build(h, added))])
 
 
 class _Experts(Mixture):
-    def build(self, h: Rows, scores: Rows, shared: list[Buffer]) -> Rows:
-        chosen, weights = self.route(scores)
+    def build(self, h: Rows, shared: list[Buffer]) -> Rows:
+        """Emit products and gate of the experts that ``route`` has chosen; return their weighted
+        sum, plus ``shared``.
+        """
         n_ff = self.at.n_ff
         fused = f"{self.blk}_gate_up_{self.exps}"
         if self.steps.has(f"{fused}.weight"):
@@ -432,24 +448,26 @@ class _Experts(Mixture):
             both = [ExpertMatrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
         down = ExpertMatrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
         by_choice = self.steps.plan.n_tokens in GEMV_TOKENS and not self.steps.deterministic
-        y, places = (self._by_choice if by_choice else self._by_expert)(h, chosen, both, down)
+        y, places = (self._emit_by_choice if by_choice else self._emit_by_expert)(h, both, down)
         at = self.at
-        return ExpertSum(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
+        return ExpertSum(
+            self.label, h.width, y, self.weights, places, at.n_used, shared, at.shared_mean
+        )
 
-    def _by_choice(
-        self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
+    def _emit_by_choice(
+        self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
         """Emit the mixture for few tokens. Return the results, f32 ``[N * n_used, n_embd]``, one
         row per choice, and None.
         """
         grid = Grid(self.at.n_used, "n_tokens")
-        emit_fetch(self.steps, self.label, [*both, down], grid, chosen=chosen)
+        emit_fetch(self.steps, self.label, [*both, down], grid, chosen=self.chosen)
         y = self._result(h, self.n_choices)
-        self._by_gemv(Branch(self.label, chosen, self.n_choices), h, both, down, y)
+        self._emit_gemvs(Branch(self.label, self.chosen, self.n_choices), h, both, down, y)
         return y, None
 
-    def _by_expert(
-        self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
+    def _emit_by_expert(
+        self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
         """Emit the mixture with rows sorted by expert. Return the results, f32 rows, and the row of
         each choice, i32.
@@ -465,21 +483,19 @@ class _Experts(Mixture):
         places = Buffer(f"{self.label}.places", n_choices, 4, "i4")
         if few:
             sort = Sort(*sizes, block=1, most=GROUPED, upto=few)
-            branch = self._sort("few.", sort, chosen, places, n_few, n_rows)
+            branch = self._sort("few.", sort, places, n_few, n_rows)
             grid = Grid(1, "tiles")
             emit_fetch(self.steps, branch.label, [*both, down], grid, tiles=branch.tiles)
-            self._by_gemv(branch, h, both, down, y)
+            self._emit_gemvs(branch, h, both, down, y)
         sort = Sort(*sizes, block, most=max(block, MOST_ROWS // block * block), over=few)
-        branch = self._sort("", sort, chosen, places, n_rows, 0)
-        self._by_tile(branch, h, both, down, firsts, last, y)
+        branch = self._sort("", sort, places, n_rows, 0)
+        self._emit_tiles(branch, h, both, down, firsts, last, y)
         return y, places
 
     def _result(self, h: Rows, n_rows: int) -> Buffer:
         return Buffer(f"{self.label}.down", n_rows, round_up(h.width, COLUMNS) * 4)
 
-    def _sort(
-        self, kind: str, spec: Sort, chosen: Buffer, places: Buffer, n_rows: int, first: int
-    ) -> Branch:
+    def _sort(self, kind: str, spec: Sort, places: Buffer, n_rows: int, first: int) -> Branch:
         """Emit a sort of choices by expert: the branch's tiles, each row's token, and each choice's
         row, counted from ``first`` on.
         """
@@ -488,7 +504,7 @@ class _Experts(Mixture):
         tiles = Buffer(f"{label}tiles", 1, 8 + n_tiles * TILE.itemsize, "i8")
         rows = Buffer(f"{label}rows", 1, 8 + 4 * n_rows, "i4")
         given: dict[str, Any] = {
-            "chosen": chosen,
+            "chosen": self.chosen,
             "tiles": tiles,
             "rows": rows,
             "places": places,
@@ -500,11 +516,11 @@ class _Experts(Mixture):
 
     # -- experts with few rows ----------------------------------------------------------------
 
-    def _by_gemv(
+    def _emit_gemvs(
         self, branch: Branch, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix, y: Buffer
     ) -> None:
         made, pitch = self.first_rows(branch, both)
-        for name, some in self.alike(both):
+        for name, some in self.first_products(both):
             spec = self._gemv(branch, some, h.width, of_tokens=True)
             x = self.ops.activations(h, spec.layout())
             columns = [both.index(each) * pitch for each in some]
@@ -541,13 +557,13 @@ class _Experts(Mixture):
             return matmul(self.format(matrices), steps.isa, k, n, steps.table, alone=alone, **own)
 
         last = gemm([down], self.at.n_ff)
-        firsts = [(name, some, gemm(some, h.width)) for name, some in self.alike(both)]
+        firsts = [(name, some, gemm(some, h.width)) for name, some in self.first_products(both)]
         if len(firsts) > 1 or not self.gated or self.adapted([*both, down]):
             return firsts, last
         fused = self._fused(both, h.width, last.layout(), n)
         return ([(f"gate_up_{self.fn}", both, fused)] if fused else firsts), last
 
-    def _by_tile(
+    def _emit_tiles(
         self,
         branch: Branch,
         h: Rows,

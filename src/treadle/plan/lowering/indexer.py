@@ -128,10 +128,12 @@ def chosen(
     given |= {"scores": scores, "scores_stride": words * PAGE}
     if n > few:
         items = Grid(1, numbered("n_attn_items", pool.index))
-        steps.emit(f"{label}.scores", spec, items, serves=range(few + 1, n + 1), few=0, **given)
+        steps.emit(
+            f"{label}.scores", spec, items, query_counts=range(few + 1, n + 1), few=0, **given
+        )
     if few:
         items = Grid(1, numbered("n_attn_few", pool.index))
-        steps.emit(f"{label}.few_scores", spec, items, serves=range(few + 1), few=1, **given)
+        steps.emit(f"{label}.few_scores", spec, items, query_counts=range(few + 1), few=1, **given)
     bits = Buffer(f"{label}.chosen", n, planes * words * WORD_BYTES, "u4")
     steps.emit(
         f"{label}.choose",

@@ -55,6 +55,7 @@ def latent(
     weight: str,
     whole: str = "",
     sinks: str = "",
+    normed: bool = False,
 ) -> Rows:
     """Return the attention of ``q`` over cached latent rows, f32 ``[N, n_head * n_kv_rank]``: for
     each head a weighted sum of rows. Queries are first multiplied by ``weight`` (``k_b``).
@@ -63,9 +64,10 @@ def latent(
     whole: stem of the matrix from which ``k_b`` and ``v_b`` are cut, "" if the file has these.
     chosen: the keys that an indexer has chosen; None: all.
     sinks: as in ``Ops.attend``.
+    normed: the latent rows have had their norm already.
     """
     if whole:
-        _cut(ops.steps, layer, f"{whole}.weight")
+        _split_kv_b(ops.steps, layer, f"{whole}.weight")
     steps = ops.steps
     at = ops.config.layers[layer]
     sizes = at.latent
@@ -101,12 +103,13 @@ def latent(
             sizes.norm_eps,
             pool.index,
             at.rope or 0,
+            normed=not normed,
         ),
         Grid(1, "n_tokens"),
         q=rows,
         kv=kv_rows,
         out=out,
-        norm=steps.vector(f"blk.{layer}.attn_kv_a_norm.weight"),
+        norm=None if normed else steps.vector(f"blk.{layer}.attn_kv_a_norm.weight"),
         pool=pool.const,
         stride=rows.row_bytes // 4,
         kv_stride=kv_rows.row_bytes // 4,
@@ -119,7 +122,7 @@ def latent(
     return ops.attention(label, layer, out, sinks, chosen=chosen)
 
 
-def _cut(steps: Steps, layer: int, name: str) -> None:
+def _split_kv_b(steps: Steps, layer: int, name: str) -> None:
     """Cut ``k_b`` and ``v_b`` from the tensor ``name``, which holds both, once per model."""
     at = steps.config.layers[layer]
     weights = steps.weights
@@ -225,7 +228,7 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
             part = np.ascontiguousarray(part.view(to.dtype).swapaxes(1, 2)).view(np.uint8)
         shape = (*part.shape[:2], (part.shape[2] - to.head_bytes) // to.dtype.itemsize * to.block)
         part.flags.writeable = False
-        made.append(whole.made(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
+        made.append(whole.in_memory(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
     keys, values = made
     return keys, values
 

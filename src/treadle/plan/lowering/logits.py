@@ -43,10 +43,10 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
         softcap = Softcap(n_vocab, cap)
         grid = Grid(softcap.pieces, softcap.count)
         steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)
-    if steps.config.n_named:
+    if steps.config.n_unpadded:
         from treadle.kernels.elementwise.fill import Hide
 
-        hide = Hide(steps.config.n_named, n_vocab)
+        hide = Hide(steps.config.n_unpadded, n_vocab)
         steps.emit(f"{label}.hide", hide, Grid(1, "n_outputs"), y=y, stride=stride)
     assert n_vocab <= N_VOCAB_MAX, n_vocab
     n_rows = QUERIES * plan.n_outputs

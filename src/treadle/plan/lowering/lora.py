@@ -20,7 +20,7 @@ from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.lora import LowRank
 from treadle.models.ops import TensorSlice, tensor_of
-from treadle.plan.lowering.weights import whole
+from treadle.plan.lowering.weights import tensor_of_slice
 from treadle.plan.plan import Buffer, Const
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def emit_embedding_lora(
         Embed("F32", k, scale, n_rows if n_rows < steps.config.n_vocab else 0),
         Grid(1, "n_tokens"),
         n_bytes=4 * k * n_rows,
-        used=1 / n_rows,
+        read_share=1 / n_rows,
         w=(const,),
         x=x,
         stride=x.row_bytes // 4,
@@ -178,7 +178,7 @@ def emit_experts_lora(
         steps.emit("lora.wants", ExpertAdapterWeights(n_adapters), Grid(1), out=steps.wants)
     given: dict[str, Any] = {"t": Buffer(name, branch.n_rows, n_columns * 4), "wants": steps.wants}
     given |= {"tiles": branch.tiles, "rows": branch.rows}
-    given |= {"used": n_used / packed.n_experts, "met": branch.met}
+    given |= {"read_share": n_used / packed.n_experts, "rows_per_expert": branch.rows_per_expert}
     shape = packed.w, packed.n_experts, n_used, n_adapters, branch.rows is not None
     down = ExpertDown(*shape, k, packed.n_groups, of_tokens)
     up = ExpertUp(*shape, packed.n_strips)
@@ -265,7 +265,7 @@ def _pack(
             low = ranks.get(tensor_of(stem, "weight"))
             first = 0
             if low is None and isinstance(stem, TensorSlice):  # an adapter of the whole matrix
-                low = ranks.get(f"{whole(stem)}.weight")
+                low = ranks.get(f"{tensor_of_slice(stem)}.weight")
                 first = stem.first
             if low is None:
                 continue
@@ -290,7 +290,9 @@ def _pack(
             n_placed += up.size
     a = np.concatenate(downs)
     b = np.concatenate(ups).reshape(-1, STRIP)
-    fmt = next(fmt for fmt in map(by_name, FORMATS) if _holds(fmt, a) and _holds(fmt, b))
+    fmt = next(
+        fmt for fmt in map(by_name, FORMATS) if _is_exact_in(fmt, a) and _is_exact_in(fmt, b)
+    )
     for field in ("at", "pitch"):
         pieces[field] *= fmt.dtype.itemsize
 
@@ -310,6 +312,6 @@ def _pack(
     )
 
 
-def _holds(fmt: Format, values: Floats) -> bool:
+def _is_exact_in(fmt: Format, values: Floats) -> bool:
     """Return whether ``fmt`` holds all values exactly."""
     return bool(np.array_equal(fmt.dequantize_rows(fmt.quantize_rows(values)), values))

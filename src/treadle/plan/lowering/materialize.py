@@ -27,9 +27,9 @@ from treadle.plan.lowering.deferred import (
     Products,
     StepOutput,
     Value,
-    of_outputs,
+    is_per_output,
 )
-from treadle.plan.lowering.weights import whole
+from treadle.plan.lowering.weights import tensor_of_slice
 
 if TYPE_CHECKING:
     from treadle.models.config import Config
@@ -292,7 +292,7 @@ class Materializer:
         share one step. Return the buffer of all products.
         """
         steps = self.steps
-        outputs = of_outputs(of.x)
+        outputs = is_per_output(of.x)
         if of.y is not None:
             return of.y
         width = 0
@@ -342,7 +342,7 @@ class Materializer:
 
     def adapted(self, stems: Sequence[TensorName]) -> bool:
         """Return whether an adapter adds to the products of any of these matrices."""
-        names: set[TensorName] = {f"{whole(stem)}.weight" for stem in stems}
+        names: set[TensorName] = {f"{tensor_of_slice(stem)}.weight" for stem in stems}
         names |= {tensor_of(stem, "weight") for stem in stems}
         names.discard(EMBEDDINGS)  # tied output matrix
         return any(not names.isdisjoint(ranks) for ranks in self.steps.weights.adapters)

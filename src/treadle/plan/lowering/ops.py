@@ -37,7 +37,7 @@ from treadle.plan.lowering.deferred import (
     Product,
     Products,
     RopeOf,
-    of_outputs,
+    is_per_output,
     unwrap,
 )
 from treadle.plan.lowering.logits import emit_result
@@ -111,10 +111,11 @@ def build_plan(
 
 
 # Additional ops by name: ``word(ops, label, *rows, **given)`` returns rows. Those in other modules
-# (``ELSEWHERE``) are imported when a model needs them.
+# (``OP_MODULES``) are imported when a model needs them.
 WORDS: dict[str, Callable[..., Rows]] = {}
 _RECURRENT = (
-    *("convolution", "gated_convolution", "rates", "mamba2", "delta", "delta_apart"),
+    *("convolution", "gated_convolution", "block_convolution"),
+    *("rates", "mamba2", "delta", "delta_apart"),
     *("silu_gate", "sigmoid_gate", "softplus_gate", "halves"),
     *("part_convolution", "channel_rates", "channel_delta", "normed_gate"),
     *("selective", "columns_norm", "residual_convolution"),
@@ -130,7 +131,7 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    *("embedded_beside", "embedded_before", "side_by_side"),
+    *("embedded_beside", "embedded_before", "concatenated", "projected_streams"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
@@ -139,18 +140,18 @@ _STREAMS = (
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
 _COMPRESSED = (*("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),)
-ELSEWHERE = {
+OP_MODULES = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
-    **dict.fromkeys(("banked", "mixed_bank"), "treadle.plan.lowering.bank"),
+    "attention_residual": "treadle.plan.lowering.attention_residuals",
     **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
     **dict.fromkeys(("cross_attend", "cross_store"), "treadle.plan.lowering.cross"),
-    "profiles": "treadle.plan.lowering.profiles",
+    "relative_logits": "treadle.plan.lowering.relative_logits",
     "kv_store": "treadle.plan.lowering.kv_store",
     "clustered": "treadle.plan.lowering.clusters",
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
@@ -221,13 +222,15 @@ class PlanOps(Materializer, Ops):
         own: bool = False,
     ) -> Rows:
         eps = self.config.norm_eps if eps is None else eps
-        outputs = of_outputs(x)
+        outputs = is_per_output(x)
         of = x.width, x, weight, heads, centred, scale, eps
         return NormOf(label, *of, own=own, outputs=outputs)
 
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
         if self.config.bounds:
-            from treadle.plan.lowering.bounds import bounded_products  # few towers have them
+            from treadle.plan.lowering.clamped_products import (
+                bounded_products,  # few towers have them
+            )
 
             return bounded_products(self, label, x, weights)
         return self.products(label, x, weights)
@@ -238,7 +241,7 @@ class PlanOps(Materializer, Ops):
         """
         heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
         of = Products(label, x, list(weights), heights)
-        outputs = of_outputs(x)
+        outputs = is_per_output(x)
         return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
 
     def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
@@ -280,9 +283,9 @@ class PlanOps(Materializer, Ops):
     def _word(self, word: str, label: str) -> Callable[..., Any]:
         if word in WORDS:
             return WORDS[word]
-        if word not in ELSEWHERE:
+        if word not in OP_MODULES:
             raise UnsupportedError(f"{label}: the CPU device does not support {word!r}")
-        result: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
+        result: Callable[..., Any] = getattr(import_module(OP_MODULES[word]), word)
         return result
 
     def result(self, name: str, x: Rows) -> None:
@@ -354,7 +357,7 @@ class PlanOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
-        profiles: Rows | None = None,
+        rel_logits: Rows | None = None,
     ) -> Rows:
         at = self.config.layers[layer]
         own = (k is not None, v is not None)
@@ -368,7 +371,7 @@ class PlanOps(Materializer, Ops):
                 f"{at.kv_from}"
             )
         qkv = self._rotated(label, layer, q, k, v)
-        return self.attention(label, layer, qkv, sinks, distances, chosen, profiles)
+        return self.attention(label, layer, qkv, sinks, distances, chosen, rel_logits)
 
     def attention(
         self,
@@ -378,13 +381,13 @@ class PlanOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
-        profiles: Rows | None = None,
+        rel_logits: Rows | None = None,
     ) -> Rows:
         """Return the attention of queries, normed and rotated in ``qkv``, over the layer's
         pages.
         """
         bits = chosen.bits if isinstance(chosen, Chosen) else None
-        biases = self.floats(profiles) if profiles else None
+        biases = self.floats(rel_logits) if rel_logits else None
         out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits, biases)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)
@@ -405,7 +408,7 @@ class PlanOps(Materializer, Ops):
         qkv, q_column = places[0]
         q_way = ways[0]
         k_way = ways[-1]
-        if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
+        if any(x is not qkv for x, _ in places) or q_column or not q_way.has_same_kinds(k_way):
             raise UnsupportedError(
                 f"L{layer}: queries, keys and values are not in one buffer, or queries and keys "
                 "differ in norm or rope"
@@ -415,7 +418,9 @@ class PlanOps(Materializer, Ops):
                 f"{v_norm.label}: expected an RMSNorm of each head without weights"
             )
         norms = [way.norm for way in ways]
-        if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._unlike_rope(norms)):
+        if norms[0] is not None and (
+            norms[0].heads == 1 < at.n_head or self._needs_norm_step(norms)
+        ):
             if q_way.norm_last:
                 raise UnsupportedError(
                     f"{norms[0].label}: expected an RMSNorm of each head after the rope, without "
@@ -469,7 +474,7 @@ class PlanOps(Materializer, Ops):
         )
         return qkv
 
-    def _unlike_rope(self, norms: Sequence[NormOf | None]) -> bool:
+    def _needs_norm_step(self, norms: Sequence[NormOf | None]) -> bool:
         """Return whether a norm cannot be part of the rope step: a LayerNorm, or one with a bias or
         with weights for each head.
         """

@@ -87,6 +87,37 @@ def convolved(
     return Floats(label, spec.k, rows, column)
 
 
+def block_convolution(
+    ops: PlanOps, label: str, x: Rows, delta: Rows, *, layer: int, weight: str, side: int
+) -> Rows:
+    """Return the short causal convolution of each column of ``x`` with earlier rows of the same
+    sequence in the run, in place. ``weight``: weights of two sides; ``delta``: what each token adds
+    to those of both; ``side``: which of them is used.
+    """
+    from treadle.kernels.recurrent.block_convolution import BlockConvolution
+
+    steps = ops.steps
+    at = steps.config.layers[layer].block_taps
+    assert at is not None, layer
+    spec = BlockConvolution(x.width, at.n, at.group)
+    rows, column = ops.place(x)
+    deltas, delta_column = ops.place(delta)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        delta=deltas,
+        base=steps.vector(weight),
+        stride=rows.row_bytes // 4,
+        column=column,
+        delta_stride=deltas.row_bytes // 4,
+        delta_column=delta_column + side * at.n * (x.width // at.group),
+        first=side * at.n * x.width,
+    )
+    return Floats(label, x.width, rows, column)
+
+
 def rates(
     ops: PlanOps,
     label: str,
@@ -135,7 +166,7 @@ def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight
     n = state.n_inner
     (rows, column) = ops.place(x)
     columns = {"values": column, "keys": column + n, "queries": column + n + state.n_keys}
-    return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
+    return emit_scan(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
 
 
 def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
@@ -167,7 +198,7 @@ def delta_apart(
     spec = kind(*sizes, block, grouped=grouped)
     names = ("queries", "keys", "values")
     columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
-    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+    return emit_scan(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
 def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> None:
@@ -183,7 +214,7 @@ def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> N
     )
 
 
-def scanned(
+def emit_scan(
     ops: PlanOps,
     label: str,
     spec: Scan,
@@ -216,7 +247,7 @@ def scanned(
             keys=columns["keys"],
             queries=columns["queries"],
         )
-    state_off, passing = scanned_from(ops, layer)
+    state_off, passing = state_access(ops, layer)
     steps.emit(
         label,
         replace(spec, passing=passing),
@@ -239,7 +270,7 @@ def scanned(
     return Floats(label, state.n_inner, out)
 
 
-def scanned_from(ops: PlanOps, layer: int) -> tuple[int, bool]:
+def state_access(ops: PlanOps, layer: int) -> tuple[int, bool]:
     """Return the byte offset of a recurrence's state, and whether to write it with non-temporal
     stores.
 
@@ -273,23 +304,23 @@ def silu_gate(
     return gated(ops, label, spec, x, gate, norm)
 
 
-def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """Return ``x`` times the sigmoid of ``gate``, in place; ``gate`` has one value per value of
-    ``x``, or one per head.
+def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, gain: float = 1.0) -> Rows:
+    """Return ``x`` times the sigmoid of ``gate``, times ``gain``, in place; ``gate`` has one value
+    per value of ``x``, or one per head.
     """
-    return _by_head(ops, label, "sigmoid", x, gate)
+    return _gate_heads(ops, label, "sigmoid", x, gate, gain)
 
 
 def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     """Return ``x`` times the softplus of ``gate``, in place; ``gate`` is shaped as in
     ``sigmoid_gate``.
     """
-    return _by_head(ops, label, "softplus", x, gate)
+    return _gate_heads(ops, label, "softplus", x, gate)
 
 
-def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+def _gate_heads(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows, gain: float = 1.0) -> Rows:
     own = gate.width == x.width
-    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
+    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own, gain=gain)
     return gated(ops, label, spec, x, gate, "")
 
 
@@ -313,7 +344,9 @@ def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm:
 
 
 def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-    """Emit ``Ops.halves`` as a step."""
+    """Emit a step that reorders each row of ``x`` in place: the first halves of its ``heads`` equal
+    parts, then the second halves. Return both as columns of the same buffer.
+    """
     rows, column = ops.place(x)
     n = x.width // 2
     ops.steps.emit(
@@ -449,13 +482,24 @@ def channel_delta(
     columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
     sizes = state.n_head, state.head_dim, state.n_state, state.n_head
     spec = ChannelDelta(*sizes, block_of(ops))
-    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+    return emit_scan(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
-    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, in place."""
+def normed_gate(
+    ops: PlanOps,
+    label: str,
+    x: Rows,
+    gate: Rows,
+    *,
+    layer: int,
+    norm: str,
+    gain: float = 1.0,
+) -> Rows:
+    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, times ``gain``, in
+    place.
+    """
     state = state_of(ops, layer)
-    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
+    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps, gain=gain)
     return gated(ops, label, spec, x, gate, norm)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.activation_layout import BLOCK
@@ -15,7 +16,7 @@ from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan.lowering.inputs import inputs_of, lora_inputs
-from treadle.plan.lowering.weights import factor_of, whole
+from treadle.plan.lowering.weights import factor_of, tensor_of_slice
 from treadle.plan.plan import ANY, Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Steps:
         exact = any(fmt.name == "f32" for fmt in kinds)
         plain = (
             not deterministic
-            and not any(at.latent or at.indexer or at.profile for at in attending)
+            and not any(at.latent or at.indexer or at.relative for at in attending)
             and not (config.alibi or config.n_buckets)
             and not packed
         )
@@ -112,7 +113,7 @@ class Steps:
         elif isa.simt is not None and not deterministic:
             narrow = not exact and not packed and kinds[0] is kinds[1]
             added = config.alibi or config.n_buckets  # to scores
-            apart = bool(added) or any(at.latent or at.indexer or at.profile for at in attending)
+            apart = bool(added) or any(at.latent or at.indexer or at.relative for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
         # Deterministic mode has no path for few tokens: bits must not depend on the chunk size.
@@ -133,16 +134,25 @@ class Steps:
     # -- kernels ----------------------------------------------------------------------------------
 
     def matmul(
-        self, stem: TensorName, k: int, *, outputs: bool = False, **fields: bool | int
+        self,
+        stem: TensorName,
+        k: int,
+        *,
+        outputs: bool = False,
+        per: int = 1,
+        **fields: bool | int,
     ) -> Matmul:
         """Return the kernel for products with the matrix ``stem`` of ``k`` columns, chosen by the
         matrix' format and the plan's size. ``outputs``: there is a row per output, not per token;
-        ``fields``: further fields of the kernel.
+        ``per``: rows for each of them; ``fields``: further fields of the kernel.
         """
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        if per > 1:
+            fields["per"] = per
+            n = next((size for size in GEMV_TOKENS if n * per <= size), n * per)
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
-        fine = whole(stem).rpartition(".")[2] in FINE
+        fine = tensor_of_slice(stem).rpartition(".")[2] in FINE
         more: dict[str, Any] = {"outputs": outputs, "fine": fine, **fields}
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, int16=self.int16, **more)
 
@@ -160,23 +170,23 @@ class Steps:
         """Emit a step that multiplies ``x`` by each matrix. ``heights``, ``columns``: rows of each
         matrix, and where its products begin in ``y``.
         """
-        n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
+        n_tokens = (self.plan.n_outputs if spec.outputs else self.plan.n_tokens) * spec.per
         spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
         strips = spec.strips(heights, self.isa.lanes)
-        tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
+        tokens = lcm(tokens_per_item(spec, strips, n_tokens, self.n_threads), spec.per)
         biases = [self.vector(tensor_of(stem, "bias")) for stem in stems] if spec.bias else None
         factors = [self.factor(stem) for stem in stems] if spec.factor else None
         self.emit(
             label,
             spec,
-            Grid(strips, spec.count, tokens),
+            Grid(strips, spec.count, tokens // spec.per),
             n_bytes=sum(self.weights.n_bytes(tensor_of(stem, "weight")) for stem in stems),
-            n_flops=2 * spec.k * sum(heights),
+            n_flops=2 * spec.k * sum(heights) * spec.per,
             shape=(sum(heights), spec.k),
             x=x,
             residual=residual,
             y=y,
-            stride=y.row_bytes // 4,
+            stride=y.row_bytes // 4 // spec.per,
             tokens=tokens,
             w=[self.weight(tensor_of(stem, "weight")) for stem in stems],
             bias=biases,
@@ -193,45 +203,61 @@ class Steps:
         n_bytes: int = 0,
         n_flops: int = 0,
         shape: tuple[int, ...] = (),
-        serves: range = ANY,
-        used: float = 1.0,
-        met: range = ANY,
+        query_counts: range = ANY,
+        read_share: float = 1.0,
+        rows_per_expert: range = ANY,
         **args: Any,
     ) -> None:
         """Append a step to the plan. ``args``: the kernel's arguments, by the names that it
         declares; the others are the fields of ``Step``.
         """
-        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used, met))
+        self.plan.emit(
+            Step(
+                label,
+                spec,
+                args,
+                grid,
+                shape,
+                n_bytes,
+                n_flops,
+                query_counts,
+                read_share,
+                rows_per_expert,
+            )
+        )
 
     def row_of(self, name: str) -> dict[str, Any]:
         """Return the fields of a step that reads one row of the matrix ``name`` per token."""
-        return {"n_bytes": self.weights.n_bytes(name), "used": 1 / self.weights.n_rows(name)}
+        return {"n_bytes": self.weights.n_bytes(name), "read_share": 1 / self.weights.n_rows(name)}
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:
+    def floats(self, name: str, width: int, *, outputs: bool = False, per: int = 1) -> Buffer:
         """Return a new buffer of f32 rows of at least ``width`` values, one per token (``outputs``:
+        per output). ``per``: side by side in each row are as many rows that a product writes.
+        """
+        n_rows = -(-self._n_rows(outputs, per) // per)
+        return Buffer(name, n_rows, per * round_up(width, COLUMNS) * 4)
+
+    def activations(
+        self, name: str, act: ActivationLayout, *, outputs: bool = False, per: int = 1
+    ) -> Buffer:
+        """Return a new buffer for rows in the layout ``act``, ``per`` rows per token (``outputs``:
         per output).
         """
-        return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
-
-    def activations(self, name: str, act: ActivationLayout, *, outputs: bool = False) -> Buffer:
-        """Return a new buffer for rows in the layout ``act``, one per token (``outputs``: per
-        output).
-        """
-        n_groups = -(-self._n_rows(outputs) // act.group)
+        n_groups = -(-self._n_rows(outputs, per) // act.group)
         return Buffer(name, n_groups, act.group_bytes, "u1")
 
-    def _n_rows(self, outputs: bool) -> int:
+    def _n_rows(self, outputs: bool, per: int) -> int:
         """Return the rows of a buffer, with room after the last token: a tile writes whole groups
         of tokens.
         """
-        n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        n = (self.plan.n_outputs if outputs else self.plan.n_tokens) * per
         exact = self.table.only_gemv(n) and not self.deterministic
         return n if exact else round_up(n, 64) + 64
 
     def has(self, name: TensorName) -> bool:
-        name = whole(name)
+        name = tensor_of_slice(name)
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: TensorName) -> tuple[Const, ...]:
@@ -239,7 +265,7 @@ class Steps:
         from it.
         """
         if name not in self.weights.derived:
-            self.plan.tensors_used.add(whole(name))
+            self.plan.tensors_used.add(tensor_of_slice(name))
         return self.weights[name]
 
     def has_factor(self, stem: TensorName) -> bool:
@@ -256,5 +282,5 @@ class Steps:
         """Return a vector (norm, bias) as f32, times ``scale``. ``turned``: as in
         ``Weights.floats``.
         """
-        self.plan.tensors_used.add(whole(name))
+        self.plan.tensors_used.add(tensor_of_slice(name))
         return self.weights.floats(name, scale, turned=turned)

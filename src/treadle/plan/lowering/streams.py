@@ -342,7 +342,7 @@ def _embeddings(ops: PlanOps, label: str, layer: int, grams: Ngrams) -> Rows:
         rows_stride=n_bytes // 8,
         stride=out.row_bytes // 4,
         n_bytes=read["n_bytes"],
-        used=min(1.0, grams.n_heads * read["used"]),
+        read_share=min(1.0, grams.n_heads * read["read_share"]),
         shape=(grams.n_embd,),
     )
     return Floats(f"{label}.embd", grams.n_embd, out)

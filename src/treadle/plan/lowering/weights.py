@@ -13,7 +13,6 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import round_up
-from treadle.models.ops import TensorName, TensorSlice
 from treadle.plan.plan import Const, Storage
 
 if TYPE_CHECKING:
@@ -21,11 +20,12 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
     from treadle.formats import Format
     from treadle.models.lora import Floats, LowRank
+    from treadle.models.ops import TensorName
 
 
-def whole(name: TensorName) -> str:
+def tensor_of_slice(name: TensorName) -> str:
     """Return the name of the tensor that a slice is part of; of another name, the name itself."""
-    return name.whole if isinstance(name, TensorSlice) else name
+    return name if isinstance(name, str) else name.whole
 
 
 def factor_of(stem: TensorName) -> str:
@@ -34,14 +34,14 @@ def factor_of(stem: TensorName) -> str:
 
     llama.cpp's converter writes one with each NVFP4 matrix.
     """
-    return f"{whole(stem)}.scale"
+    return f"{tensor_of_slice(stem)}.scale"
 
 
 def bound_of(stem: TensorName, side: str, end: str) -> str:
     """Return the name of a bound of the matrix ``stem``: the ``end`` "min" or "max" of its ``side``
     "input" or "output". Rows of a matrix have the bounds of the whole matrix.
     """
-    return f"{whole(stem)}.{side}_{end}"
+    return f"{tensor_of_slice(stem)}.{side}_{end}"
 
 
 @dataclass
@@ -66,14 +66,16 @@ class Weights:
         """Return a tensor or a slice of its rows as constants, one for each array of its format."""
         if name not in self.consts:
             arrays = list(self.tensor(name).arrays)
-            if isinstance(name, TensorSlice):  # contiguous rows of each array
+            if not isinstance(name, str):  # contiguous rows of each array
                 n = self.n_rows(name.whole)
                 sizes = [array.size // n for array in arrays]
                 arrays = [
                     array.reshape(-1)[name.first * size : (name.first + name.n) * size]
                     for array, size in zip(arrays, sizes, strict=True)
                 ]
-            self.consts[name] = tuple(self.storage.weights(whole(name), array) for array in arrays)
+            self.consts[name] = tuple(
+                self.storage.weights(tensor_of_slice(name), array) for array in arrays
+            )
         return self.consts[name]
 
     def floats(self, name: TensorName, scale: float = 1.0, *, turned: int = 0) -> Const:
@@ -91,12 +93,12 @@ class Weights:
                 strips = [values[at : at + size].T.ravel() for at in range(0, len(values), size)]
                 values = np.concatenate(strips)
             values = values.ravel()
-            if isinstance(name, TensorSlice):
+            if not isinstance(name, str):
                 values = values[name.first : name.first + name.n]
             values = values * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
-            self.consts[key] = (self.storage.weights(f"{whole(name)}:f32", padded),)
+            self.consts[key] = (self.storage.weights(f"{tensor_of_slice(name)}:f32", padded),)
         (result,) = self.consts[key]
         return result
 
@@ -108,34 +110,34 @@ class Weights:
         return result
 
     @property
-    def met(self) -> set[str]:
+    def adapted_matrices(self) -> set[str]:
         """Names of the matrices for which some plan has packed adapters."""
-        return {f"{whole(name)}.weight" for names in self.packed for name in names}
+        return {f"{tensor_of_slice(name)}.weight" for names in self.packed for name in names}
 
     @property
     def are_floats(self) -> bool:
         """Whether most bytes of the model's tensors are plain floats, not quantised."""
-        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
+        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.has_codes)
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
     def tensor(self, name: TensorName) -> Tensor:
         """Return the whole tensor ``name``: a derived one, else the file's."""
-        return self.derived.get(whole(name)) or self.gguf.tensors[whole(name)]
+        return self.derived.get(tensor_of_slice(name)) or self.gguf.tensors[tensor_of_slice(name)]
 
     def n_rows(self, name: TensorName) -> int:
         """Return the rows of a matrix or a slice; of a tensor with several matrices, the rows of
         all; 1 for a vector.
         """
-        return name.n if isinstance(name, TensorSlice) else prod(self.tensor(name).shape[:-1])
+        return prod(self.tensor(name).shape[:-1]) if isinstance(name, str) else name.n
 
     def n_bytes(self, name: TensorName) -> int:
-        return self.tensor(name).n_bytes // self.n_rows(whole(name)) * self.n_rows(name)
+        return self.tensor(name).n_bytes // self.n_rows(tensor_of_slice(name)) * self.n_rows(name)
 
     def format(self, name: TensorName) -> Format:
         tensor = self.tensor(name)
         if tensor.format is None:
             raise UnsupportedError(
-                f"{self.gguf.path}: {whole(name)} is {tensor.type_name}, "
+                f"{self.gguf.path}: {tensor_of_slice(name)} is {tensor.type_name}, "
                 "a format that treadle does not support yet"
             )
         return tensor.format

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.recurrent.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
-from treadle.plan.lowering.recurrent import scanned_from, state_of
+from treadle.plan.lowering.recurrent import state_access, state_of
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
@@ -97,7 +97,7 @@ def wkv(ops: PlanOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
     keys = ops.floats(rows)
     states = steps.cache.states_of(layer)
     out = steps.floats(label, state.n_inner)
-    state_off, passing = scanned_from(ops, layer)
+    state_off, passing = state_access(ops, layer)
     spec = Wkv(state.n_head, state.head_dim, state.n_state, state.n_head, passing=passing)
     steps.emit(
         label,

@@ -76,7 +76,7 @@ class ExpertShare:
     tokens: int
     n_used: int  # experts of a token
 
-    def of_experts(
+    def rows_by_expert(
         self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield each expert with the indices of the rows that it multiplies, int64 [n]. ``read``
@@ -172,7 +172,7 @@ class Collector:
     ) -> None:
         sums = np.zeros((share.n_experts, rows.shape[1]))
         counts = np.zeros(share.n_experts)
-        for expert, here in share.of_experts(read, n_tokens):
+        for expert, here in share.rows_by_expert(read, n_tokens):
             sums[expert] += _squares(rows[here])
             counts[expert] += len(here)
         self._add_entry(share.tensors, ImatrixEntry(sums, counts))

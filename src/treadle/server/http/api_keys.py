@@ -24,7 +24,7 @@ from treadle.server.http.api_errors import ApiError
 from treadle.server.http.file_watch import FileWatch
 
 MAX_FILE = 1 << 20  # bytes
-LOOK_S = 1.0  # seconds between two checks whether the file has changed
+RECHECK_S = 1.0  # seconds between two checks whether the file has changed
 MINUTE_S = 60.0
 RETRY_S = 2  # Retry-After where it is unknown when a request will end
 
@@ -180,7 +180,7 @@ class TokenCharges:
         return taken
 
 
-class Allowance:
+class RateBucket:
     """A token bucket: it gains ``per_minute`` units each minute, holds at most as many, and starts
     full. It may be overdrawn. ``now``: seconds of any steady clock.
     """
@@ -214,9 +214,9 @@ class KeyUse:
     def __init__(self, number: int) -> None:
         self.number = number
         self.n_open = 0
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, RateBucket] = {}
 
-    def allowance(self, what: str, per_minute: int | None, now: float) -> Allowance | None:
+    def allowance(self, what: str, per_minute: int | None, now: float) -> RateBucket | None:
         """Return the bucket for ``what`` ("requests" or "tokens"), a new one if the limit has
         changed; None without a limit.
         """
@@ -224,7 +224,7 @@ class KeyUse:
             return None
         found = self._allowances.get(what)
         if found is None or found.per_minute != per_minute:
-            found = self._allowances[what] = Allowance(per_minute, now)
+            found = self._allowances[what] = RateBucket(per_minute, now)
         return found
 
 
@@ -244,7 +244,7 @@ class RequestLease:
             self._use = None
 
 
-class KeyRing:
+class ApiKeyStore:
     """The API keys of a server: those of the command line (``options``), and those of a ``file``,
     which is read again when it changes. Without keys everyone on this machine may call. ``tell``
     gets a message if a changed file cannot be used: the former keys then stay. Raises FileError for
@@ -266,7 +266,7 @@ class KeyRing:
         self._clock = clock
         self._uses: dict[bytes, KeyUse] = {}
         self._watch = None if file is None else FileWatch(file)
-        self._looked_s = clock()
+        self._checked_s = clock()
         self.keys = self._all_keys()
 
     def _all_keys(self) -> list[ApiKey]:
@@ -278,9 +278,9 @@ class KeyRing:
     def refresh(self) -> None:
         """Read the file again if it has changed, at most once a second."""
         now = self._clock()
-        if self._watch is None or now - self._looked_s < LOOK_S:
+        if self._watch is None or now - self._checked_s < RECHECK_S:
             return
-        self._looked_s = now
+        self._checked_s = now
         if self._watch.has_changed():
             try:
                 self.keys = self._all_keys()
@@ -300,7 +300,7 @@ class KeyRing:
         found = [key for key in self.keys if hmac.compare_digest(secret, key.secret)]
         return found[0] if found else None
 
-    def turn(self, key: ApiKey) -> int | None:
+    def fairness_number(self, key: ApiKey) -> int | None:
         """Return the number by which the requests of keys share the engine fairly; None if there is
         only one key.
         """

@@ -29,8 +29,12 @@ from treadle.server.http.body_fields import (
 from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.requests.chat_prompt import conversation_prompt, read_conversation, unsupported
-from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
-from treadle.server.requests.http_responses import StreamedResponse, finished, ticking
+from treadle.server.requests.generation_request import (
+    GenerationRequest,
+    conflicting_constraints,
+    read_generation,
+)
+from treadle.server.requests.http_responses import StreamedResponse, finished, pieces_with_pings
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
 from treadle.server.requests.request_media import chat_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
@@ -119,7 +123,7 @@ def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
     }
     if (form := _form(given)) is not None:
         own["response_format"] = form
-    generation = read_asked({**body, **own}, service.model, service.defaults)
+    generation = read_generation({**body, **own}, service.model, service.defaults)
     generation.ignored = ignored_fields(body, ANTHROPIC)
     generation.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
     generation.more["stop"] = list(generation.settings["stop"])  # without the template's own
@@ -133,7 +137,7 @@ def _form(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
     if all(forms):
-        raise two_forms("output_format", "output_config.format")
+        raise conflicting_constraints("output_format", "output_config.format")
     found: dict[str, Any] | None = forms[0] or forms[1]
     return found
 
@@ -326,7 +330,7 @@ async def messages(request: HttpRequest) -> Response:
             stream, _events(stream, shown), lambda e: event(error_dict(e), "error")
         )
     (piece,) = await finished(request, stream)
-    shown["content"] = _blocks(piece.said())
+    shown["content"] = _blocks(piece.parsed_parts())
     return Json(
         {**shown, **_stop(stream, piece), "usage": _usage(piece.output), **warnings(stream)}
     )
@@ -431,11 +435,11 @@ async def _events(stream: RequestStream, shown: dict[str, Any]) -> AsyncIterator
     yield _event("message_start", message=shown)
     index = -1  # of the open block
     kind = ""  # of the open block
-    async for piece in ticking(stream):
+    async for piece in pieces_with_pings(stream):
         if piece is None:
             yield _event("ping")
             continue
-        for part in piece.said():
+        for part in piece.parsed_parts():
             if part.call is not None or part.kind not in (kind, "arguments"):
                 yield _closing(index, kind)
                 index = index + 1

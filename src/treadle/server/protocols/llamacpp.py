@@ -32,7 +32,7 @@ from treadle.server.http.body_fields import (
 from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
-from treadle.server.protocols.llamacpp_answer import final_fields, said, sampling_dict
+from treadle.server.protocols.llamacpp_answer import final_fields, piece_fields, sampling_dict
 from treadle.server.protocols.openai.answer import error_event
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.requests.chat_prompt import conversation_text
@@ -40,7 +40,7 @@ from treadle.server.requests.generation_request import (
     GenerationRequest,
     check_length,
     check_text,
-    read_asked,
+    read_generation,
     read_prompt,
     room,
     several,
@@ -49,7 +49,7 @@ from treadle.server.requests.http_responses import (
     PING,
     StreamedResponse,
     finished,
-    ticking,
+    pieces_with_pings,
     whole_json,
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
@@ -92,7 +92,9 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
     TreadleError.
     """
     given = read_fields(body, COMPLETION)
-    generation = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
+    generation = read_generation(
+        {"n": given.get("n_cmpl"), **body}, service.model, service.defaults
+    )
     generation.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
     if n_probs := given.get("n_probs", given.get("logprobs")):
         generation.settings["logprobs"] = min(n_probs, service.model.config.n_vocab)
@@ -169,7 +171,7 @@ def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[
     ``prompt`` is there only if requested.
     """
     tokens = stream.is_streamed or stream.generation.more["tokens"]
-    result = {**said(piece, tokens=tokens), **final_fields(service, stream, piece)}
+    result = {**piece_fields(piece, tokens=tokens), **final_fields(service, stream, piece)}
     names: list[str] = stream.generation.more["fields"]
     if "prompt" in names:
         result["prompt"] = prompt_text(
@@ -184,15 +186,19 @@ def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[
 
 async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[bytes]:
     each = stream.generation.more["timings_per_token"]
-    async for piece in ticking(stream):
+    async for piece in pieces_with_pings(stream):
         if piece is None:
             yield PING
         elif piece.progress is not None:
-            yield event({**said(piece), "prompt_progress": piece.progress.as_dict(stream.came_s)})
+            yield event(
+                {**piece_fields(piece), "prompt_progress": piece.progress.as_dict(stream.arrival_s)}
+            )
         elif piece.finish_reason is not None:
             yield event(_whole(service, stream, piece))
         else:
-            yield event({**said(piece), **({"timings": timings(piece.output)} if each else {})})
+            yield event(
+                {**piece_fields(piece), **({"timings": timings(piece.output)} if each else {})}
+            )
 
 
 # -- tokens and templates -------------------------------------------------------------------------
@@ -350,6 +356,6 @@ async def change_props(request: HttpRequest) -> Response:
                     f"{where}{name[:80]}: cannot be changed: expected {', '.join(sorted(known))}",
                     param=f"{where}{name[:80]}",
                 )
-    generation = await service.prepare(read_asked, params, service.model, service.defaults)
+    generation = await service.prepare(read_generation, params, service.model, service.defaults)
     service.defaults = generation.settings["sampling"]
     return Json({"success": True})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STOP_TYPES = {"length": "limit", "context": "limit"}
 
 
-def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
+def piece_fields(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
     """Return the fields of a result for a new piece of output. ``tokens``: include its token
     ids.
     """
@@ -81,7 +81,13 @@ def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict
     if not stream.generation.more["verbose"]:
         return {}
     prompt = prompt_text(stream.generation.prompts[piece.output.prompt], service.model)
-    return {"__verbose": {**said(piece), **final_fields(service, stream, piece), "prompt": prompt}}
+    return {
+        "__verbose": {
+            **piece_fields(piece),
+            **final_fields(service, stream, piece),
+            "prompt": prompt,
+        }
+    }
 
 
 def sampling_dict(sampling: Sampling) -> dict[str, Any]:

@@ -83,20 +83,28 @@ class _Families:
                 by_place.add_metric([*known, str(at)], n)
             yield by_place
         for key, text, found in (
-            ("time_to_first_token_seconds", "Time to first token", stats.first),
-            ("inter_token_latency_seconds", "Time between two tokens of an output", stats.between),
+            ("time_to_first_token_seconds", "Time to first token", stats.time_to_first_token),
+            (
+                "inter_token_latency_seconds",
+                "Time between two tokens of an output",
+                stats.inter_token_latency,
+            ),
             (
                 "e2e_request_latency_seconds",
                 "Time from arrival to the end of the output",
-                stats.whole,
+                stats.request_latency,
             ),
-            ("request_queue_time_seconds", "Time in the queue", stats.waited),
+            ("request_queue_time_seconds", "Time in the queue", stats.queue_time),
             (
                 "request_prefill_time_seconds",
                 "Time from the first step to the first token",
-                stats.reading,
+                stats.prefill_time,
             ),
-            ("request_decode_time_seconds", "Time from the first token to the last", stats.writing),
+            (
+                "request_decode_time_seconds",
+                "Time from the first token to the last",
+                stats.decode_time,
+            ),
             ("iteration_tokens_total", "Tokens per engine step", stats.step_tokens),
         ):
             labels, known = _labels(f"vllm:{key}", name)
@@ -193,7 +201,7 @@ def gauges(service: Service) -> Values:
         "vllm:num_requests_waiting": ("Waiting requests", len(outputs) - running),
         "vllm:kv_cache_usage_perc": (
             "Share of KV cache pages in use, 0 to 1",
-            max(1 - pool.room / pool.n_pages for pool in pools),
+            max(1 - pool.n_available / pool.n_pages for pool in pools),
         ),
         "treadle:queued_seconds": (
             "Seconds of queued prompt processing",

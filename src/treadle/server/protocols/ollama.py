@@ -36,12 +36,12 @@ from treadle.server.requests.generation_request import (
     GenerationRequest,
     check_length,
     check_text,
-    read_asked,
+    conflicting_constraints,
+    read_generation,
     read_prompt,
     room,
-    two_forms,
 )
-from treadle.server.requests.http_responses import StreamedResponse, finished, ticking
+from treadle.server.requests.http_responses import StreamedResponse, finished, pieces_with_pings
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
 from treadle.server.requests.request_media import images_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
@@ -95,7 +95,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
     if form not in (None, ""):
         options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
-    generation = read_asked(options, service.model, service.defaults)
+    generation = read_generation(options, service.model, service.defaults)
     generation.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
     generation.options = replace(generation.options, streams=False)  # a line has whole calls
     generation.settings["logprobs"] = read_logprobs(body, service.model)
@@ -111,7 +111,7 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(ANY_OBJECT) if other is None else {}
     schema = mapping("format", form)
     if other is not None and options[other] != schema:
-        raise two_forms("format", f"options.{other}")
+        raise conflicting_constraints("format", f"options.{other}")
     return {"json_schema": schema}
 
 
@@ -277,16 +277,16 @@ async def _answer(
             stream, parts, lambda e: _line(error_dict(e)), "application/x-ndjson"
         )
     (piece,) = await finished(request, stream)
-    said = _said(piece, piece.said(), say)
-    return Json({**_head(service), **said, **_end(piece), **warnings(stream)})
+    parsed_parts = _said(piece, piece.parsed_parts(), say)
+    return Json({**_head(service), **parsed_parts, **_end(piece), **warnings(stream)})
 
 
 async def _lines(service: Service, stream: RequestStream, say: Say) -> AsyncIterator[bytes]:
-    async for piece in ticking(stream):
+    async for piece in pieces_with_pings(stream):
         if piece is None:  # JSON lines have no comments: keep-alive is an empty part
             yield _line({**_head(service), **say(NOTHING), "done": False})
             continue
-        parts = piece.said()
+        parts = piece.parsed_parts()
         if parts or piece.logprobs:  # log-probabilities may precede held-back text
             yield _line({**_head(service), **_said(piece, parts, say), "done": False})
         if piece.finish_reason is not None:
@@ -316,7 +316,7 @@ def _end(piece: StreamPiece) -> dict[str, Any]:
 def _durations(of: OutputStream) -> dict[str, Any]:
     t = of.answer.timings
     return {
-        "total_duration": _ns(of.last_s - of.came_s),
+        "total_duration": _ns(of.last_s - of.arrival_s),
         "load_duration": _ns(t.compile_s),
         "prompt_eval_count": t.n_prompt,
         "prompt_eval_duration": _ns(t.prefill_s),

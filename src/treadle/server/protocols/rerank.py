@@ -71,7 +71,7 @@ async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair])
     with steps of the scheduler.
     """
     scores: list[float] = []
-    for batch in reranker.together(pairs):
+    for batch in reranker.batches(pairs):
         began = time.perf_counter()
         scores += (await service.steps(reranker.runs(batch))).tolist()
         service.note_embedded(sum(len(ids) for ids, _ in batch), time.perf_counter() - began)

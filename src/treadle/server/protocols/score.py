@@ -143,7 +143,8 @@ def _pairs(
     names: tuple[str, str],
     most: int | None,
 ) -> list[Pair]:
-    """Return the token ids of each pair. ``most``: tokens to which a pair is truncated; ``names``:
+    """Return the token ids of each pair of ``texts``, and where those of the second token type
+    begin. ``most``: tokens to which a pair is truncated, None: a longer one is an error; ``names``:
     the two fields, for errors. Raises ApiError.
     """
     pairs = []

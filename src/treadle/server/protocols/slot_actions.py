@@ -156,7 +156,7 @@ def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
     memory.
     """
     media = model.engine.media
-    left = slot.ids[model.engine.cache.known(slot.ids, slot.lora) :]
+    left = slot.ids[model.engine.cache.n_cached_tokens(slot.ids, slot.lora) :]
     if any(entry.rows is None for entry in media.entries_in(left)):
         raise ApiError(
             400,

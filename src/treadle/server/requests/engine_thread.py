@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.api.engine_plans import EnginePlan, media_plans, telling_plans, text_plans
+from treadle.api.engine_plans import EnginePlan, media_plans, probe_plans, text_plans
 from treadle.errors import FileError
 from treadle.jit.kernel import compile_processes_held, end_compile_processes
 from treadle.server.requests.client_slots import ClientSlots
@@ -58,7 +58,7 @@ class EngineThread:
         self.warmed.set_running_or_notify_cancel()
         self.outputs: dict[Request, OutputStream] = {}  # running and queued
         self.slots = ClientSlots(model.engine.cache.n_sequences)
-        # Dropped after they were done, perhaps before ``_tell``.
+        # Dropped after they were done, perhaps before ``_publish``.
         self._dropped: deque[OutputStream] = deque()
         self._news: deque[RequestStream] = deque()  # streams with new output, not yet woken
         self._jobs: deque[_Job] = deque()
@@ -79,7 +79,7 @@ class EngineThread:
         in the caller's thread: once the engine thread runs, no fork is safe.
         """
         with suppress(Exception):  # the thread meets the same error, and reports it
-            self._compiles_ahead = any([plan.compile_ahead() for plan in telling_plans(self.model)])
+            self._compiles_ahead = any([plan.compile_ahead() for plan in probe_plans(self.model)])
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -103,7 +103,7 @@ class EngineThread:
         """
         for output in outputs:
             if output.answer.done:
-                output.stream.wakeup.ring()
+                output.stream.wakeup.notify()
             else:
                 self.outputs[output.request] = output
                 self.slots.take(output, output.stream.generation.slot)
@@ -134,6 +134,9 @@ class EngineThread:
     # -- the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Compile the plans; then, until ``stop``, run jobs and scheduler's steps in turn, and
+        sleep while there are none.
+        """
         plans = self._warmings()
         try:
             with compile_processes_held():
@@ -150,7 +153,7 @@ class EngineThread:
         while not self._stopping:
             self._work_event.clear()  # before checking for work: later arrivals set it again
             if self._jobs:
-                self._ring()
+                self._wake_streams()
                 with self.turns:
                     self._do(*self._jobs.popleft())
             if not self.scheduler.idle:
@@ -158,11 +161,11 @@ class EngineThread:
                     self._step()
             elif not self._jobs:
                 # Another thread of this program may have stepped them for its own request.
-                self._tell([r for r, output in list(self.outputs.items()) if output.answer.done])
-                self._ring()
+                self._publish([r for r, output in list(self.outputs.items()) if output.answer.done])
+                self._wake_streams()
                 if not self._warm_next(plans):
                     self._work_event.wait()
-        self._ring()
+        self._wake_streams()
         while self._jobs:
             self._jobs.popleft()[1].cancel()
 
@@ -206,10 +209,12 @@ class EngineThread:
             self._make(plan)
 
     def _make(self, plan: EnginePlan) -> None:
+        """Compile a plan and wait for it, unless the thread is to stop."""
         if not self._stopping:
             plan.make()
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
+        """Run a job, unless its future was cancelled, and set the future's result or error."""
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -218,11 +223,12 @@ class EngineThread:
             future.set_exception(error)
 
     def _step(self) -> None:
+        """Run one step of the scheduler, count its output, and list the streams to wake."""
         began = time.perf_counter()
         try:
             # The event loop writes to clients while a run is computed: between two runs its Python
             # code would delay the next run.
-            fed, others = self.stepper.step(self._ring)
+            fed, others = self.stepper.step(self._wake_streams)
             if others:
                 fed = list(self.outputs)
         except BaseException as error:  # an internal error: all requests fail, none waits forever
@@ -232,14 +238,14 @@ class EngineThread:
                 request.answer.fail(error)
                 self.scheduler.cancel(request)
         seconds = time.perf_counter() - began
-        self._ring()  # if the step ran nothing
+        self._wake_streams()  # if the step ran nothing
         self.stats.note_step(len(fed), self.scheduler.n_tokens, seconds)
-        self._tell(fed)
-        self._tell_progress()
+        self._publish(fed)
+        self._publish_progress()
 
-    def _tell_progress(self) -> None:
+    def _publish_progress(self) -> None:
         """Put streams whose prompt progress has changed, and that report it, into the list for
-        ``_ring``.
+        ``_wake_streams``.
         """
         waiting = [
             output for output in list(self.outputs.values()) if output.stream.generation.progress
@@ -264,9 +270,9 @@ class EngineThread:
         row_s = self.scheduler.media.row_s
         return left * self.scheduler.token_s + row_s * sum(entry.n_rows for entry in entries)
 
-    def _tell(self, fed: list[Request]) -> None:
+    def _publish(self, fed: list[Request]) -> None:
         """Count the new output of the requests ``fed``, and put their streams into the list for
-        ``_ring``. A FileError of a request sets ``state`` to "error".
+        ``_wake_streams``. A FileError of a request sets ``state`` to "error".
         """
         now = time.perf_counter()
         for request in fed:
@@ -282,7 +288,7 @@ class EngineThread:
         while self._dropped:
             self.stats.note_news(self._dropped.popleft(), now)
 
-    def _ring(self) -> None:
+    def _wake_streams(self) -> None:
         """Wake the streams in the list, with one call into each event loop."""
         streams: dict[RequestStream, None] = {}
         while self._news:  # a thread that steps for its own request may be here too
@@ -293,12 +299,13 @@ class EngineThread:
             by_loop.setdefault(stream.loop, []).append(stream)
         for loop, of_loop in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_ring, of_loop)
+                loop.call_soon_threadsafe(_wake_streams, of_loop)
             except RuntimeError:  # its loop is closed
                 for stream in of_loop:
                     stream.close()
 
 
-def _ring(streams: list[RequestStream]) -> None:
+def _wake_streams(streams: list[RequestStream]) -> None:
+    """Wake the coroutines that read these streams; called in their event loop."""
     for stream in streams:
-        stream.wakeup.ring()
+        stream.wakeup.notify()

@@ -297,7 +297,7 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
     return replace(sampling, seed=(sampling.seed + i) % SEEDS)
 
 
-def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> GenerationRequest:
+def read_generation(body: Mapping[str, Any], model: Model, defaults: Sampling) -> GenerationRequest:
     """Return the request of a body, with all shared fields but the prompts. ``defaults``: sampling
     settings of fields that the body lacks. Raises ApiError; TreadleError for settings out of range.
     """
@@ -306,7 +306,7 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
     for name, ours in SYNONYMS.items():
         two = name in GUIDED and body.get(name) is not None
         if two and body.get(ours) not in (None, "", body[name]):
-            raise two_forms(name, ours)
+            raise conflicting_constraints(name, ours)
         if body.get(name) is not None and (body.get(ours) is None or name.startswith("max_")):
             body[ours] = body[name]
             names[ours] = name
@@ -339,13 +339,13 @@ def _structured(body: dict[str, Any]) -> dict[str, str]:
             names[own.get(name, name)] = f"structured_outputs.{name}"
     if "guided_choice" in given:
         if "regex" in made:
-            raise two_forms("guided_choice", names["regex"])
+            raise conflicting_constraints("guided_choice", names["regex"])
         made["regex"] = given["guided_choice"]
         names["regex"] = "guided_choice"
     for name in made:
         for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
             if body.get(other) is not None:
-                raise two_forms(names[name], other)
+                raise conflicting_constraints(names[name], other)
     body |= made
     return names
 
@@ -443,13 +443,13 @@ def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -
     any_object = own == ANY_OBJECT and "json_schema" in found
     if own and not any_object and found and own != found:
         other = next(iter(found))
-        raise two_forms("response_format", names.get(other, other))
+        raise conflicting_constraints("response_format", names.get(other, other))
     if own and not found:
         lenient = form is not None and form.get("type") == "json_schema" and _is_lenient(form)
         found = own
     if len(found) > 1:
         one, other, *_ = (names.get(key, key) for key in found)
-        raise two_forms(one, other)
+        raise conflicting_constraints(one, other)
     budget = given.get("reasoning_budget", -1)
     return AnswerOptions(
         schema=found.get("json_schema"),
@@ -462,7 +462,7 @@ def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -
     )
 
 
-def two_forms(one: str, other: str) -> ApiError:
+def conflicting_constraints(one: str, other: str) -> ApiError:
     """Return the error (400) for two fields that both constrain the answer."""
     why = "each constrains the answer: send only one of them"
     return ApiError(400, f"{one} and {other}: {why}", param=one)
@@ -499,7 +499,7 @@ def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
     inner = mapping(f"{where}.json_schema", form["json_schema"])
     schema = mapping(f"{where}.json_schema.schema", inner.get("schema"))
     if form.get("schema") not in (None, schema):
-        raise two_forms(f"{where}.schema", f"{where}.json_schema.schema")
+        raise conflicting_constraints(f"{where}.schema", f"{where}.json_schema.schema")
     return schema
 
 

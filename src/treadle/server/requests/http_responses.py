@@ -46,7 +46,7 @@ def n_echoed(piece: StreamPiece) -> int:
     return len(measured[piece.output.prompt]) if measured else 0
 
 
-def ticking(stream: RequestStream) -> AsyncIterator[StreamPiece | None]:
+def pieces_with_pings(stream: RequestStream) -> AsyncIterator[StreamPiece | None]:
     """Iterate over a request's pieces for a streamed response; None means that a keep-alive is
     due.
     """
@@ -57,13 +57,13 @@ async def finished(request: HttpRequest, stream: RequestStream) -> list[StreamPi
     """Read a request to its end; return one piece for each output. Raises ApiError, and GoneError
     if the client disconnects.
     """
-    async with watched(request.receive, lambda: stream.give_up(GoneError())):
+    async with watched(request.receive, lambda: stream.abort(GoneError())):
         return await read_to_end(stream)
 
 
 async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
     """Read a request to its end; return one piece for each output. Raises ApiError, and the error
-    that was passed to ``give_up``.
+    that was passed to ``abort``.
     """
     got: dict[OutputStream, list[StreamPiece]] = {output: [] for output in stream.outputs}
     try:
@@ -82,7 +82,7 @@ class AbortableStream(Protocol):
 
     kept: KeptStream | None
 
-    def give_up(self, why: BaseException) -> None:
+    def abort(self, why: BaseException) -> None:
         """Abort the request: its iterator of parts raises ``why``."""
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class StreamedResponse(Response):
             return
         try:
             await send(self.head)
-            async with watched(receive, lambda: stream.give_up(GoneError())):
+            async with watched(receive, lambda: stream.abort(GoneError())):
                 async for part in self._parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except GoneError:

@@ -68,7 +68,7 @@ class KeptStream:
     def cancel(self) -> None:
         """Abort the request, unless its answer is complete; readers then come to an end."""
         if not self.completed:
-            self._stream.give_up(GoneError())
+            self._stream.abort(GoneError())
 
     def wake(self) -> None:
         """Wake all readers, which look for new bytes and whether their client has left."""

@@ -81,7 +81,7 @@ class StreamPiece:
     starts: Sequence[int] = ()  # character offset in the whole output of each ``logprobs`` entry
     parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with its number of ids
 
-    def said(self) -> list[OutputPiece]:
+    def parsed_parts(self) -> list[OutputPiece]:
         """Return the piece's reasoning, content and tool calls, by the output's parser. Call it
         once for each piece, in order.
         """
@@ -91,7 +91,7 @@ class StreamPiece:
             out += self.output.scan(part, n_ids)
         if self.finish_reason is not None:
             if scanner.in_reasoning:  # ids not decoded to text yet
-                self.output.n_thought += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
+                self.output.n_reasoning += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
             out += self.output.scan("", 0, last=True)
         return merged(out)
 
@@ -123,8 +123,8 @@ class OutputStream:
         self.index = index  # of the choice
         self.prompt = prompt  # index of its prompt
         self.scanner = stream.generation.planned.marks.scanner()
-        self.n_told = 0  # ids returned so far
-        self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
+        self.n_returned = 0  # ids returned so far
+        self.n_reasoning = 0  # ids of reasoning and of its end mark: see ``parsed_parts``
         self._n_open = 0  # ids not yet known to be reasoning or not
         self.last_progress: Progress | None = None  # the last that was returned
         # By picture or sound of the prompt: how many tokens there are up to its end.
@@ -134,7 +134,7 @@ class OutputStream:
             ends = {last[id]: n for n, id in enumerate(request.ids, 1) if id in last}
             self._media_ends = ends
         self.slot = NONE  # its current or last slot
-        self.came_s = stream.came_s
+        self.arrival_s = stream.arrival_s
         self.first_s = self.last_s = 0.0  # when ids came
         # Already counted in ``ServerStats``: ids, seconds of decoding, its end.
         self.n_counted = 0
@@ -144,19 +144,20 @@ class OutputStream:
 
     def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[OutputPiece]:
         """Feed text ``part``, which has ``n_ids`` tokens, to the parser; return the pieces that are
-        certain by now. Counts the tokens of reasoning in ``n_thought``. ``last``: the output ends.
+        certain by now. Counts the tokens of reasoning in ``n_reasoning``. ``last``: the output
+        ends.
         """
         scanner = self.scanner
         reasons = scanner.in_reasoning
         open = scanner.undecided
         out = scanner.feed(part, last=last)
         if reasons:
-            self.n_thought += n_ids
+            self.n_reasoning += n_ids
         elif open or scanner.undecided:
             self._n_open += n_ids
         if not scanner.undecided:
             if any(said.kind == "reasoning" for said in out):
-                self.n_thought += self._n_open
+                self.n_reasoning += self._n_open
             self._n_open = 0
         return out
 
@@ -168,19 +169,19 @@ class OutputStream:
             return moved
         answer = self.answer
         parts = []
-        n = self.n_told
+        n = self.n_returned
         while (piece := answer.take()) is not None:
             parts.append((piece, answer.n_taken - n))
             n = answer.n_taken
-        over = answer.over
+        over = answer.is_drained
         if over and answer.error is not None:
             raise problem_of(answer.error)
         if not parts and not over:
             return None
-        start = self.n_told
+        start = self.n_returned
         end = len(answer.ids) if over else answer.n_taken
         shown = answer.n_shown if over else end  # a stop string is never returned
-        self.n_told = end
+        self.n_returned = end
         logprobs = answer.logprobs[start:shown]
         reason = answer.finish_reason if over else None
         return StreamPiece(
@@ -198,7 +199,9 @@ class OutputStream:
         timings = self.answer.timings
         request = self.request
         media = self._media_progress()
-        found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place, media)
+        found = Progress(
+            timings.n_prompt, timings.n_cached, request.n_read, request.queue_position, media
+        )
         begun = self.answer.ids or self.answer.done
         known = found.processed or found.place or (media is not None and media.encoding_ms)
         return found if known and not begun else None
@@ -232,41 +235,41 @@ class OutputStream:
 
 
 class Wakeup:
-    """Wakes the one coroutine that waits. A ``ring`` while none waits is kept for the next
+    """Wakes the one coroutine that waits. A ``notify`` while none waits is kept for the next
     ``wait``.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._rung = False
+        self._notified = False
         self._waiter: asyncio.Future[bool] | None = None
 
-    def ring(self, rung: bool = True) -> None:
-        """Wake the waiting coroutine; ``rung``: what its ``wait`` returns. Call it in the loop's
+    def notify(self, result: bool = True) -> None:
+        """Wake the waiting coroutine; ``result``: what its ``wait`` returns. Call it in the loop's
         thread.
         """
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(rung)
-        elif rung:
-            self._rung = True
+            self._waiter.set_result(result)
+        elif result:
+            self._notified = True
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until ``ring`` and return True; return False after ``timeout_s`` seconds."""
-        if not self._rung:
+        """Wait until ``notify`` and return True; return False after ``timeout_s`` seconds."""
+        if not self._notified:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout_s, self.ring, False)
+            timer = self._loop.call_later(timeout_s, self.notify, False)
             try:
                 return await self._waiter
             finally:
                 timer.cancel()
                 self._waiter = None
-        self._rung = False
+        self._notified = False
         return True
 
 
 class RequestStream:
     """The outputs of one HTTP request, read in the event loop. ``drop`` is called to cancel an
-    output, ``wake`` to tell the engine thread that pieces were taken. ``came_s``: arrival by
+    output, ``wake`` to tell the engine thread that pieces were taken. ``arrival_s``: arrival by
     ``perf_counter``; ``timeout_s`` counts from then.
     """
 
@@ -276,11 +279,11 @@ class RequestStream:
         wake: Callable[[], None],
         *,
         generation: GenerationRequest,
-        came_s: float,
+        arrival_s: float,
         timeout_s: float | None = None,
     ) -> None:
         self.generation = generation
-        self.came_s = came_s  # its arrival time
+        self.arrival_s = arrival_s  # its arrival time
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
         self.wakeup = Wakeup(self.loop)
@@ -288,20 +291,20 @@ class RequestStream:
         self.is_streamed = generation.is_streamed  # else only finished outputs matter
         self.ids: set[str] = set()  # by which clients name it: its answer's, its HTTP request's
         self.n_prepared = 0  # bytes of its prepared pictures and sounds
-        self.ended: BaseException | None = None  # the error of ``give_up``
+        self.ended: BaseException | None = None  # the error of ``abort``
         self.kept: KeptStream | None = None  # its answer, if it outlives the connection
         self._drop = drop
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
-            left_s = came_s + timeout_s - time.perf_counter()
-            self._timer = self.loop.call_later(max(left_s, 0), self.give_up, timed_out(timeout_s))
+            left_s = arrival_s + timeout_s - time.perf_counter()
+            self._timer = self.loop.call_later(max(left_s, 0), self.abort, timed_out(timeout_s))
 
     async def pieces(self, ping_s: float) -> AsyncIterator[StreamPiece | None]:
         """Yield new pieces of any output; None whenever nothing comes for ``ping_s`` seconds.
 
         Raises ApiError if an output ends with an error, and the error that was passed to
-        ``give_up``.
+        ``abort``.
         """
         left = list(self.outputs)
         while left:
@@ -317,14 +320,14 @@ class RequestStream:
             if left and not await self.wakeup.wait(ping_s):
                 yield None
 
-    def give_up(self, why: BaseException) -> None:
+    def abort(self, why: BaseException) -> None:
         """Abort the request: the engine computes at most one more step for it, and ``pieces``
         raises ``why``.
         """
         if self.ended is None:
             self.ended = why
             self.close()
-            self.wakeup.ring()
+            self.wakeup.notify()
 
     def close(self) -> None:
         """Cancel the unfinished outputs: nobody reads them any more."""

@@ -18,11 +18,11 @@ MOST_MEDIA_CHARACTERS = 128 << 20  # of all, where the model reads pictures or s
 
 @dataclass
 class StoredResponse:
-    """One stored response. ``talk``: its conversation as chat messages; ``inputs``: all input
-    items, including those of earlier responses; ``whole``: the response object.
+    """One stored response. ``chat_messages``: its conversation as chat messages; ``inputs``: all
+    input items, including those of earlier responses; ``whole``: the response object.
     """
 
-    talk: list[Message]
+    chat_messages: list[Message]
     inputs: list[Item]
     whole: dict[str, Any]
 
@@ -34,7 +34,7 @@ class StoredResponse:
     @cached_property
     def n(self) -> int:
         """Size in characters, which counts against ``MOST_CHARACTERS``."""
-        return sum(len(str(each)) for each in (*self.talk, *self.inputs, self.whole))
+        return sum(len(str(each)) for each in (*self.chat_messages, *self.inputs, self.whole))
 
 
 class ResponseStore:

@@ -22,10 +22,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools import TemplateDialect, dialect_of
 from treadle.media.address_policy import AddressPolicy
 from treadle.media.addresses import fetch_media
-from treadle.models.graphs import main_output
 from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
-from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges, charge_tokens
+from treadle.server.http.api_keys import ApiKey, ApiKeyStore, TokenCharges, charge_tokens
 from treadle.server.http.http_io import (
     MAX_BODY,
     MAX_MEDIA_BODY,
@@ -95,8 +94,12 @@ class ServerSettings:
 
 @dataclass
 class Service:
-    """One served model: its engine thread, threads that prepare requests, API keys, counters and
-    stores. ``close`` ends the threads; the owner closes the model.
+    """One served model: its engine thread (``engine``; the ``Engine`` itself is ``model.engine``),
+    threads that prepare requests, API keys, counters and stores. ``close`` ends the threads; the
+    owner closes the model.
+
+    Handlers of generations call ``begin``, which reads the request in a thread (``prepare``) and
+    gives it to the engine thread (``start``). Handlers of vectors and scores call ``steps``.
     """
 
     model: Model
@@ -115,14 +118,14 @@ class Service:
         self.stats = ServerStats()
         self.kept_streams = KeptStreams()
         self.charges = TokenCharges()  # of an engine
-        self.keys = KeyRing(self.settings.api_keys, self.settings.api_key_file, self.warn)
+        self.keys = ApiKeyStore(self.settings.api_keys, self.settings.api_key_file, self.warn)
         most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
         self.responses = ResponseStore(most_characters=most)
         self.addresses = AddressPolicy(self.settings.media_urls, self.settings.media_hosts)
         self.bodies = Bodies(MAX_BODY if media is None else MAX_MEDIA_BODY)
         self.engine = EngineThread(self.model, self.stats)
         self.defaults = self.model.sampling
-        self.writes = main_output(self.model.config) == "logits"  # whether it generates text
+        self.writes = self.model.config.main_output == "logits"  # whether it generates text
         self.draining = False
         self.n_open = 0  # open HTTP requests that the shutdown waits for
         self.streams: set[RequestStream] = set()
@@ -227,9 +230,9 @@ class Service:
         return contents
 
     async def steps(self, runs: Generator[T | None, None, None]) -> T:
-        """Return the first item of ``runs`` that is not None. Each item is computed as a job of the
-        engine thread, so the scheduler's steps run in between. After a disconnect no further one is
-        computed.
+        """Return the first item of ``runs`` that is not None, such as the vectors of
+        ``Engine.embed_runs``. Each item is computed as a job of the engine thread, so the
+        scheduler's steps run in between. After a disconnect no further one is computed.
         """
         try:
             while True:
@@ -251,14 +254,14 @@ class Service:
 
         return noted
 
-    async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
+    async def _in_time(self, arrival_s: float, within_s: float, work: Awaitable[T]) -> T:
         """Return the result of ``work``. Raises ApiError (504) if it takes more than ``within_s``
-        seconds after ``came_s``, a time of ``perf_counter``.
+        seconds after ``arrival_s``, a time of ``perf_counter``.
         """
         if within_s == math.inf:
             return await work
         try:
-            return await asyncio.wait_for(work, came_s + within_s - time.perf_counter())
+            return await asyncio.wait_for(work, arrival_s + within_s - time.perf_counter())
         except asyncio.TimeoutError:
             raise timed_out(within_s) from None
 
@@ -267,22 +270,22 @@ class Service:
         request: HttpRequest,
         read: Callable[..., GenerationRequest],
         *args: Any,
-        keeps: bool = True,
+        keep_stream: bool = True,
         admitted: bool = False,
     ) -> RequestStream:
         """Start the generation request of an HTTP request, as ``start`` does, within the time limit
-        in its headers. ``keeps``: keep a streamed answer for the conversation that the headers
-        name. ``admitted``: a further answer of a running request, which counts for no limit, and
-        which a server that stops lets end.
+        in its headers. ``keep_stream``: keep a streamed answer for the conversation that the
+        headers name. ``admitted``: a further answer of a running request, which counts for no
+        limit, and which a server that stops lets end.
         """
-        came_s = request.scope["treadle.came"]
+        arrival_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
         conversation_id(request.headers.get("x-conversation-id"))  # refuses an invalid id first
-        bounds: dict[str, Any] = {"within_s": seconds_of(request), "came_s": came_s}
+        bounds: dict[str, Any] = {"within_s": seconds_of(request), "arrival_s": arrival_s}
         stream = await self.start(read, *args, **bounds, key=key, admitted=admitted)
         request.scope["treadle.stream"] = stream  # for the log
         stream.ids.add(request.scope["treadle.id"])
-        if keeps and stream.is_streamed:
+        if keep_stream and stream.is_streamed:
             try:
                 stream.kept = self.keep(request, stream)
             except ApiError:
@@ -309,14 +312,14 @@ class Service:
         read: Callable[..., GenerationRequest],
         *args: Any,
         within_s: float = math.inf,
-        came_s: float | None = None,
+        arrival_s: float | None = None,
         key: int | None = None,
         admitted: bool = False,
     ) -> RequestStream:
         """Call ``read(service, *args)`` in the pool, and start the generation request that it
-        returns. ``came_s``: arrival by ``perf_counter``; ``within_s``: seconds from then. ``key``:
-        number of the API key for fair sharing, if there are several. ``admitted``: see ``begin``.
-        Raises ApiError and TreadleError.
+        returns. ``arrival_s``: arrival by ``perf_counter``; ``within_s``: seconds from then.
+        ``key``: number of the API key for fair sharing, if there are several. ``admitted``: see
+        ``begin``. Raises ApiError and TreadleError.
         """
 
         if not self.writes:  # refused before a stream begins
@@ -340,9 +343,9 @@ class Service:
                 )
             return generation, generation.requests(self.model)
 
-        came_s = time.perf_counter() if came_s is None else came_s
+        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         work = self._prepare(prepared) if admitted else self.prepare(prepared)
-        generation, requests = await self._in_time(came_s, within_s, work)
+        generation, requests = await self._in_time(arrival_s, within_s, work)
         if not admitted:
             self.check_room(len(requests))
         n_bytes = sum(ids.n_bytes for ids in generation.prompts if isinstance(ids, MediaPrompt))
@@ -352,7 +355,7 @@ class Service:
             self.engine.drop,
             self.engine.wake,
             generation=generation,
-            came_s=came_s,
+            arrival_s=arrival_s,
             timeout_s=None if seconds == math.inf else seconds,
         )
         for made, _ in requests:
@@ -425,7 +428,7 @@ class Service:
     def stop_streams(self) -> None:
         """Abort the unfinished streams: the server is stopping."""
         for each in (*self.streams, *self.tool_turns):
-            each.give_up(busy("the server is stopping"))
+            each.abort(busy("the server is stopping"))
 
     def close(self) -> None:
         """End the threads. The owner closes the model."""

@@ -49,12 +49,12 @@ class ServerStats:
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.accepted_at: list[int] = []  # drafts accepted at each position
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
-        self.first = Histogram()
-        self.between = Histogram()
-        self.whole = Histogram()
-        self.waited = Histogram()
-        self.reading = Histogram()
-        self.writing = Histogram()
+        self.time_to_first_token = Histogram()
+        self.inter_token_latency = Histogram()
+        self.request_latency = Histogram()
+        self.queue_time = Histogram()
+        self.prefill_time = Histogram()
+        self.decode_time = Histogram()
         self.step_tokens = Histogram(EDGES_TOKENS)
 
     def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
@@ -84,7 +84,7 @@ class ServerStats:
             return
         output.counted = done
         if output.first_s:
-            self.between.note(now - output.last_s)
+            self.inter_token_latency.note(now - output.last_s)
         elif n_new or answer.finish_reason:  # its prefill is done
             self.n_prompt += t.n_prompt
             self.n_cached += t.n_cached
@@ -93,9 +93,9 @@ class ServerStats:
         if n_new and not output.first_s:
             output.first_s = now
             started = output.request.started or now
-            self.first.note(now - output.came_s)
-            self.waited.note(max(0.0, started - output.came_s))
-            self.reading.note(now - started)
+            self.time_to_first_token.note(now - output.arrival_s)
+            self.queue_time.note(max(0.0, started - output.arrival_s))
+            self.prefill_time.note(now - started)
         output.last_s = now
         self.n_most = max(self.n_most, t.n_prompt + t.n_generated)
         if t.n_drafts:
@@ -105,9 +105,9 @@ class ServerStats:
         output.n_counted = output.n_counted + n_new
         output.counted_s = t.decode_s
         if done:
-            self.whole.note(now - output.came_s)
+            self.request_latency.note(now - output.arrival_s)
             if output.first_s:
-                self.writing.note(now - output.first_s)
+                self.decode_time.note(now - output.first_s)
             reason = "length" if answer.finish_reason == "context" else answer.finish_reason
             self.ended[reason or "error"] += 1
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Read = Callable[["Service", dict[str, Any]], "GenerationRequest"]
 
 
-class ToolTurns:
+class ToolCallLoop:
     """The answers to one HTTP request, one stream after the other; the server runs tool calls
-    between them. For its response it is one stream: ``give_up`` and ``close`` end the answer or the
+    between them. For its response it is one stream: ``abort`` and ``close`` end the answer or the
     calls that run now.
     """
 
@@ -55,7 +55,7 @@ class ToolTurns:
 
     async def begin(self, body: dict[str, Any]) -> RequestStream:
         """Begin the next answer, to ``body``, and return its stream. Raises ApiError, and the error
-        that was passed to ``give_up``.
+        that was passed to ``abort``.
         """
         self._check()
         self.close()
@@ -64,7 +64,7 @@ class ToolTurns:
             body = {**body, "tool_choice": "none"}
         begin = self.service.begin
         more = self.n_answers > 1
-        self.stream = await begin(self._request, self._read, body, keeps=False, admitted=more)
+        self.stream = await begin(self._request, self._read, body, keep_stream=False, admitted=more)
         self._has_stream = True
         if self.n_answers == 1 and self.stream.is_streamed:
             try:
@@ -74,7 +74,7 @@ class ToolTurns:
                 raise
         self.stream.ids |= self.ids
         if self._why is not None:  # ended while the answer was being started
-            self.stream.give_up(self._why)
+            self.stream.abort(self._why)
         return self.stream
 
     def _check(self) -> None:
@@ -83,7 +83,7 @@ class ToolTurns:
 
     async def call(self, calls: Sequence[ToolCall]) -> AsyncIterator[list[ToolOutput] | None]:
         """Run tool calls concurrently. Yield None each second, and at the end the results, in the
-        order of ``calls``. Raises the error that was passed to ``give_up``.
+        order of ``calls``. Raises the error that was passed to ``abort``.
         """
         toolbox = self.servers.toolbox
         running = [asyncio.wrap_future(toolbox.submit(call.name, call.arguments)) for call in calls]
@@ -104,12 +104,12 @@ class ToolTurns:
             for each in running:
                 each.cancel()
 
-    def give_up(self, why: BaseException) -> None:
+    def abort(self, why: BaseException) -> None:
         """End the request, during an answer or a call; its iterators raise ``why``."""
         self._why = self._why or why
         self._left.set()
         if self._has_stream:
-            self.stream.give_up(why)
+            self.stream.abort(why)
 
     def close(self) -> None:
         """Cancel the current answer if it is unfinished."""

@@ -53,7 +53,9 @@ def read_tools(given: Mapping[str, Any]) -> RequestTools:
         if choice not in ("auto", "none"):
             raise ApiError(400, "tool_choice: the request has no tools", param="tool_choice")
         return RequestTools()
-    functions = tuple(_function(f"tools[{i}]", t) for i, t in enumerate(few("tools", tools)))
+    functions = tuple(
+        _function(f"tools[{i}]", t) for i, t in enumerate(limited_array("tools", tools))
+    )
     names = [tool["function"]["name"] for tool in functions]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ApiError(400, f"tools: two have the name {twice[0]!r}", param="tools")
@@ -66,7 +68,7 @@ def read_tools(given: Mapping[str, Any]) -> RequestTools:
     return RequestTools(functions, tuple(names), _forced(choice, names), parallel and not named)
 
 
-def few(name: str, value: Any) -> list[Any]:
+def limited_array(name: str, value: Any) -> list[Any]:
     """Return an array of at most ``MAX_TOOLS`` items. Raises ApiError for other values."""
     found = array(name, value)
     if len(found) > MAX_TOOLS:
@@ -100,7 +102,9 @@ def _allowed(
     where = "tool_choice.allowed_tools"
     given = mapping(where, choice.get("allowed_tools", choice))  # Responses has it one level up
     mode = one_of("auto", "required")(f"{where}.mode", given.get("mode"))
-    tools = [mapping(f"{where}.tools", t) for t in few(f"{where}.tools", given.get("tools"))]
+    tools = [
+        mapping(f"{where}.tools", t) for t in limited_array(f"{where}.tools", given.get("tools"))
+    ]
     allowed = tuple(dict.fromkeys(_chosen(tool, names) for tool in tools))
     if mode == "auto":
         return allowed, ()

@@ -17,7 +17,7 @@
     kept_streams.py  streams that outlive their connection, looked up among the engines
     listings.py      models as each protocol lists them
     endpoints.py     endpoints that the router answers itself
-    library.py       downloads, removal and copies by clients
+    library.py       models that clients of the router download, remove and copy
     merged_metrics.py /metrics of all engines
     app.py           routes
     serve.py         the router's process

@@ -100,7 +100,7 @@ async def look_up(request: HttpRequest) -> Any:
         return Forwarding(service, call, lambda: service.acquire(model))
     target = target_of(request.scope)
     last: Response | None = None
-    for engine in service.pool.engines():
+    for engine in service.pool.text_engines():
         found = await service.ask(engine, target, request.method, call.body)
         if found is None:
             continue

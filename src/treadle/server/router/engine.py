@@ -145,6 +145,7 @@ def serve_speech_engine(
         "n_bytes": model.gguf.n_bytes,
         "cache_bytes": model.engine.cache.n_bytes,
         "n_ctx": model.config.n_text_ctx,
+        "transcribes": True,
     }
     service = SpeechService(recognizer, settings)
     _run_engine(service, build_speech_engine_app, facts, order, report)
@@ -158,10 +159,10 @@ def _run_engine(
     report: ReportPipe,
 ) -> None:
     """Serve ``service`` at the order's socket until SIGTERM; report its address and ``facts``
-    (sizes) once it is ready. ``build`` makes its ASGI application.
+    (sizes and the kind) once it is ready. ``build`` makes its ASGI application.
     """
     from treadle.server.http.listeners import UNIX, Listeners
-    from treadle.server.router.engine_turns import EngineTurns
+    from treadle.server.router.engine_turns import EngineStepLock
     from treadle.server.serve import SWITCH_S, ServerProcess
 
     listeners = Listeners([f"{UNIX}{order.socket}" if order.socket else "127.0.0.1"], 0)
@@ -169,7 +170,7 @@ def _run_engine(
     if not order.socket:
         address = {"port": listeners.tcp[0].getsockname()[1]}
     if order.turns:
-        service.engine.turns = EngineTurns(order.turns)
+        service.engine.turns = EngineStepLock(order.turns)
     service.engine.warms_when_idle = True
 
     def ready(url: str) -> None:

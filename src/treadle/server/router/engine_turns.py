@@ -21,7 +21,7 @@ NEXT = "next"
 TURN = "turn"
 
 
-class EngineTurns:
+class EngineStepLock:
     """Context manager around a step of an engine. At its start it waits for the turn, a file lock
     in ``folder``; after MOST_S seconds the step runs without the turn.
     """

@@ -291,7 +291,7 @@ class Forwarding:
         headers += self._time_left(scope)
         body = self._body_for_engine()
         response = await call_engine(
-            engine.listens_at, scope["method"], target_of(scope), headers, body
+            engine.socket_address, scope["method"], target_of(scope), headers, body
         )
         self.call.body = b""
         return response

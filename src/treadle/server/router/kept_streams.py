@@ -36,7 +36,7 @@ async def resume(request: HttpRequest) -> Any:
     service = service_of(request)
     id = id_of(request)
     asked = json.dumps({"conversation_ids": [id]}).encode()
-    for engine in service.pool.engines():
+    for engine in service.pool.text_engines():
         found = await _ask(service, request, engine, LOOK_UP, "POST", asked)
         if any(each.get("conversation_id") == id for each in found or ()):
             call = await read_call(request, service.bodies)
@@ -53,7 +53,7 @@ async def look_up(request: HttpRequest) -> Response:
     service = service_of(request)
     body = json.dumps(await read_json(request)).encode()
     found: list[Any] = []
-    for engine in service.pool.engines():
+    for engine in service.pool.text_engines():
         found += await _ask(service, request, engine, LOOK_UP, "POST", body) or []
     return Json(found)
 
@@ -67,7 +67,7 @@ async def stop(request: HttpRequest) -> Response:
     if loading in service.loading_streams:
         service.loading_streams[loading](stopped())
     target = target_of(request.scope)
-    for engine in service.pool.engines():
+    for engine in service.pool.text_engines():
         await _ask(service, request, engine, target, "DELETE")
     return Response(status=204)
 

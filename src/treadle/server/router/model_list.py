@@ -27,9 +27,12 @@ Scan = Callable[[], Iterable[ServedModel]]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options for engines. ``args`` and ``cache``: those of the command line (which win) and of
-    presets for all models; ``settings``: of presets without a MODEL, by name of a model that is
-    found in a folder or the library.
+    """Options for the engines of models that are found in a folder or the library.
+
+    ``args``: the engine's command-line options, ``cache``: the memory that these ask for. Both come
+    from the router's command line and from the presets for all models; the command line wins.
+    ``settings``: by a found model's name, the preset of that name, if it gives no MODEL itself; its
+    options replace these.
     """
 
     args: tuple[str, ...] = ()

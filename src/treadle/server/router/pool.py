@@ -64,9 +64,9 @@ class LoadedEngine:
 
     model: ServedModel
     process: EngineProcess
-    listens_at: str | int  # path of its UNIX socket, or its port on this machine
+    socket_address: str | int  # path of its UNIX socket, or its port on this machine
     keys: tuple[str, ...]
-    facts: dict[str, Any]  # what it reported: sizes
+    facts: dict[str, Any]  # what it reported: sizes, and whether it only transcribes
     idle_s: float
     n_running: int = 0
     used_s: float = 0.0  # by the event loop's clock
@@ -77,7 +77,7 @@ class LoadedEngine:
     timer: asyncio.TimerHandle | None = None
 
     @property
-    def told(self) -> dict[str, Any]:
+    def public_facts(self) -> dict[str, Any]:
         """The sizes in ``facts`` that clients may know."""
         return {name: self.facts[name] for name in TOLD if name in self.facts}
 
@@ -191,6 +191,12 @@ class EnginePool:
             key=lambda engine: engine.used_s,
             reverse=True,
         )
+
+    def text_engines(self) -> list[LoadedEngine]:
+        """Return those of ``engines`` that may keep responses and streams: all but speech models',
+        which refuse such calls.
+        """
+        return [engine for engine in self.engines() if not engine.facts.get("transcribes")]
 
     @property
     def used(self) -> int:
@@ -391,7 +397,7 @@ class EnginePool:
         self.run(self._watch(slot, engine))
         if self.settings.log:
             log(message="model loaded", model=model.name, seconds=round(slot.load_s, 3))
-        self.publish(model.name, "model_status", {"status": LOADED, "info": engine.told})
+        self.publish(model.name, "model_status", {"status": LOADED, "info": engine.public_facts})
         self._loaded(slot, load, engine)
         if engine.model.stamp != slot.model.stamp:  # its file was replaced meanwhile
             self.retire(engine)
@@ -604,7 +610,7 @@ class EnginePool:
             slot.engine = None
             slot.reserved = 0
             slot.exit_code = code
-            slot.error = f"{slot.model.name}: {ending(code)}"
+            slot.error = f"{slot.model.name}: {exit_text(code)}"
             slot.n_crashes += 1
             if self.settings.log:
                 log(level="error", message=slot.error, model=slot.model.name)
@@ -714,7 +720,7 @@ def load_error(name: str, why: str, code: int) -> ApiError:
     """Return the error for calls that waited for a failed load. ``why``: the engine's reason, ""
     without one; ``code``: its exit code.
     """
-    said = without_folders(why) if why else ending(code)
+    said = without_folders(why) if why else exit_text(code)
     return ApiError(500, f"{name} cannot be loaded: {said}", code="model_load_failed")
 
 
@@ -725,7 +731,7 @@ def failed(name: str, error: Exception) -> ApiError:
     )
 
 
-def ending(code: int) -> str:
+def exit_text(code: int) -> str:
     """Return in words how an engine ended. ``code``: exit code; negative: number of the signal."""
     import signal
 

@@ -19,7 +19,7 @@ from treadle.server.http.api_keys import (
     CHARGES,
     OWNER_HEADER,
     ApiKey,
-    KeyRing,
+    ApiKeyStore,
     current_key,
 )
 from treadle.server.http.http_io import MAX_MEDIA_BODY, Bodies
@@ -64,7 +64,7 @@ class EngineAnswer(NamedTuple):
     body: bytes
 
 
-class EngineOfNone:
+class NoEngine:
     """Stands in for an ``EngineThread`` in the server's process: the router itself computes
     nothing.
     """
@@ -98,7 +98,7 @@ class RouterService:
         self.models = models
         self.settings = settings
         self.own = own
-        self.keys = KeyRing(settings.api_keys, settings.api_key_file, self.warn)
+        self.keys = ApiKeyStore(settings.api_keys, settings.api_key_file, self.warn)
         n_keys = max(1, len(self.keys))
         self.pool = pool or EnginePool(
             launcher,
@@ -107,7 +107,7 @@ class RouterService:
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
         self.bodies = Bodies(MAX_MEDIA_BODY)
-        self.engine = EngineOfNone(self)
+        self.engine = NoEngine(self)
         # Functions that cancel streams which outlive their connection, while their model is loaded:
         # by the key's name and the conversation's id.
         self.loading_streams: dict[tuple[str, str], Callable[[ApiError], None]] = {}
@@ -218,7 +218,7 @@ class RouterService:
             (ASKED_HEADER.encode(), b"1"),
         ]
         try:
-            response = await call_engine(engine.listens_at, method, target, headers, body)
+            response = await call_engine(engine.socket_address, method, target, headers, body)
             try:
                 whole = await response.body()
             finally:

@@ -7,10 +7,10 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.files.splits import CTRANSLATE2
+from treadle.files.splits import shown_name
 from treadle.media.limits import MediaLimits
 from treadle.server.http.api_errors import busy
-from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges
+from treadle.server.http.api_keys import ApiKey, ApiKeyStore, TokenCharges
 from treadle.server.http.http_io import MAX_SOUND_BODY, Bodies
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide
@@ -36,15 +36,13 @@ class SpeechService:
 
     def __post_init__(self) -> None:
         path = self.recognizer.path
-        # A folder of CTranslate2 has a file model.bin, which names nothing.
-        named = path.parent if path.name == CTRANSLATE2 else path
-        own = named.name.removesuffix(".gguf").removesuffix(".bin")
+        own = shown_name(path).removesuffix(".gguf").removesuffix(".bin")
         self.name = self.settings.alias or own
         hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
         self.charges = TokenCharges()  # of a router's engine
-        self.keys = KeyRing(self.settings.api_keys, self.settings.api_key_file, self.warn)
+        self.keys = ApiKeyStore(self.settings.api_keys, self.settings.api_key_file, self.warn)
         self.bodies = Bodies(MAX_SOUND_BODY)
         self.limits = MediaLimits(sound_bytes=MAX_SOUND_BODY, sound_seconds=SOUND_SECONDS)
         self.engine = SpeechThread(self.recognizer.model)
@@ -86,7 +84,7 @@ class SpeechService:
             job.error = busy("the server is stopping")
             job.ended = True
             self.engine.drop(job)
-            job.tell()
+            job.notify()
 
     def close(self) -> None:
         """End the thread."""

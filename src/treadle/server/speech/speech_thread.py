@@ -33,7 +33,7 @@ class SpeechJob:
         self.ended = False
         self.is_cancelled = False
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Set ``news`` in the handler's event loop; any thread may call this."""
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.news.set)
@@ -129,11 +129,11 @@ class SpeechThread:
             self._end(job, None)
             return False
         job.segments += job.transcription.segments[n:]
-        job.tell()
+        job.notify()
         return True
 
     def _end(self, job: SpeechJob, error: BaseException | None) -> None:
         job.transcription.close()
         job.error = error
         job.ended = True
-        job.tell()
+        job.notify()

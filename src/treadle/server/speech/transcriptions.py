@@ -74,7 +74,7 @@ async def _answer(request: HttpRequest, task: str) -> Response:
     stream = JobStream(service, job, end, seconds)
     if asked.is_streamed:
         return StreamedTranscript(stream, asked)
-    async with watched(request.receive, lambda: stream.give_up(GoneError())):
+    async with watched(request.receive, lambda: stream.abort(GoneError())):
         async for _ in stream.segments():
             pass
     return _whole(job.transcription.result(), asked)
@@ -110,7 +110,7 @@ class JobStream:
         """The job's ``Transcription``."""
         return self._job.transcription
 
-    def give_up(self, why: BaseException) -> None:
+    def abort(self, why: BaseException) -> None:
         """Cancel the job: the iteration raises ``why``."""
         self._job.error = self._job.error or why
         self._job.ended = True
@@ -187,7 +187,7 @@ class StreamedTranscript(Response):
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
         try:
-            async with watched(receive, lambda: self._stream.give_up(GoneError())):
+            async with watched(receive, lambda: self._stream.abort(GoneError())):
                 async for data in self._parts():
                     await part(data)
         except GoneError:

@@ -7,6 +7,7 @@
     experts.py     keys and rules of mixtures of experts
     mamba.py       rows with Mamba layers; keys and rules of Mamba and Mamba-2
     streams.py     keys, names and rules of several residual streams (hyper-connections)
+    kda.py         keys, names and rules of Kimi Delta Attention
     deepseek.py    DeepSeek's rows; keys and rules of latent attention and of indexers
     multimodal.py  where a multimodal config.json has its text part
     drafters.py    drafters that read a target model's hidden states

@@ -12,11 +12,12 @@ import numpy as np
 
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES, LATENT_NAMES, listed_kinds
 from treadle.convert.hf.families.experts import scores
-from treadle.convert.hf.families.kimi import EXPERT_COUNTS, taps_of_parts
+from treadle.convert.hf.families.kda import FORGET_GATE, kda_names, kda_rules, taps_of_parts
+from treadle.convert.hf.families.kimi import EXPERT_COUNTS
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, flat, same
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.latent import VALUE
@@ -69,7 +70,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return result
 
 
-def _rate(rows: Rows) -> Rows:
+def _rates(rows: Rows) -> Rows:
     return np.exp(rows).reshape(-1, 1)
 
 
@@ -89,15 +90,9 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     for at in _AT:
         whole = {f"{at}{x}_conv1d.weight": _thirds(i) for i, x in enumerate("qkv")}
         rules.append(DerivationRule((f"{at}conv1d.weight",), whole, whole=True))
-        for x in "qkv":
-            name = f"{at}{x}_conv1d.weight"
-            rules.append(DerivationRule((name,), {name: taps_of_parts}))
         name = f"{at}g_proj.weight"
         rules.append(DerivationRule((name,), {f"{at}g_a_proj.weight": same}, layers=with_state))
-        for gate in ("", "forget_gate."):
-            rate = {f"{at}decay.weight": _rate}
-            rules.append(DerivationRule((f"{at}{gate}A_log",), rate, floats=True))
-            rules.append(DerivationRule((f"{at}{gate}dt_bias",), {f"{at}dt.bias": flat}))
+        rules += kda_rules(_rates, at, within=("", FORGET_GATE))
     return rules
 
 
@@ -108,15 +103,10 @@ def _thirds(i: int) -> Any:
 _PARTS = {
     **{name.removeprefix(_AT[0]): to for name, to in LATENT_NAMES.items() if _AT[0] in name},
     "dense": "attn_output",
-    **{f"{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"},
+    **kda_names(""),
     "f_proj": "ssm_f_a",
-    "forget_gate.f_proj": "ssm_f_a",
-    "g_a_proj": "ssm_g_a",
+    f"{FORGET_GATE}f_proj": "ssm_f_a",
     "g_proj": "attn_gate",
-    "b_proj": "ssm_beta",
-    "dt": "ssm_dt",
-    "decay": "ssm_a",
-    "o_norm": "ssm_norm",
 }
 _NAMES: Names = {
     **LATENT_NAMES,

@@ -20,7 +20,14 @@ from treadle.convert.hf.tensor_names import (
     ROBERTA_SCORE,
     Names,
 )
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, same, turned, upper
+from treadle.convert.sources.derived_tensors import (
+    DerivationRule,
+    Rows,
+    lower,
+    same,
+    transposed,
+    upper,
+)
 from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.graphs.encoder import N_TYPES
 from treadle.models.graphs.experts import EVERY_N
@@ -117,7 +124,7 @@ def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (
         DerivationRule(("mlp.experts.mlp.w1",), {"mlp.experts.w1.weight": each}),
         DerivationRule(
-            ("mlp.experts.mlp.w2",), {"mlp.experts.w2.weight": lambda rows: turned(each(rows))}
+            ("mlp.experts.mlp.w2",), {"mlp.experts.w2.weight": lambda rows: transposed(each(rows))}
         ),
         DerivationRule(("mlp.experts.bias",), {"mlp.experts_bias.weight": same}),
     )

@@ -102,7 +102,7 @@ def _compass_kinds(keys: MetadataReader, n_layer: int) -> list[str]:
     return kinds
 
 
-def _turned(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
+def _rope_by_kind(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
     """Return the RoPE parameters of each kind of layer in ``kinds`` that has RoPE, by kind."""
     given = keys.get("rope_parameters")
     if not isinstance(given, dict):
@@ -126,7 +126,7 @@ def _compass(keys: MetadataReader) -> Mapping[str, Any]:
     values = dict(keys.values)
     kinds = _compass_kinds(keys, keys.integer("num_hidden_layers"))
     values["layer_types"] = kinds
-    turned = _turned(keys, kinds)
+    turned = _rope_by_kind(keys, kinds)
     values["compass_turned"] = [kind in turned for kind in kinds]
     local = turned.get(_KINDS[1], {}).get("rope_type", "default")
     if len(turned) == 1 and local != "default":
@@ -169,7 +169,7 @@ COHERE_FAMILIES: dict[str, Family] = {
         windowed=lambda keys, n_layer: [False] * n_layer,
         own_local_rope=True,
         copied={"logit_scale": "logit_scale"},
-        respelt=_compass,
+        normalize_keys=_compass,
         more=_compass_keys,
     ),
     "cohere": Family(

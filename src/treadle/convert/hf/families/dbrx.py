@@ -69,13 +69,14 @@ def _experts(keys: MetadataReader) -> Sequence[DerivationRule]:
     n = keys.integer(_COUNT)
     return tuple(
         DerivationRule(
-            (f"{_AT}.mlp.{it}",), {f"{_AT}.{it}.weight": partial(_each, n=n, turned=it == "w2")}
+            (f"{_AT}.mlp.{it}",),
+            {f"{_AT}.{it}.weight": partial(_split_experts, n=n, turned=it == "w2")},
         )
         for it in _MATRICES
     )
 
 
-def _each(rows: Rows, n: int, turned: bool) -> Rows:
+def _split_experts(rows: Rows, n: int, turned: bool) -> Rows:
     result = rows.reshape(n, -1, rows.shape[-1])
     return result.swapaxes(1, 2) if turned else result
 
@@ -123,7 +124,7 @@ DBRX_FAMILIES: dict[str, Family] = {
             "hidden_act": _ACTIVATION,
         },
         only={"tie_word_embeddings": False},
-        respelt=_flat,
+        normalize_keys=_flat,
         experts=True,
         derived=_experts,
         more=_keys,

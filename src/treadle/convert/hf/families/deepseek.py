@@ -12,7 +12,7 @@ from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, turned
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, transposed
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, LEADING_DENSE
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
@@ -121,7 +121,7 @@ def _k_b(rows: Rows, n_head: int, n_v: int) -> Rows:
     """Return the key part of ``kv_b_proj``, [n_head, rank, n_nope]: transposed, because it is
     applied to queries.
     """
-    return turned(_heads(rows, n_head, n_v)[:, :-n_v])
+    return transposed(_heads(rows, n_head, n_v)[:, :-n_v])
 
 
 def _v_b(rows: Rows, n_head: int, n_v: int) -> Rows:
@@ -183,7 +183,7 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
 
 
 _V3_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-_FURTHER = "num_nextn_predict_layers"
+_N_MTP = "num_nextn_predict_layers"
 
 # -- the indexer ----------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
 def _indexed(arch: str, defaults: Mapping[str, Any]) -> Family:
     """Return a family with DeepSeek V3's layers and an indexer, of GGUF architecture ``arch``."""
     common = {"index_head_dim": 128, "index_topk": 2048}
-    family = _family({**common, **defaults}, _V3_ONLY, extra_layers=_FURTHER, more=_indexed_keys)
+    family = _family({**common, **defaults}, _V3_ONLY, extra_layers=_N_MTP, more=_indexed_keys)
     return replace(family, arch=arch, names=INDEXED_NAMES)
 
 
@@ -285,7 +285,7 @@ DEEPSEEK_FAMILIES: dict[str, Family] = {
             "norm_topk_prob": True,
         },
         _V3_ONLY,
-        extra_layers=_FURTHER,
+        extra_layers=_N_MTP,
         more=_v3_keys,
     ),
     "deepseek_v32": _indexed(
@@ -346,7 +346,7 @@ DEEPSEEK_FAMILIES: dict[str, Family] = {
             "norm_topk_prob": True,
         },
         _V3_ONLY,
-        extra_layers=_FURTHER,
+        extra_layers=_N_MTP,
         more=_glm_keys,
     ),
     "deepseek": Family(

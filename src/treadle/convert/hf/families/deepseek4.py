@@ -13,7 +13,6 @@ from treadle.convert.hf.families.deepseek import index_keys
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
 from treadle.convert.hf.families.streams import (
     STREAM_NAMES,
-    STREAM_PARTS,
     manifold_keys,
     stream_rules,
 )
@@ -33,6 +32,7 @@ from treadle.models.graphs.compressed import (
 )
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
+from treadle.models.graphs.nextn import STREAM_PARTS
 
 _SLIDING = "sliding_attention"
 _SPARSE = "compressed_sparse_attention"
@@ -43,7 +43,7 @@ _BY_ROUTER = "moe"
 _RATES = {_SPARSE: OVERLAPPING, _HEAVY: 128}
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys as published folders have them. transformers' own folders have two sets of
     RoPE parameters: the base of "main" becomes ``rope_theta``; "compress" (layers with compressed
     units) gives ``compress_rope_theta`` and the scaling.
@@ -275,7 +275,7 @@ DEEPSEEK4_FAMILIES = {
             "topk_method": "noaux_tc",
         },
         experts=True,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         derived=_rules,
         more=_keys,
     )

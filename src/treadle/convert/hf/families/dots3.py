@@ -48,7 +48,7 @@ def _kinds(keys: MetadataReader, n_layer: int) -> list[str]:
     return [_WIDE if kind == _INDEXED else kind for kind in kinds]
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys as published folders have them. transformers writes sizes for each layer that
     differs (``per_layer_config``), and RoPE by kind of layer.
     """
@@ -187,7 +187,7 @@ DOTS3_FAMILIES = {
         names=_NAMES,
         own_local_rope=True,
         windowed=_windowed,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         only={
             **_GLM.only,
             "use_dsa": True,

@@ -1,4 +1,6 @@
-"""Family rows of drafters that read hidden states of a target model: EAGLE 3, DFlash, DSpark."""
+"""Family rows of drafters that read hidden states of a target model: EAGLE 3, DFlash 1 and 2,
+DSpark.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,19 @@ from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.hf_drafters import DFLASH, DSPARK_STREAMS, EAGLE3, GEMMA_DSPARK
 from treadle.files.keys import SIZE_MAX, MetadataReader
-from treadle.models.drafters.beside_model import TARGET_LAYERS
 from treadle.models.drafters.dflash import (
     ANCHORED,
     BLOCK,
     BLOCK_MAX,
+    CONV_GROUP,
+    CONV_TAPS,
     MASK,
-    NOT_SELECTED,
+    SELECTOR_RANK,
+    SELECTOR_TOP,
     USUAL_BLOCK,
 )
 from treadle.models.drafters.eagle3 import N_STATES, N_TARGET, NORM_BEFORE, NORM_RESIDUAL
+from treadle.models.drafters.target import TARGET_LAYERS
 from treadle.models.keys import N_LAYER_MAX
 
 _AUX = "eagle_aux_hidden_state_layer_ids"
@@ -89,9 +94,6 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def _dflash_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    for key in ("selector_rank", "conv_kernel_size"):
-        if keys.get(key) is not None:
-            keys.refuse(key, NOT_SELECTED)
     if keys.text("markov_head_type", "vanilla") != "vanilla":
         keys.refuse("markov_head_type", "treadle supports only 'vanilla'")
     made: dict[str, Any] = {
@@ -106,13 +108,19 @@ def _dflash_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     for key, name in _SCALES.items():
         if keys.get(key) is not None:
             made[name] = f32(keys.number(key, lo=0.0))
+    for pair in _OF_DFLASH2:
+        if any(keys.get(key) is not None for key in pair):
+            made |= {key: keys.integer(key, hi=SIZE_MAX) for key in pair}
     return made
 
 
 _SCALES = {
     "attention_value_scale": "attention.value_scale",
     "input_embedding_scale": "embedding_scale",
+    "output_multiplier": "logit_scale",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
+_OF_DFLASH2 = ((CONV_TAPS, CONV_GROUP), (SELECTOR_RANK, SELECTOR_TOP))
 _DRAFTED: Names = {
     "fc": "fc",
     "encoder.fc": "fc",
@@ -124,8 +132,22 @@ _DRAFTED: Names = {
     "confidence_proj": "conf_proj",
     "self_attn.sinks": "attn_sinks",
     "layer_scalar": "layer_output_scale",
+    "attention_conv.base_kernel": "attn_conv_base",
+    "attention_conv.kernel_projection": "attn_conv_proj",
+    "mlp_conv.base_kernel": "ffn_conv_base",
+    "mlp_conv.kernel_projection": "ffn_conv_proj",
+    "candidate_selector.predecessor_codebook": "selector_predecessor",
+    "candidate_selector.successor_codebook": "selector_successor",
+    "candidate_selector.hidden_projection": "selector_hidden",
 }
-_BARE = ("self_attn.sinks", "layer_scalar")  # tensors without a "weight" suffix
+_BARE = (  # tensors without a "weight" suffix
+    "self_attn.sinks",
+    "layer_scalar",
+    "attention_conv.base_kernel",
+    "mlp_conv.base_kernel",
+    "predecessor_codebook",
+    "successor_codebook",
+)
 
 
 _rules = always(*(DerivationRule((name,), {f"{name}.weight": same}) for name in _BARE))

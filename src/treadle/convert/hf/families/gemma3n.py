@@ -28,7 +28,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         N_SHARED: keys.integer("num_kv_shared_layers", lo=0, hi=n_layer),
         N_STREAMS: keys.integer("altup_num_inputs", lo=2, hi=N_STREAMS_MAX),
         ACTIVE: keys.integer("altup_active_idx", lo=0),
-        CUTS: [_cut(share) for share in _shares(keys, n_layer)],
+        CUTS: [_normal_quantile(share) for share in _shares(keys, n_layer)],
     }
 
 
@@ -44,7 +44,7 @@ def _shares(keys: MetadataReader, n_layer: int) -> list[float]:
     return list(given)
 
 
-def _cut(share: float) -> float:
+def _normal_quantile(share: float) -> float:
     """Return the quantile ``share`` of a normal distribution, in standard deviations above the
     mean; -inf for 0. Computed by the error function in float32, as in transformers and llama.cpp's
     converter.

@@ -16,12 +16,19 @@ from treadle.convert.hf.families.deepseek import (
     listed_kinds,
 )
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
-from treadle.convert.hf.families.kimi import taps_of_parts
+from treadle.convert.hf.families.kda import (
+    FORGET_GATE,
+    KDA_AT,
+    kda_config,
+    kda_names,
+    kda_rules,
+    kda_sizes,
+)
 from treadle.convert.hf.families.streams import STREAM_NAMES, manifold_keys, stream_rules
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import DerivationRule, decay, flat, same
+from treadle.convert.sources.derived_tensors import DerivationRule, decay, same
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING
 from treadle.models.graphs.experts import SIGMOID
@@ -29,7 +36,7 @@ from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
 from treadle.models.graphs.pooled import TAIL, UNIT
-from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD, LAYER_EPS
+from treadle.models.graphs.recurrence import KDA_FLOOR, LAYER_EPS
 
 _STATE = "linear_attention"
 _ATTENTION = ("indexed_attention", "full_attention")
@@ -52,22 +59,11 @@ def _state_keys(keys: MetadataReader) -> dict[str, Any]:
     """Return the sizes of Kimi Delta Attention, from ``linear_attn_config`` (published folders) or
     from outer keys (those that transformers writes).
     """
-    part = keys.within("linear_attn_config")
-    names = {
-        "head_dim": "linear_head_dim",
-        "num_heads": "linear_num_heads",
-        "short_conv_kernel_size": "linear_conv_kernel_dim",
-    }
-    n_dim, n_head, n_conv = (
-        part.integer(theirs, keys.integer(ours)) if part is not None else keys.integer(ours)
-        for theirs, ours in names.items()
-    )
-    if n_head != keys.integer("num_attention_heads"):
-        keys.refuse("linear_num_heads", f"is {n_head}: treadle supports as many as attention's")
+    sizes = kda_sizes(keys, heads=64, head_dim=128)
+    part = kda_config(keys)
     floor = keys.number("linear_lower_bound", -5.0, lo=-1e6, hi=0.0)
-    if part is not None:
-        floor = part.number("gate_lower_bound", floor, lo=-1e6, hi=0.0)
-    return {"ssm.conv_kernel": n_conv, KDA_HEAD: n_dim, KDA_FLOOR: f32(floor)}
+    floor = part.number("gate_lower_bound", floor, lo=-1e6, hi=0.0)
+    return {**sizes, KDA_FLOOR: f32(floor)}
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -103,26 +99,17 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    gate = "self_attn.forget_gate."
+    gate = f"{KDA_AT}{FORGET_GATE}"
     renamed = {
         "self_attn.indexer.index_kpool_compress_ape": "indexer_ape.weight",
         "self_attn.indexer.index_kpool_compress_gate": "indexer_gate.weight",
         **{f"{gate}f_{x}_proj.weight": f"self_attn.f_{x}_proj.weight" for x in "ab"},
     }
-    taps = [f"self_attn.{x}_conv1d.weight" for x in "qkv"]
     return (
         *head_rules(keys),
         *(DerivationRule((name,), {to: same}) for name, to in renamed.items()),
         *stream_rules("hc_{half}_{part}", "{half}_hc.{part}"),
-        *(DerivationRule((name,), {name: taps_of_parts}) for name in taps),
-        *(
-            rule
-            for at in ("self_attn.", gate)
-            for rule in (
-                DerivationRule((f"{at}dt_bias",), {"self_attn.dt.bias": flat}),
-                DerivationRule((f"{at}A_log",), {"self_attn.decay.weight": decay}, floats=True),
-            )
-        ),
+        *kda_rules(decay, within=("", FORGET_GATE)),
         scores("mlp.gate.e_score_correction_bias", "mlp.score"),
         *PACKED_EXPERTS,
     )
@@ -130,12 +117,7 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 _NAMES: Names = {
     **INDEXED_NAMES,
-    **{f"self_attn.{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"},
-    **{f"self_attn.{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")},
-    "self_attn.b_proj": "ssm_beta",
-    "self_attn.dt": "ssm_dt",
-    "self_attn.decay": "ssm_a",
-    "self_attn.o_norm": "ssm_norm",
+    **kda_names(),
     "indexer_ape": "indexer_compressor_ape",
     "indexer_gate": "indexer_compressor_gate",
     **STREAM_NAMES,

@@ -159,8 +159,8 @@ _NAMES: Names = {
 
 
 def _local(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Return a flag per layer: window. Key ``attention_types`` is a list of (kinds, repeat
-    count).
+    """Return a flag per layer: whether it has a window. The key ``attention_types`` is a list of
+    pairs: kinds ("global" or "local"), and how often they repeat.
     """
     given = keys.get(_TYPES)
     found = list[str]()

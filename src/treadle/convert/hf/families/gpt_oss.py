@@ -14,7 +14,7 @@ from treadle.convert.sources.derived_tensors import (
     Rows,
     mxfp4_blocks,
     same,
-    turned,
+    transposed,
 )
 
 
@@ -27,11 +27,11 @@ def _odd(rows: Rows) -> Rows:
 
 
 def _gate(rows: Rows) -> Rows:
-    return turned(_even(rows))
+    return transposed(_even(rows))
 
 
 def _up(rows: Rows) -> Rows:
-    return turned(_odd(rows))
+    return transposed(_odd(rows))
 
 
 def _gate_blocks(codes: Rows, scales: Rows) -> Rows:
@@ -53,7 +53,7 @@ _RULES = (
     ),
     DerivationRule((f"{_AT}down_proj_bias",), {f"{_AT}down_proj.bias": same}),
     DerivationRule((_GATE_UP,), {f"{_AT}gate_proj.weight": _gate, f"{_AT}up_proj.weight": _up}),
-    DerivationRule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": turned}),
+    DerivationRule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": transposed}),
     DerivationRule(
         (f"{_GATE_UP}_blocks", f"{_GATE_UP}_scales"),
         {f"{_AT}gate_proj.weight": _gate_blocks, f"{_AT}up_proj.weight": _up_blocks},

@@ -136,8 +136,9 @@ _SINKS = DerivationRule(("self_attn.sinks",), {"self_attn.sinks.weight": same})
 
 
 def _window_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return a flag per layer: RoPE, and the RoPE base. ``layer_rope_theta`` lists a base per
-    layer, 0 for none. Raises UnsupportedError if the bases differ.
+    """Return the GGUF keys of RoPE: the pattern, a flag per layer whether it has RoPE, and the base
+    of those that do. ``layer_rope_theta`` lists a base per layer, 0 for no RoPE. Raises
+    UnsupportedError if the bases differ, or if an older ``no_rope_layers`` contradicts the list.
     """
     key = "layer_rope_theta"
     older = keys.get("no_rope_layers")

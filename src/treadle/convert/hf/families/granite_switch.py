@@ -59,7 +59,7 @@ def _is_latest(keys: MetadataReader) -> bool:
     return said == "multi" or (said is None and keys.has("ms_code_m"))
 
 
-def _respelt(keys: MetadataReader) -> dict[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> dict[str, Any]:
     """Return the keys with the number of real layers: ``num_hidden_layers`` counts the switch as
     one layer or two.
     """
@@ -116,7 +116,7 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     rules += [DerivationRule((name,), {}) for name in _BUFFERS]
     for name, module, matrices in _GROUPS:
         if name not in targets:
-            rules.append(_without(keys, module, matrices))
+            rules.append(_zero_adapters(keys, module, matrices))
             continue
         for i, matrix in enumerate(matrices):
             for side in "AB":
@@ -126,7 +126,7 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return rules
 
 
-def _without(keys: MetadataReader, module: str, matrices: Sequence[str]) -> DerivationRule:
+def _zero_adapters(keys: MetadataReader, module: str, matrices: Sequence[str]) -> DerivationRule:
     """Return the rule for a module that no adapter targets: A and B of ``matrices`` are zeros,
     because llama.cpp requires them.
     """
@@ -188,7 +188,7 @@ GRANITE_SWITCH_FAMILIES: dict[str, Family] = {
             "qk_norm": False,
             "dual_stream": False,
         },
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         derived=_rules,
         turns=lambda keys: keys.get("position_embedding_type") == "rope",
         more=_keys,

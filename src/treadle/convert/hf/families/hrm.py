@@ -20,7 +20,7 @@ _STACK = re.compile(r"(?P<before>.*\.)?(?P<stack>[LH])_module\.layers\.(?P<layer
 _COUNT = "num_layers_per_stack"
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys with ``num_hidden_layers``, the number of layers that a token passes through
     in all cycles, and with the number of layers per stack. Published folders call the latter
     ``num_hidden_layers``.
@@ -100,7 +100,7 @@ HRM_FAMILIES: dict[str, Family] = {
         },
         _NAMES,
         only={"attention_bias": False, "mlp_bias": False},
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         derived=_rules,
         more=_keys,
         in_layers=_in_layers,

@@ -15,12 +15,13 @@ from typing import Any
 
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.families.experts import PACKED_EXPERTS
-from treadle.convert.hf.families.streams import STREAM_NAMES, STREAM_PARTS, stream_rules
+from treadle.convert.hf.families.streams import STREAM_NAMES, stream_rules
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.keys import MetadataReader
 from treadle.models.graphs.limits import LIMIT
+from treadle.models.graphs.nextn import STREAM_PARTS
 from treadle.models.graphs.streams.independent import MAGNITUDE
 from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 from treadle.models.load import ROPE_KEY

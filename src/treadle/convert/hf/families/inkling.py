@@ -33,7 +33,7 @@ _SPELLINGS = {  # of published folders, by transformers'
 }
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys under transformers' names, with lists of heads per layer."""
     values = dict(keys.values)
     for name, older in _SPELLINGS.items():
@@ -54,7 +54,9 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _local(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: window. By default all but every sixth layer have one."""
+    """Return a flag per layer: whether it has a window. By default all but every sixth layer have
+    one.
+    """
     kinds = keys.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != n_layer:
@@ -89,7 +91,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         inkling.DIVISOR: f32(keys.number("logits_mup_width_multiplier", lo=1e-9)),
         inkling.FLOOR: 0 if floor is None else keys.integer("log_scaling_n_floor", hi=POSITION_MAX),
         inkling.ALPHA: f32(keys.number("log_scaling_alpha", lo=0.0)),
-        inkling.N_NAMED: n_vocab
+        inkling.UNPADDED_VOCAB: n_vocab
         if named is None
         else keys.integer("unpadded_vocab_size", hi=n_vocab),
     }
@@ -126,7 +128,7 @@ _RULES = (
         for name in names
     ),
     *(
-        DerivationRule((f"{at}.rel_logits_proj.proj",), {"profiles.weight": same})
+        DerivationRule((f"{at}.rel_logits_proj.proj",), {"rel_proj.weight": same})
         for at in ("attn", "self_attn")
     ),
     *(
@@ -164,7 +166,7 @@ _NAMES: Names = {
     "v_taps": "shortconv_v",
     "attn_taps": "shortconv_attn",
     "mlp_taps": "shortconv_mlp",
-    "profiles": "attn_rel_proj",
+    "rel_proj": "attn_rel_proj",
     "factor": "ffn_gscale",
 }
 INKLING_FAMILIES: dict[str, Family] = {
@@ -204,7 +206,7 @@ INKLING_FAMILIES: dict[str, Family] = {
         },
         _NAMES,
         windowed=_local,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         only={
             "shared_expert_sink": True,
             "gate_activation": "sigmoid",

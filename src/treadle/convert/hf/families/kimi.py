@@ -11,17 +11,24 @@ from typing import Any
 
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES, listed_kinds
 from treadle.convert.hf.families.experts import scores
+from treadle.convert.hf.families.kda import (
+    decay_of_heads,
+    kda_config,
+    kda_names,
+    kda_rules,
+    kda_sizes,
+)
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names, experts_123
 from treadle.convert.hf.windows import ATTENTION
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, same
+from treadle.convert.sources.derived_tensors import DerivationRule, Make, Rows, decay, same
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.kimi_k3 import BLOCK, BOUND, BOUND_UP, EXPERT_WIDTH
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
-from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD
+from treadle.models.graphs.recurrence import KDA_FLOOR
 
 _LATENT = DEEPSEEK_FAMILIES["deepseek_v3"]
 _FULL = ATTENTION[0]
@@ -37,12 +44,7 @@ EXPERT_COUNTS = {
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
-    n_head = keys.integer("num_attention_heads")
-    heads = inner.integer("num_heads", keys.integer("linear_num_heads", 32))
-    if heads != n_head:
-        what = f"{heads} heads have a state: expected num_attention_heads, {n_head}"
-        keys.refuse("linear_attn_config", what)
+    inner = kda_config(keys)
     rank = keys.integer("kv_lora_rank")
     n_rope = keys.integer("qk_rope_head_dim")
     result: dict[str, Any] = {
@@ -53,10 +55,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         f"{KEY}_mla": keys.integer("qk_nope_head_dim") + n_rope,
         f"{VALUE}_mla": keys.integer("v_head_dim"),
         "rope.dimension_count": n_rope,
-        "ssm.conv_kernel": inner.integer(
-            "short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)
-        ),
-        KDA_HEAD: inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
+        **kda_sizes(keys, heads=32, head_dim=128),
         **listed_kinds(keys, n_layer),
     }
     if keys.get("q_lora_rank") is not None:
@@ -94,31 +93,16 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
     return [i + 1 in full for i in range(n_layer)]
 
 
-def decay_of_heads(rows: Rows) -> Rows:
-    """Return the decay rates -exp(A_log) as [1, heads, 1]."""
-    return decay(rows).reshape(1, -1, 1)
-
-
-def taps_of_parts(rows: Rows) -> Rows:
-    """Return convolution taps as [channels, 1, taps], from that shape or [channels, taps]."""
-    return rows.reshape(rows.shape[0], 1, -1)
-
-
-def _shared_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
+def _shared_rules(keys: MetadataReader, rates: Make) -> Sequence[DerivationRule]:
     return (
         *_LATENT.derived(keys),
-        *(DerivationRule((name,), {name: taps_of_parts}) for name in convolutions),
-        DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
+        *kda_rules(rates),
         scores(f"{_MOE}gate.e_score_correction_bias", f"{_MOE}score"),
     )
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    rates = DerivationRule(
-        ("self_attn.A_log",), {"self_attn.decay.weight": decay_of_heads}, floats=True
-    )
-    return (*_shared_rules(keys), rates)
+    return _shared_rules(keys, decay_of_heads)
 
 
 # -- Kimi K3 --------------------------------------------------------------------------------------
@@ -127,7 +111,7 @@ _RESIDUALS = {"self_attention_res": "attn", "mlp_res": "ffn", "output_attn_res":
 
 
 def _k3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
+    inner = kda_config(keys)
     if not inner.flag("use_full_rank_gate", False):
         inner.refuse("use_full_rank_gate", "is false: treadle supports gates of a whole matrix")
     bound_up = keys.get("activation_situ_linear_beta")
@@ -161,13 +145,12 @@ def _products(norm: Rows, rows: Rows) -> Rows:
 
 def _k3_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_layer = keys.integer("num_hidden_layers")
-    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
+    inner = kda_config(keys)
     with_state = (i for i, full in enumerate(_attends(keys, inner, n_layer)) if not full)
     rates = partial(_rates, n_head=keys.integer("num_attention_heads"))
     gate = "self_attn.g_proj.weight"
     return (
-        *_shared_rules(keys),
-        DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": rates}, floats=True),
+        *_shared_rules(keys, rates),
         DerivationRule(
             (gate,), {"self_attn.state_gate.weight": same}, layers=frozenset(with_state)
         ),
@@ -188,12 +171,7 @@ _NAMES: Names = {
     # transformers also writes the dense layers' matrices under these names.
     **{f"{_MOE}{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
     **{f"{_MOE}shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
-    **{f"self_attn.{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
-    **{f"self_attn.{name}_proj": f"ssm_{name}" for name in ("f_a", "f_b", "g_a", "g_b")},
-    "self_attn.b_proj": "ssm_beta",
-    "self_attn.dt": "ssm_dt",
-    "self_attn.decay": "ssm_a",
-    "self_attn.o_norm": "ssm_norm",
+    **kda_names(),
 }
 
 _K3_NAMES: Names = {

@@ -6,10 +6,10 @@ from typing import Any
 
 from treadle.convert.hf.families.defaults import COMMON, COMMON_EPS_5
 from treadle.convert.hf.family import Family
-from treadle.convert.hf.rope import f32, fourth_still
+from treadle.convert.hf.rope import check_nope_layers, f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.hf.windows import all_but_first_of_four
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, turned, upper
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, transposed, upper
 from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
 from treadle.models.graphs.llama4 import has_norms
@@ -61,7 +61,7 @@ def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
     """
     flags = "no_rope_layers"  # an empty list is none
     given = {key: it for key, it in keys.values.items() if key != flags or it != []}
-    fourth_still(MetadataReader(given, keys.path, keys.defaults, keys.prefix), n_layer)
+    check_nope_layers(MetadataReader(given, keys.path, keys.defaults, keys.prefix), n_layer)
     if keys.values.get(_CHUNK, 0) is None:
         keys.refuse(_CHUNK, "is null, but chunked attention is required in this architecture")
     turned_ = by_period(NOPE_PERIOD, n_layer)
@@ -73,11 +73,11 @@ def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
 
 
 def _gate(rows: Rows) -> Rows:
-    return upper(turned(rows))
+    return upper(transposed(rows))
 
 
 def _up(rows: Rows) -> Rows:
-    return lower(turned(rows))
+    return lower(transposed(rows))
 
 
 _RULES = (
@@ -85,7 +85,7 @@ _RULES = (
         (f"{_EXPERTS}gate_up_proj",),
         {f"{_EXPERTS}gate_proj.weight": _gate, f"{_EXPERTS}up_proj.weight": _up},
     ),
-    DerivationRule((f"{_EXPERTS}down_proj",), {f"{_EXPERTS}down_proj.weight": turned}),
+    DerivationRule((f"{_EXPERTS}down_proj",), {f"{_EXPERTS}down_proj.weight": transposed}),
 )
 _PROJECTIONS = ("gate", "up", "down")
 _NAMES: Names = {

@@ -136,6 +136,6 @@ MIMO_FAMILIES: dict[str, Family] = {
         experts=True,
         derived=_rules,
         more=_more,
-        respelt=_keys,
+        normalize_keys=_keys,
     ),
 }

@@ -13,7 +13,7 @@ from treadle.files.keys import MetadataReader
 _MULTIPLIERS = "ffn_multipliers"
 
 
-def _growing(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+def _ffn_widths(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the FFN width of each layer: multiplier times ``model_dim``, rounded to a multiple of
     ``ffn_dim_divisor``, never below nine tenths.
     """
@@ -86,6 +86,6 @@ OPENELM_FAMILIES: dict[str, Family] = {
         },
         n_ff_default=4,
         derived=_gate_and_up,
-        more=_growing,
+        more=_ffn_widths,
     ),
 }

@@ -28,7 +28,7 @@ from treadle.convert.sources.derived_tensors import (
     lower,
     same,
     taps,
-    turned,
+    transposed,
     upper,
 )
 from treadle.files.keys import MetadataReader
@@ -79,7 +79,7 @@ def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _in_turn(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
+def _interleave_heads(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
     """Reorder the rows of ``n_v`` value heads: checkpoints have those of one key head side by side,
     GGUF takes one of each key head in turn. The first ``skipped`` rows stay.
     """
@@ -89,15 +89,15 @@ def _in_turn(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
 
 
 def _columns_in_turn(rows: Rows, n_k: int, n_v: int) -> Rows:
-    return _in_turn(rows.T, n_k, n_v).T
+    return _interleave_heads(rows.T, n_k, n_v).T
 
 
 def _decay_in_turn(rows: Rows, n_k: int, n_v: int) -> Rows:
-    return decay(_in_turn(rows, n_k, n_v))
+    return decay(_interleave_heads(rows, n_k, n_v))
 
 
 def _taps_in_turn(rows: Rows, n_k: int, n_v: int, skipped: int) -> Rows:
-    return _in_turn(taps(rows), n_k, n_v, skipped)
+    return _interleave_heads(taps(rows), n_k, n_v, skipped)
 
 
 def _rules_35(keys: MetadataReader) -> Sequence[DerivationRule]:
@@ -114,18 +114,18 @@ def _rules_35(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (
         DerivationRule(
             (f"{at}in_proj_qkv.weight",),
-            {f"{at}qkv.weight": partial(_in_turn, **heads, skipped=n_q)},
+            {f"{at}qkv.weight": partial(_interleave_heads, **heads, skipped=n_q)},
             side="B",
         ),
         DerivationRule(
             (f"{at}conv1d.weight",),
             {f"{at}taps.weight": partial(_taps_in_turn, **heads, skipped=n_q)},
         ),
-        rule("in_proj_z.weight", "z.weight", _in_turn),
-        rule("in_proj_b.weight", "b.weight", _in_turn),
-        rule("in_proj_a.weight", "a.weight", _in_turn),
+        rule("in_proj_z.weight", "z.weight", _interleave_heads),
+        rule("in_proj_b.weight", "b.weight", _interleave_heads),
+        rule("in_proj_a.weight", "a.weight", _interleave_heads),
         rule("out_proj.weight", "out.weight", _columns_in_turn, side="A"),
-        rule("dt_bias", "dt.bias", _in_turn),
+        rule("dt_bias", "dt.bias", _interleave_heads),
         rule("A_log", "decay.weight", _decay_in_turn, floats=True),
         *PACKED_EXPERTS,
     )
@@ -147,7 +147,7 @@ _HYBRID: Names = {
 }
 
 
-def _qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
+def cut_qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
     """Select ``parts`` (0 queries, 1 keys, 2 values, 3 gates) of a fused matrix, which has all four
     for each key head; ``sizes``: rows of each part. The result has each part for all heads.
     """
@@ -162,7 +162,7 @@ def _qwen3_next_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     d_k, d_v = (keys.integer(f"linear_{of}_head_dim", 128) for of in ("key", "value"))
     if n_v % n_k:
         keys.fail("linear_num_value_heads", f"is {n_v}", f"a multiple of {n_k}")
-    cut = partial(_qkvz, n_k=n_k, sizes=(d_k, d_k, *[n_v // n_k * d_v] * 2))
+    cut = partial(cut_qkvz, n_k=n_k, sizes=(d_k, d_k, *[n_v // n_k * d_v] * 2))
     at = "linear_attn."
     gives = {
         f"{at}qkv.weight": partial(cut, parts=(0, 1, 2)),
@@ -309,15 +309,15 @@ _QWEN3_VL = {
 
 
 def _gate(rows: Rows, n_embd: int) -> Rows:
-    return upper(rows if rows.shape[-1] == n_embd else turned(rows))
+    return upper(rows if rows.shape[-1] == n_embd else transposed(rows))
 
 
 def _up(rows: Rows, n_embd: int) -> Rows:
-    return lower(rows if rows.shape[-1] == n_embd else turned(rows))
+    return lower(rows if rows.shape[-1] == n_embd else transposed(rows))
 
 
 def _down(rows: Rows, n_embd: int) -> Rows:
-    return rows if rows.shape[-2] == n_embd else turned(rows)
+    return rows if rows.shape[-2] == n_embd else transposed(rows)
 
 
 def _vl_experts(keys: MetadataReader) -> Sequence[DerivationRule]:

@@ -40,7 +40,7 @@ _TABLE = f"{_NGRAMS}ngram_embedding"
 MOST_PARTS = 4096
 
 
-def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys with the checkpoint's name of the layers with attention; transformers writes
     another.
     """
@@ -130,7 +130,7 @@ def _multipliers(n_vocab: int, n: int, seed: int) -> list[int]:
     return made
 
 
-def _grown(rows: Rows) -> Rows:
+def _add_one(rows: Rows) -> Rows:
     return np.asarray(rows + 1)
 
 
@@ -161,7 +161,7 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
             for names in ((f"{_TABLE}.weight",), shards, counted)
         ),
         *(
-            DerivationRule((f"ple.{name}.weight",), {f"ple.{name}_1.weight": _grown}, floats=True)
+            DerivationRule((f"ple.{name}.weight",), {f"ple.{name}_1.weight": _add_one}, floats=True)
             for name in norms
         ),
         DerivationRule(("ple.conv1d.weight",), {"ple.taps.weight": taps}),
@@ -210,7 +210,7 @@ QWEN4_FAMILIES = {
             "eos_token_id": None,
         },
         names=_NAMES,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         derived=_rules,
         more=_keys,
     ),

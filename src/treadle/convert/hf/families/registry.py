@@ -31,6 +31,7 @@ from treadle.convert.hf.families.gemma4 import (
     GEMMA4_FAMILIES,
     GEMMA4_VARIANTS,
 )
+from treadle.convert.hf.families.gigachat import GIGACHAT_FAMILIES
 from treadle.convert.hf.families.glm import GLM_FAMILIES
 from treadle.convert.hf.families.glm_next import GLM_NEXT_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
@@ -108,6 +109,7 @@ FAMILIES: dict[str, Family] = {
     **GEMMA3N_FAMILIES,
     **GEMMA4_FAMILIES,
     **EMBEDDING_GEMMA2_FAMILIES,
+    **GIGACHAT_FAMILIES,
     **GLM_FAMILIES,
     **GLM_NEXT_FAMILIES,
     **GPT2_FAMILIES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import Family
-from treadle.convert.hf.rope import fourth_still
-from treadle.convert.hf.windows import still_layers
+from treadle.convert.hf.rope import check_nope_layers
+from treadle.convert.hf.windows import window_nope_layers
 
 SMOLLM_FAMILIES: dict[str, Family] = {
     "smollm3": Family(
@@ -18,7 +18,7 @@ SMOLLM_FAMILIES: dict[str, Family] = {
             "rope_theta": 2e6,
             "tie_word_embeddings": True,
         },
-        windowed=still_layers,
-        more=fourth_still,
+        windowed=window_nope_layers,
+        more=check_nope_layers,
     ),
 }

@@ -8,13 +8,18 @@ from typing import Any
 
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
 from treadle.convert.hf.families.glm import GLM_FAMILIES
-from treadle.convert.hf.families.kimi import KIMI_FAMILIES, decay_of_heads, taps_of_parts
+from treadle.convert.hf.families.kda import (
+    decay_of_heads,
+    kda_config,
+    kda_names,
+    kda_rules,
+    kda_sizes,
+)
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.hf.windows import has_attention
-from treadle.convert.sources.derived_tensors import DerivationRule, flat
+from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.files.keys import MetadataReader
-from treadle.models.graphs.recurrence import KDA_HEAD
 
 _GLM4 = GLM_FAMILIES["glm4_moe"]
 
@@ -23,18 +28,14 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return key heads of each layer, 0 for layers with a recurrent state, and the states'
     sizes.
     """
-    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
+    inner = kda_config(keys)
     n_head = keys.integer("num_attention_heads")
-    if (heads := inner.integer("num_heads", n_head)) != n_head:
-        what = f"{heads} heads have a state: expected num_attention_heads, {n_head}"
-        keys.refuse("linear_attn_config", what)
     if inner.get("num_kv_heads") not in (None, n_head):
         keys.refuse("linear_attn_config", "num_kv_heads: treadle supports as many as num_heads")
     n_head_kv = keys.integer("num_key_value_heads")
     return {
         "attention.head_count_kv": [n_head_kv * flag for flag in _attends(keys, n_layer)],
-        "ssm.conv_kernel": inner.integer("short_conv_kernel_size", 4),
-        KDA_HEAD: inner.integer("head_dim", keys.integer("head_dim")),
+        **kda_sizes(keys, heads=n_head, head_dim=keys.integer("head_dim")),
     }
 
 
@@ -51,23 +52,12 @@ def _attends(keys: MetadataReader, n_layer: int) -> list[bool]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
     return (
-        *(DerivationRule((name,), {name: taps_of_parts}) for name in convolutions),
-        DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
-        DerivationRule(
-            ("self_attn.A_log",), {"self_attn.decay.weight": decay_of_heads}, floats=True
-        ),
+        *kda_rules(decay_of_heads),
         scores("mlp.gate.e_score_correction_bias", "mlp.score"),
         *PACKED_EXPERTS,
     )
 
-
-_STATES = {
-    name: stem
-    for name, stem in KIMI_FAMILIES["kimi_linear"].names.items()
-    if stem.startswith("ssm_")
-}
 
 SOLAR_FAMILIES: dict[str, Family] = {
     "solar_open": replace(
@@ -110,7 +100,7 @@ SOLAR_FAMILIES: dict[str, Family] = {
             "gqa_layers": None,
             "layer_types": None,
         },
-        {**LLAMA_EXPERTS, **_STATES, "self_attn.g_proj": "attn_gate"},
+        {**LLAMA_EXPERTS, **kda_names(), "self_attn.g_proj": "attn_gate"},
         only={
             "first_k_dense_replace": 0,
             "use_qk_norm": False,

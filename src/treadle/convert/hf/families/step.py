@@ -17,7 +17,7 @@ from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
 _WIDE = "full_attention"
 _NARROW = "sliding_attention"
 _OTHER = "attention_other_setting"
-_FURTHER = "num_nextn_predict_layers"
+_N_MTP = "num_nextn_predict_layers"
 _SHARES = "partial_rotary_factors"
 _ENUM = "moe_layers_enum"
 
@@ -27,7 +27,7 @@ def by_layer(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
     layers, which are dropped.
     """
     found = keys.get(key)
-    most = n_layer + keys.integer(_FURTHER, 0, lo=0)
+    most = n_layer + keys.integer(_N_MTP, 0, lo=0)
     if not isinstance(found, list) or len(found) not in (n_layer, most):
         keys.fail(key, f"is {found!r:.60}", f"a list of {n_layer}")
     return found[:n_layer]
@@ -176,8 +176,8 @@ STEP_FAMILIES: dict[str, Family] = {
         },
         experts=True,
         derived=_rules,
-        extra_layers=_FURTHER,
+        extra_layers=_N_MTP,
         more=_step_more,
-        respelt=_keys,
+        normalize_keys=_keys,
     ),
 }

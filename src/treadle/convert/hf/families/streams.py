@@ -8,10 +8,10 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.keys import MetadataReader
+from treadle.models.graphs.nextn import STREAM_PARTS
 from treadle.models.graphs.streams.manifold import ROUNDS
 from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 
-STREAM_PARTS = ("fn", "base", "scale")
 STREAM_NAMES: Names = {
     f"hc_{half}.{part}": f"hc_{half}_{part}" for half in ("attn", "ffn") for part in STREAM_PARTS
 }

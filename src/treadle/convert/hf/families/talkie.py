@@ -15,7 +15,7 @@ from treadle.files.keys import MetadataReader
 EPS = 2.0**-23  # of norms, which its code does not give: float32's
 
 
-def _turned_back(rows: Rows, head_dim: int) -> Rows:
+def _negate_second_half(rows: Rows, head_dim: int) -> Rows:
     """Negate the rows of each head's second half: RoPE with the opposite sign becomes the usual
     one.
     """
@@ -28,7 +28,7 @@ def _as_column(rows: Rows) -> Rows:
     return rows.reshape(-1, 1)
 
 
-def _respelt(keys: MetadataReader) -> dict[str, Any]:
+def _normalize_keys(keys: MetadataReader) -> dict[str, Any]:
     """Return the keys; ``intermediate_size``, if missing, follows from ``hidden_size`` as in the
     model's code.
     """
@@ -42,7 +42,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     head_dim = keys.integer("hidden_size") // keys.integer("num_attention_heads")
-    back = partial(_turned_back, head_dim=keys.integer("head_dim", head_dim))
+    back = partial(_negate_second_half, head_dim=keys.integer("head_dim", head_dim))
     turned = (f"attn.attn_{name}.weight" for name in ("query", "key"))
     return (
         *(DerivationRule((name,), {name: back}, floats=True) for name in turned),
@@ -78,7 +78,7 @@ TALKIE_FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 2048,
         },
         _NAMES,
-        respelt=_respelt,
+        normalize_keys=_normalize_keys,
         derived=_rules,
         more=_keys,
         numbers={"/lm_head_gain.w_g": "talkie.logit_scale"},

@@ -58,7 +58,7 @@ class CheckpointSpecials:
     numbered: dict[str, list[int]]
     adds: tuple[bool | None, bool | None]
     template: tuple[list[str], list[str]] | None  # tokens around a text by tokenizer.json
-    between: int = 0  # tokens between two texts by tokenizer.json
+    n_separators: int = 0  # tokens between two texts by tokenizer.json
     before: tuple[str, ...] = ()  # several tokens before a text, in place of BOS
 
     def keys(
@@ -81,7 +81,7 @@ class CheckpointSpecials:
             elif name in own and name not in self.named:
                 found[name] = own[name]
         told = [found["eos"]] if "eos" in found else []
-        before, after = self._around(ids, found, adds)
+        before, after = self._adds_bos_eos(ids, found, adds)
         keys: dict[str, Any] = {_KEYS[name]: i for name, i in found.items()}
         ends = [
             i
@@ -90,9 +90,9 @@ class CheckpointSpecials:
         ]
         keys |= dict(zip(_MORE_ENDS, (i for i in ends if i in texts), strict=False))
         keys |= {"add_bos_token": before, "add_eos_token": after}
-        if after and self.between and {"bos", "eos"} <= found.keys():
+        if after and self.n_separators and {"bos", "eos"} <= found.keys():
             # llama.cpp puts EOS and SEP between two texts, each if its flag is set.
-            keys |= {"add_eos_token": self.between > 1, "add_sep_token": True}
+            keys |= {"add_eos_token": self.n_separators > 1, "add_sep_token": True}
             keys.setdefault(_KEYS["sep"], found["eos"])
         return keys
 
@@ -107,7 +107,7 @@ class CheckpointSpecials:
         lists = (LSTRIP, left), (RSTRIP, right), (BEFORE, before)
         return {key: listed for key, listed in lists if listed}
 
-    def _around(
+    def _adds_bos_eos(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
     ) -> tuple[bool, bool]:
         """Return whether BOS goes before a text, and EOS after it. ``found``: special token ids by
@@ -165,7 +165,7 @@ def read_specials(
     said = settings.get("add_bos_token"), settings.get("add_eos_token")
     before, after = (value if isinstance(value, bool) else None for value in said)
     around = None if spec is None else _template(spec.get("post_processor"), folder)
-    between = 0 if spec is None else _between(spec.get("post_processor"))
+    between = 0 if spec is None else _n_separators(spec.get("post_processor"))
     added = _added(folder, spec, settings, {text for text in named.values() if text})
     several = tuple(around[0]) if around and len(around[0]) > 1 else ()
     if around is None and config.get("model_type") in CHATGLM:
@@ -282,14 +282,14 @@ def _first(pair: Any) -> str | None:
     return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None
 
 
-def _between(node: Any) -> int:
+def _n_separators(node: Any) -> int:
     """Return how many tokens a post-processor puts between the two texts of a pair; 0 if
     not given.
     """
     if not isinstance(node, dict):
         return 0
     if isinstance(node.get("processors"), list):
-        return max(map(_between, node["processors"]), default=0)
+        return max(map(_n_separators, node["processors"]), default=0)
     if (n := {"BertProcessing": 1, "RobertaProcessing": 2}.get(str(node.get("type")))) is not None:
         return n
     pair = node.get("pair")

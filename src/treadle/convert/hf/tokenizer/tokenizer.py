@@ -86,11 +86,11 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     elif os.path.lexists(folder / RANKS) and config.get("model_type") in KIMI:
         pieces = Pieces(folder / RANKS, **read_kimi(folder / RANKS, n_vocab))
     elif os.path.lexists(folder / SPM):
-        pieces = _by_legacy(_from_model(folder / SPM), settings)
+        pieces = _apply_legacy(_from_model(folder / SPM), settings)
     elif spec is None and os.path.lexists(folder / SPIECE):
         pieces = _from_unigram_model(folder / SPIECE, settings, n_vocab)
     elif spec is not None:
-        pieces = _by_legacy(_from_merges(spec, folder / JSON, n_vocab), settings)
+        pieces = _apply_legacy(_from_merges(spec, folder / JSON, n_vocab), settings)
     else:
         return {}
     if len(pieces.texts) > n_vocab:
@@ -171,7 +171,7 @@ def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
             pieces.types[i] = TokenType.UNUSED
 
 
-def _by_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
+def _apply_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
     """Set where spaces are put in a text: with transformers' Llama tokenizers, ``legacy`` decides
     that for sentencepiece BPE. Other classes are left as they are.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cuda.kernels.attention_tile import TileAttention, fits
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.kernels.norm import aligned
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
@@ -51,7 +51,7 @@ class SimtAttention(PerBlock, Attention):
         return -(-self.dims_v // 32)
 
     @property
-    def at_once(self) -> int:
+    def rows_per_block(self) -> int:
         """Query rows that a block processes together."""
         n = max(1, min(self.rows, MOST_ROWS, SUMS // self.columns))
         while n > 1 and self.bytes_of(n) > MOST_SHARED:
@@ -66,19 +66,19 @@ class SimtAttention(PerBlock, Attention):
 
     @property
     def shared_bytes(self) -> int:
-        return self.bytes_of(self.at_once)
+        return self.bytes_of(self.rows_per_block)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
-        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        items = frame.block + self._load_run_field(frame, "attn_items", "attn_few")
+        n_items = self._load_run_field(frame, "n_attn_items", "n_attn_few")
         index = frame.begin
         at = items + index % n_items * ITEM.itemsize
         block = ThreadBlock(k, isa, self.threads)
         item = AttentionItem(k, isa, self, frame, at, index // n_items)
-        for first in range(0, self.rows, self.at_once):
+        for first in range(0, self.rows, self.rows_per_block):
             if first:
                 block.simt.barrier(k)
-            ItemRows(self, block, item, first, min(self.at_once, self.rows - first)).run()
+            ItemRows(self, block, item, first, min(self.rows_per_block, self.rows - first)).run()
 
 
 class ItemRows:
@@ -121,7 +121,7 @@ class ItemRows:
         with k.loop(last, start=mine, step=WARPS) as page:
             home = self.item.page(page)
             for r, score in enumerate(self._scores(home, page * PAGE)):
-                top = k.max(m[r].v, self.block.over_warp(score, k.max))
+                top = k.max(m[r].v, self.block.reduce_warp(score, k.max))
                 correction = math.exp2(k, m[r].v - top)
                 weight = math.exp2(k, score - top)
                 m[r].v = top
@@ -136,7 +136,7 @@ class ItemRows:
             else:
                 self._add_values(home + spec.page.v_off, n_keys, o)
             self.block.simt.warp_barrier(k)
-        self._keep(m, total, o)
+        self._store_partial(m, total, o)
         self.block.simt.barrier(k)
         self._join()
 
@@ -205,10 +205,10 @@ class ItemRows:
             far = k.abs((key - here).to(i32)).to(f32)
             score = score - k.extract(self.slopes[r], 0) * far
         if spec.reach:
-            number = item.beside(self.rows[r][1], key - here, 1)
+            number = item.relative_biases(self.rows[r][1], key - here, 1)
             score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
-        if spec.profiled:
-            number = item.profile(t, self.rows[r][1], key - here, 1)
+        if spec.rel_extent:
+            number = item.rel_logits(t, self.rows[r][1], key - here, 1)
             score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
         return k.select(seen, score, k.const(float("-inf"), f32))
 
@@ -243,7 +243,7 @@ class ItemRows:
                     for row, weight in zip(o, weights, strict=True):
                         row[c].v = k.fma(k.splat(k.extract(weight, i), v.ty), v, row[c].v)
 
-        self._by_fours(n_keys, add)
+        self._loop_keys(n_keys, add)
 
     def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
         """Emit: add P V of a page to O, where values are the first dims of the keys (latent
@@ -267,7 +267,7 @@ class ItemRows:
                         key, gain = (k.splat(k.extract(x, i), f32 * 1) for x in (v, weight))
                         row[c].v = k.fma(gain, key, row[c].v)
 
-        self._by_fours(n_keys, add)
+        self._loop_keys(n_keys, add)
 
     def _weights(self, j: Val, n: int) -> list[Val]:
         """Emit each row's softmax weights of ``n`` keys from the j-th on, from shared memory."""
@@ -276,7 +276,7 @@ class ItemRows:
             for r in range(len(self.rows))
         ]
 
-    def _by_fours(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
+    def _loop_keys(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
         """Emit loops that call ``add(j, n)`` for the keys of a page in order, four at a time, then
         singly.
         """
@@ -287,7 +287,7 @@ class ItemRows:
         with k.loop(n_keys, start=fours) as j:
             add(j, 1)
 
-    def _keep(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
+    def _store_partial(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
         """Emit: store this warp's O, maximum and sum of each row in shared memory."""
         k = self.k
         spec = self.spec
@@ -298,7 +298,7 @@ class ItemRows:
                 with k.if_(first < spec.dims_v):
                     for i in range(self.width):
                         k.store(at + (first + i) * 4, k.extract(part.v, i), align=4)
-            whole = self.block.over_warp(total[r].v, plus)
+            whole = self.block.reduce_warp(total[r].v, plus)
             with k.if_(self.block.lane.eq(0)):
                 k.store(at, m[r].v, offset=4 * spec.dims_v, align=4)
                 k.store(at, whole, offset=4 * spec.dims_v + 4, align=4)
@@ -347,4 +347,4 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     if spec.spans or spec.chosen or spec.matrix or packed or not aligned(step):
         return None
     many = isa.simt is not None and fits(spec, isa.simt)
-    return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))
+    return replace(step, spec=convert_spec(TileAttention if many else SimtAttention, spec))

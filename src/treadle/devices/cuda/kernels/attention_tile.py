@@ -43,7 +43,7 @@ def fits(spec: Attention, simt: Simt) -> bool:
     kinds = {spec.page.keys.fmt, spec.page.values.fmt}
     pages = len(kinds) == 1 and not any(fmt.name == "f32" or fmt.packed for fmt in kinds)
     pages = pages and not spec.latent
-    plain = not (spec.alibi or spec.reach or spec.profiled)
+    plain = not (spec.alibi or spec.reach or spec.rel_extent)
     return sizes and pages and plain and ROWS <= spec.rows <= simt.tile_rows
 
 
@@ -101,8 +101,8 @@ class TileAttention(PerBlock, Attention):
         return 2 * self.head_dim + PAD
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
-        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        items = frame.block + self._load_run_field(frame, "attn_items", "attn_few")
+        n_items = self._load_run_field(frame, "n_attn_items", "n_attn_few")
         at = items + frame.begin % n_items * ITEM.itemsize
         block = ThreadBlock(k, isa, self.threads)
         CudaAttentionTile(
@@ -126,7 +126,7 @@ class LaneRow:
 
 
 class CudaAttentionTile:
-    """Builds the code of one item."""
+    """Builds the code by which a block of threads computes one attention item."""
 
     def __init__(self, spec: TileAttention, block: ThreadBlock, item: AttentionItem) -> None:
         self.spec = spec
@@ -151,7 +151,7 @@ class CudaAttentionTile:
         simt = self.block.simt
         queries: list[list[Val]] = []
         if spec.wide:
-            self._put_queries_away()
+            self._store_queries()
         else:
             queries = [self._query(dim) for dim in range(0, spec.head_dim, 16)]
         o = [
@@ -165,11 +165,11 @@ class CudaAttentionTile:
         last = (self.end + (PAGE - 1)) // PAGE
         ahead = spec.stages - 1
         if ahead:
-            self._bring(start, self._stage(k.i64(0)))
+            self._load_page(start, self._stage(k.i64(0)))
             simt.commit(k)
         with k.loop(last, start=start) as page:
             with k.if_(page + ahead < last):
-                self._bring(page + ahead, self._stage(page + ahead - start))
+                self._load_page(page + ahead, self._stage(page + ahead - start))
             simt.commit(k)
             simt.wait(k, ahead)
             simt.barrier(k)
@@ -203,7 +203,7 @@ class CudaAttentionTile:
                 result.append(k.extract(self._narrow(k.extract(q, 0), k.extract(q, 1)), 0))
         return result
 
-    def _put_queries_away(self) -> None:
+    def _store_queries(self) -> None:
         """Emit: store the rows' queries in shared memory, by the first of the warps that share
         them.
         """
@@ -214,7 +214,7 @@ class CudaAttentionTile:
             for i, part in enumerate(self._query(dim)):
                 k.store(to + i % 2 * 8 * pitch + dim * 2, part, offset=i // 2 * 16, align=4)
 
-    def _bring(self, page: Val, stage: Val) -> None:
+    def _load_page(self, page: Val, stage: Val) -> None:
         """Emit: load a page's keys and values into stage ``stage`` of shared memory, 16 bytes per
         thread at a time.
 
@@ -231,7 +231,7 @@ class CudaAttentionTile:
             key = i % pieces * 8
             to = stage + dim * spec.key_pitch + key * 2
             scale = dim // BLOCK * PAGE + key, 8  # f32, one for each key
-            self._bring_piece(home, spec.page.keys, dim * PAGE + key, to, scale)
+            self._load_piece(home, spec.page.keys, dim * PAGE + key, to, scale)
         values = stage + spec.head_dim * spec.key_pitch
         pieces = spec.dims_v // 8
         with k.loop(PAGE * pieces, start=self.block.tid, step=step) as i:
@@ -242,11 +242,11 @@ class CudaAttentionTile:
                 with there:
                     scale = key * (spec.dims_v // BLOCK) + dim // BLOCK, 1  # one for all 8
                     part = home + spec.page.v_off
-                    self._bring_piece(part, spec.page.values, key * spec.dims_v + dim, to, scale)
+                    self._load_piece(part, spec.page.values, key * spec.dims_v + dim, to, scale)
                 with nothing:
                     k.store(to, k.zero(i32 * 4), align=16)
 
-    def _bring_piece(
+    def _load_piece(
         self, part: Val, side: PageSide, at: Val, to: Val, scale: tuple[Val, int]
     ) -> None:
         """Emit: load 8 keys or values at ``part``, from the ``at``-th on, to ``to``; ``scale``: the

@@ -28,7 +28,7 @@ class ThreadBlock:
         self.lane = self.tid % isa.simt.warp
         self.warp = self.tid // isa.simt.warp
 
-    def over_warp(self, v: Val, op: Op) -> Val:
+    def reduce_warp(self, v: Val, op: Op) -> Val:
         """Emit the reduction of the warp's values by ``op``, in a fixed tree: the same bits in
         every lane.
         """
@@ -38,7 +38,7 @@ class ThreadBlock:
             lanes = lanes // 2
         return v
 
-    def over_block(self, values: Sequence[Val], op: Op, room: Val) -> list[Val]:
+    def reduce_block(self, values: Sequence[Val], op: Op, room: Val) -> list[Val]:
         """Emit the reduction of each of ``values`` over the block by ``op``: the same bits in every
         thread.
 
@@ -48,7 +48,7 @@ class ThreadBlock:
         k = self.k
         n = len(values)
         for i, v in enumerate(values):
-            joined = self.over_warp(v, op)
+            joined = self.reduce_warp(v, op)
             with k.if_(self.lane.eq(0)):
                 k.store(room + self.warp * (4 * n), joined, offset=4 * i, align=4)
         self.simt.barrier(k)
@@ -64,16 +64,16 @@ class ThreadBlock:
         return result
 
     def reduce_bytes(self, n: int = 1) -> int:
-        """Return the bytes of shared memory that ``over_block`` needs for ``n`` values."""
+        """Return the bytes of shared memory that ``reduce_block`` needs for ``n`` values."""
         return 4 * n * self.n_warps
 
 
 def plus(a: Val, b: Val) -> Val:
-    """Return ``a + b``, for ``over_warp`` and ``over_block``."""
+    """Return ``a + b``, for ``reduce_warp`` and ``reduce_block``."""
     return a + b
 
 
-def instead(kind: type[T], spec: Spec, **other: Any) -> T:
+def convert_spec(kind: type[T], spec: Spec, **other: Any) -> T:
     """Return a spec of type ``kind`` with the fields of ``spec``, and ``other`` fields in
     addition.
     """

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import instead
-from treadle.devices.cuda.kernels.gemm import SimtGemm, in_order, in_tiles, shape_of, tile_of
+from treadle.devices.cuda.kernels.block import convert_spec
+from treadle.devices.cuda.kernels.gemm import SimtGemm, item_order, shape_of, tile_of, tiled_step
 from treadle.devices.cuda.kernels.tile import THREADS, BlockTile
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
@@ -52,7 +52,7 @@ class SimtGated(PerBlock, Gated):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         n, row_bytes = self.item_rows(isa.lanes), self.layout().row_bytes
-        share_of = in_order(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))
+        share_of = item_order(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))
         with k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)
             first = share.strip * n
@@ -102,4 +102,4 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     if not plain or "q8" in (spec.act, spec.to):
         return None
     mr, nr = tile_of(spec)
-    return in_tiles(step, spec, replace(instead(SimtGated, spec), mr=mr, nr=nr), isa)
+    return tiled_step(step, spec, replace(convert_spec(SimtGated, spec), mr=mr, nr=nr), isa)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.gemv import with_items
 from treadle.devices.cuda.kernels.tile import THREADS, BlockTile, CudaTileShape
 from treadle.devices.cuda.launch_args import PerBlock
@@ -33,7 +34,7 @@ def shape_of(spec: Matmul) -> CudaTileShape:
     return CudaTileShape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
 
 
-def in_order(
+def item_order(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
     """Return the function that maps an item to its share: ABREAST strips with one chunk of tokens,
@@ -43,7 +44,7 @@ def in_order(
         return shares(k, frame, spec, strips)
     n = strips()
     chunk = frame.tokens
-    n_tokens = frame.run(spec.count)
+    n_tokens = spec.n_rows(frame)
     of_group = (n_tokens + (chunk - 1)) // chunk * ABREAST
 
     def of_item(item: Val) -> StripShare:
@@ -83,7 +84,7 @@ class SimtGemm(PerBlock, Gemm):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         rows, row_bytes = self.rows_per_item(isa.lanes), self.layout().row_bytes
-        share_of = in_order(k, frame, self, lambda: n_strips(k, frame, self, rows))
+        share_of = item_order(k, frame, self, lambda: n_strips(k, frame, self, rows))
         with k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)
             seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
@@ -120,7 +121,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     if spec.layout() != ActivationLayout(spec.act, spec.k) or spec.act == "q8":
         return None
     mr, nr = tile_of(spec)
-    return in_tiles(step, spec, replace(instead(SimtGemm, spec), mr=mr, nr=nr), isa)
+    return tiled_step(step, spec, replace(convert_spec(SimtGemm, spec), mr=mr, nr=nr), isa)
 
 
 def tile_of(spec: Matmul) -> tuple[int, int]:
@@ -132,12 +133,13 @@ def tile_of(spec: Matmul) -> tuple[int, int]:
     return LARGE if spec.mr == LARGE[0] else SMALL
 
 
-def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
+def tiled_step(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
     """Return ``step`` with the tiled kernel ``other`` in place of ``spec``: an item has the tokens
     of one tile, or of an expert.
     """
     result = with_items(step, spec, other, isa)
     if spec.experts:
         return result
-    grid = replace(result.grid, per=other.nr)
-    return replace(result, grid=grid, args={**result.args, "tokens": other.nr})
+    tokens = lcm(other.nr, spec.per)  # rows of x, of whole tokens
+    grid = replace(result.grid, per=tokens // spec.per)
+    return replace(result, grid=grid, args={**result.args, "tokens": tokens})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.weights import (
     FLOATS,
     SPAN,
@@ -86,7 +86,7 @@ class SimtGemv(PerBlock, Gemv):
         first = tid // group * self.mr
         with k.loop(end, start=begin) as item:
             seg = pick_segment(k, frame, self, item, self.rows_per_item(k.isa.lanes), expert)
-            here = seg.rows.behind(first)
+            here = seg.rows.offset_by(first)
             rows = [here.row(k, i) for i in range(self.mr)]
             sums = [[k.var(k.const(0.0, f32)) for _ in tokens] for _ in rows]
             full, rest = divmod(self.k, self.unit)
@@ -97,7 +97,7 @@ class SimtGemv(PerBlock, Gemv):
                     self._add(k, rows, tokens, k.i64(full), sums, rest)
             totals = [[self._total(k, one.v) for one in some] for some in sums]
             for i in range(self.mr):
-                mine = here.behind(i)
+                mine = here.offset_by(i)
                 with k.if_(lane.eq(0) & (mine.first < mine.m)):
                     self._store(k, frame, y, seg, [mine.first], totals[i : i + 1])
 
@@ -200,7 +200,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step:
     """Return a gemv step with SimtGemv."""
     spec = step.spec
     assert isinstance(spec, Gemv)
-    other = replace(instead(SimtGemv, spec), mr=rows_together(spec.fmt, spec.nr))
+    other = replace(convert_spec(SimtGemv, spec), mr=rows_together(spec.fmt, spec.nr))
     return with_items(step, spec, other, isa)
 
 

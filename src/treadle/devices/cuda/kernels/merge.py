@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa
@@ -72,4 +72,4 @@ class SimtMerge(PerBlock, Merge):
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a merge step with SimtMerge."""
-    return replace(step, spec=instead(SimtMerge, step.spec))
+    return replace(step, spec=convert_spec(SimtMerge, step.spec))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
@@ -55,7 +55,7 @@ class SimtNorm(PerBlock, Norm):
         mean = None
         if self.centred:
             total = self._sum(block, row, width, lambda v: v)
-            mean = block.over_block([total], plus, block.shared)[0] * (1 / self.k)
+            mean = block.reduce_block([total], plus, block.shared)[0] * (1 / self.k)
 
         def centred(v: Val) -> Val:
             return v if mean is None else v - k.splat(mean, v.ty)
@@ -64,7 +64,7 @@ class SimtNorm(PerBlock, Norm):
             return centred(v) * centred(v)
 
         room = block.shared + block.reduce_bytes()
-        squares = block.over_block([self._sum(block, row, width, square)], plus, room)[0]
+        squares = block.reduce_block([self._sum(block, row, width, square)], plus, room)[0]
         scale = 1.0 / k.sqrt(squares * (1 / self.k) + self.eps)
         plain = self.add or self.rows
         to = frame.out + (n * frame.stride * 4 if plain else n * act.row_bytes)
@@ -174,7 +174,7 @@ def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
     spec = step.spec
     assert isinstance(spec, Norm)
     fits = is_plain(spec.layout()) or spec.add or spec.rows
-    return replace(step, spec=instead(SimtNorm, spec)) if fits and aligned(step) else None
+    return replace(step, spec=convert_spec(SimtNorm, spec)) if fits and aligned(step) else None
 
 
 def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
@@ -184,7 +184,7 @@ def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
     spec = step.spec
     assert isinstance(spec, Pack)
     fits = is_plain(spec.layout()) and aligned(step)
-    return replace(step, spec=instead(SimtPack, spec)) if fits else None
+    return replace(step, spec=convert_spec(SimtPack, spec)) if fits else None
 
 
 def aligned(step: Step) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i64, ptr
@@ -79,11 +79,11 @@ class SimtRopeStore(PerBlock, RopeStore):
             weight = frame.k_norm if self.eps is not None else at
             _store(k, block.shared, self._turned(block, at, table(self.table), weight, 1.0))
             block.simt.warp_barrier(k)
-            self._keep(block, block.shared, home, place, self.head_dim, transposed=True)
+            self._store_head(block, block.shared, home, place, self.head_dim, transposed=True)
         with k.if_(block.warp.eq(WARPS - 2)):
             value = row + (frame.v_column + head * self.dims_v) * 4
             home = home + self.page.v_off
-            self._keep(block, value, home, place, self.dims_v, transposed=False)
+            self._store_head(block, value, home, place, self.dims_v, transposed=False)
 
     def _turned(
         self, block: ThreadBlock, x: Val, table: Val, weight: Val, scale: float
@@ -132,7 +132,7 @@ class SimtRopeStore(PerBlock, RopeStore):
             ]
         return result
 
-    def _keep(
+    def _store_head(
         self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
         """Emit: store a key (``transposed``) or a value in its page's format, one block of dims at
@@ -150,7 +150,7 @@ class SimtRopeStore(PerBlock, RopeStore):
             values = [Dim(at, v * gain, inside) for at, v, inside in values]
         for b, (at, v, inside) in enumerate(values):
             if fmt.scaled:
-                d = block.over_warp(k.abs(v), k.max) * (1 / 127)
+                d = block.reduce_warp(k.abs(v), k.max) * (1 / 127)
                 v = v * k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
                 where = place + b * PAGE if transposed else place * (dims // BLOCK) + b
                 with k.if_(block.lane.eq(0)):
@@ -181,7 +181,7 @@ def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
     for _, v, inside in values:
         v = v if inside is None else k.select(inside, v, k.const(0.0, f32))
         total = k.fma(v, v, total)
-    mean = block.over_warp(total, plus) * (1 / n)
+    mean = block.reduce_warp(total, plus) * (1 / n)
     return 1.0 / k.sqrt(mean + eps)
 
 
@@ -202,4 +202,4 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     assert isinstance(spec, RopeStore)
     # Formats with a Hadamard rotation have no GPU kernel.
     rotated = spec.page.keys.fmt.rotated or spec.page.values.fmt.rotated
-    return None if rotated else replace(step, spec=instead(SimtRopeStore, spec))
+    return None if rotated else replace(step, spec=convert_spec(SimtRopeStore, spec))

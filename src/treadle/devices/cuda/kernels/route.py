@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.launch_args import MOST_THREADS, PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
@@ -72,11 +72,11 @@ class SimtRoute(PerBlock, Route):
         chosen = k.var(k.const(0, i32))
         total = k.var(k.const(0.0, f32))
         with k.loop(self.n_used) as s:
-            best = self._take(block, left, p)
+            best = self._pop_best(block, left, p)
             here = block.lane.eq(s)
             share = best.p
             if self.jitter:
-                share = self._beside(block, left, best.rank)
+                share = self._emit_best_weight(block, left, best.rank)
             mine.v = k.select(here, share, mine.v)
             chosen.v = k.select(here, best.expert, chosen.v)
             total.v = total.v + share
@@ -102,15 +102,15 @@ class SimtRoute(PerBlock, Route):
         top = scores[0]
         for score in scores[1:]:
             top = k.max(top, score)
-        top = block.over_warp(top, k.max)
+        top = block.reduce_warp(top, k.max)
         powers = [math.exp(k, score - top) for score in scores]
         total = powers[0]
         for power in powers[1:]:
             total = total + power
-        share = 1.0 / block.over_warp(total, plus)
+        share = 1.0 / block.reduce_warp(total, plus)
         return [power * share for power in powers]
 
-    def _beside(self, block: ThreadBlock, left: list[Var], top: Val) -> Val:
+    def _emit_best_weight(self, block: ThreadBlock, left: list[Var], top: Val) -> Val:
         """Emit the best expert's softmax weight among those remaining experts whose score is near
         its own.
         """
@@ -121,7 +121,7 @@ class SimtRoute(PerBlock, Route):
             none = k.const(0.0, f32)
             far = top - v > k.max(k.abs(v), top) * (2 * self.jitter)
             total = total + k.select(far, none, math.exp(k, v - top))
-        return 1.0 / (block.over_warp(total, plus) + 1.0)
+        return 1.0 / (block.reduce_warp(total, plus) + 1.0)
 
     def _of_best_groups(self, block: ThreadBlock, ranks: list[Val]) -> list[Val]:
         """Emit the ranks, with minus infinity in groups that are not among the best."""
@@ -143,14 +143,14 @@ class SimtRoute(PerBlock, Route):
             good.v = k.select(block.lane.eq(g), whole, good.v)
         kept = k.var(k.const(0, i32))  # one bit per group
         with k.loop(self.n_groups_used):
-            best = self._take(block, [good], [lowest])
+            best = self._pop_best(block, [good], [lowest])
             kept.v = kept.v | (k.const(1, i32) << best.expert)
         return [
             k.select(((kept.v >> (at // per).to(i32)) & 1).eq(1), rank, lowest)
             for rank, at in self._places(block, ranks)
         ]
 
-    def _take(self, block: ThreadBlock, left: list[Var], p: list[Val]) -> RoutedExpert:
+    def _pop_best(self, block: ThreadBlock, left: list[Var], p: list[Val]) -> RoutedExpert:
         """Emit: remove the best remaining expert from ``left``, and return it; of equal ones, the
         first.
         """
@@ -239,14 +239,18 @@ class SimtSort(PerBlock, Sort):
 
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a route step with SimtRoute; None for more than 32 groups or chosen experts, and for
-    routers that also score experts which every token uses (``Route.sinks``).
+    routers that also score shared experts (``Route.n_shared``).
     """
     assert isinstance(step.spec, Route)
-    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.sinks
-    return replace(step, spec=instead(SimtRoute, step.spec)) if fits else None
+    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.n_shared
+    return replace(step, spec=convert_spec(SimtRoute, step.spec)) if fits else None
 
 
 def swap_sort(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a sort step with SimtSort; None for more experts than a block has threads."""
     assert isinstance(step.spec, Sort)
-    return replace(step, spec=instead(SimtSort, step.spec)) if step.spec.n <= MOST_THREADS else None
+    return (
+        replace(step, spec=convert_spec(SimtSort, step.spec))
+        if step.spec.n <= MOST_THREADS
+        else None
+    )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.sharing import Sharing
@@ -24,6 +24,7 @@ from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp
 from treadle.kernels.moe.dispatch import Combine, Gather
+from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.recurrent.gates import OutputGate, Rates, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
@@ -56,7 +57,7 @@ class SpreadKernel(PerBlock):
 
         def total(v: Val) -> Val:
             block.simt.barrier(k)  # the previous total has been read
-            return block.over_block([v], plus, block.shared)[0]
+            return block.reduce_block([v], plus, block.shared)[0]
 
         k.sharing = Sharing(block.tid, self.threads, lambda: block.simt.barrier(k), total)
         super().build(k, isa, frame)
@@ -72,7 +73,7 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 # An item is a row of the model's width, a row of a head, or some channels.
 ROWS = (Add, AddDirections, AddRows, Clamp, Combine, Embed, OutputGate, Gather, Pooling, Softcap)
 LORAS = (LoraDown, LoraUp, ExpertDown, ExpertUp)
-PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
+PARTS = (BlockConvolution, ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS
 }
@@ -124,7 +125,7 @@ class SimtSelective(Selective):
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a step with its CPU kernel spread over blocks (``SPREAD``)."""
-    return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
+    return replace(step, spec=convert_spec(SPREAD[step.spec.op], step.spec))
 
 
 SCANS = {
@@ -139,6 +140,6 @@ def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a scan's step with one column or channel per item."""
     spec = step.spec
     assert isinstance(spec, (Scan, Selective))
-    made: Scan | Selective = instead(SCANS[spec.op], spec)
+    made: Scan | Selective = convert_spec(SCANS[spec.op], spec)
     base = step.grid.base // spec.items * made.items
     return replace(step, spec=made, grid=replace(step.grid, base=base))

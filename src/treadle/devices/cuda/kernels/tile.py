@@ -141,7 +141,7 @@ class BlockTile:
                     self._step(c * period + p, (p + 1) % period, full, period)
             self.simt.wait(k, 0)  # for the last step's copy, which is unused
         if rest:
-            self._meet()
+            self._wait_and_sync()
             self._copy(k.i64(0), k.i64(full), rest)
             whole, few = divmod(rest, SPAN)
             if whole:
@@ -150,7 +150,7 @@ class BlockTile:
             if few:
                 with k.if_(self.part.eq(whole)):
                     self._store(k.i64(0), self._read(k.i64(full), 0, few))
-            self._meet()
+            self._wait_and_sync()
             if whole:
                 with k.if_(self.part < whole):
                     self._dot(k.i64(0), SPAN)
@@ -168,7 +168,7 @@ class BlockTile:
         stage = s % 2 * shape.stage
         other = shape.stage - stage
         after = k.min(s + 1, full - period + next_part)
-        self._meet()
+        self._wait_and_sync()
         self._copy(other, after, SPAN * shape.parts)
         if shape.parts > 1:
             self._unpack(other, after, next_part)
@@ -178,7 +178,7 @@ class BlockTile:
             self._dot(stage, SPAN)
             self._store(other, read)
 
-    def _meet(self) -> None:
+    def _wait_and_sync(self) -> None:
         """Emit: wait until every thread's copies and stores are visible to all."""
         self.simt.wait(self.k, 0)
         self.simt.barrier(self.k)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
@@ -21,10 +21,10 @@ from treadle.jit.types import f32, f64, i32, i64, ptr, u32
 from treadle.kernels.elementwise.top_logits import (
     IDS,
     KEY_INF,
+    LEAST_KEY,
     LOWEST,
     MAX,
-    NEVER,
-    NOBODY,
+    PADDING_ID,
     PARTIAL,
     SLICE,
     SLICE_ROWS,
@@ -58,7 +58,7 @@ class SampledRecord(NamedTuple):
     total: Val
 
 
-def look_at(k: Builder, frame: Frame, i: Val) -> SampledRecord:
+def load_sampled(k: Builder, frame: Frame, i: Val) -> SampledRecord:
     """Emit the load of the i-th SAMPLED record of the run."""
     record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
     return SampledRecord(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
@@ -71,7 +71,7 @@ class _TopBlock(ThreadBlock):
 
     def __init__(self, k: Builder, isa: Isa) -> None:
         super().__init__(k, isa, THREADS)
-        never = k.const(NEVER, i32 * WIDTH)
+        never = k.const(LEAST_KEY, i32 * WIDTH)
         self.keys: list[Var] = [k.var(never) for _ in range(N_TOP // WIDTH)]
 
     def count(self, reaches: Callable[[Val], Val]) -> Val:
@@ -89,9 +89,9 @@ class _TopBlock(ThreadBlock):
         top = self.keys[0].v
         for key in self.keys[1:]:
             top = k.max(top, key.v)
-        return self.over_block([k.reduce(top, k.max)], k.max, self.shared)[0]
+        return self.reduce_block([k.reduce(top, k.max)], k.max, self.shared)[0]
 
-    def least_wanted(self) -> Val:
+    def smallest_kept_key(self) -> Val:
         """Emit the N_TOP-th largest key of the block; the search treats keys as unsigned
         numbers.
         """
@@ -102,7 +102,7 @@ class _TopBlock(ThreadBlock):
             limit = k.splat((trial ^ (1 << 31)).bits(i32), i32 * WIDTH)
             n = self.count(lambda key: key >= limit)
             room = self.shared + (b + 1) % 2 * ROOM
-            enough = self.over_block([n], plus, room)[0] >= N_TOP
+            enough = self.reduce_block([n], plus, room)[0] >= N_TOP
             bits.v = k.select(enough, trial, bits.v)
         return (bits.v ^ (1 << 31)).bits(i32)
 
@@ -115,18 +115,18 @@ class _TopBlock(ThreadBlock):
         """
         k = self.k
         top = self.largest()
-        last = k.select(looked.only, top, self.least_wanted())
+        last = k.select(looked.only, top, self.smallest_kept_key())
         above = k.splat(last, i32 * WIDTH)
         more = self.count(lambda key: key > above)
         ties = self.count(lambda key: key.eq(above))
         with k.if_(self.tid < N_TOP):
-            k.store(to + self.tid * 4, k.const(NEVER, i32))
-            k.store(to + self.tid * 4, k.const(NOBODY, i32), offset=IDS)
+            k.store(to + self.tid * 4, k.const(LEAST_KEY, i32))
+            k.store(to + self.tid * 4, k.const(PADDING_ID, i32), offset=IDS)
         here = self.shared + self.tid * 8 + EACH
         k.store(here, more)
         k.store(here, ties, offset=4)
         # Uses the area that the last trial did not; its barrier also orders the stores above.
-        all_more = self.over_block([more], plus, self.shared + ROOM)[0]
+        all_more = self.reduce_block([more], plus, self.shared + ROOM)[0]
         more_before = k.var(k.const(0, i32))
         ties_before = k.var(k.const(0, i32))
         with k.loop(self.tid) as t:
@@ -183,7 +183,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
         block = _TopBlock(k, isa)
         item = frame.begin
         n_slices = (frame.n + (SLICE - 1)) // SLICE
-        looked = look_at(k, frame, item // n_slices)
+        looked = load_sampled(k, frame, item // n_slices)
         start = item % n_slices * SLICE + block.tid * N_TOP
         row = frame.x + (looked.row * frame.stride + start) * 4
         self._load(block, row, frame.n - start)
@@ -204,7 +204,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
 
     def _load(self, block: _TopBlock, row: Val, n: Val) -> None:
         """Emit: load the thread's ``n`` logits as keys; keys past them stay at the lowest,
-        NEVER.
+        LEAST_KEY.
         """
         k = block.k
         index = block.k.const(range(WIDTH), i32 * WIDTH)
@@ -215,7 +215,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 key.v = k.select(here, found, key.v)
 
     def _rule_out(self, block: _TopBlock, mask: Val, n: Val) -> None:
-        """Emit: set keys without a mask bit to NEVER, except those of NaN and +infinity, which
+        """Emit: set keys without a mask bit to LEAST_KEY, except those of NaN and +infinity, which
         signal an error.
         """
         k = block.k
@@ -226,7 +226,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 word = k.splat(k.load(mask, u32, offset=4 * at), u32 * WIDTH)
                 bits = k.const([1 << bit + j for j in range(WIDTH)], word.ty)
                 ruled_out = (word & bits).eq(0) & (key.v < KEY_INF)
-                key.v = k.select(ruled_out, k.const(NEVER, ty), key.v)
+                key.v = k.select(ruled_out, k.const(LEAST_KEY, ty), key.v)
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
         item = frame.begin
         size = PARTIAL.itemsize
         n_slices = (frame.n + (SLICE - 1)) // SLICE
-        looked = look_at(k, frame, item)
+        looked = load_sampled(k, frame, item)
         source = frame.partials + item * n_slices * size
         mine = source + block.tid * size
         with k.if_(block.tid < n_slices):
@@ -274,9 +274,9 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
 
 def swap_top(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return a top-logits step with SimtTop."""
-    return replace(step, spec=instead(SimtTop, step.spec))
+    return replace(step, spec=convert_spec(SimtTop, step.spec))
 
 
 def swap_join(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return the step that joins top logits with SimtJoinTop."""
-    return replace(step, spec=instead(SimtJoinTop, step.spec))
+    return replace(step, spec=convert_spec(SimtJoinTop, step.spec))

@@ -79,7 +79,7 @@ def build(g: Ops) -> Rows:
         else:
             high = kept
             given = g.add(low, made)
-    return g.layer(g.config.here.stop, x)
+    return g.layer(g.config.stage_layers.stop, x)
 
 
 class StackedGraph(Graph):

@@ -49,14 +49,14 @@ class LoopedOps:
 
     def _own(self, name: TensorName) -> TensorName:
         if isinstance(name, TensorSlice):
-            return TensorSlice(own_name(name.whole, self._of), name.first, name.n)
-        return own_name(name, self._of)
+            return TensorSlice(stored_name(name.whole, self._of), name.first, name.n)
+        return stored_name(name, self._of)
 
     def has(self, name: str) -> bool:
-        return self._ops.has(own_name(name, self._of))
+        return self._ops.has(stored_name(name, self._of))
 
     def norm(self, label: str, x: Rows, weight: str, **settings: Any) -> Rows:
-        return self._ops.norm(label, x, own_name(weight, self._of), **settings)
+        return self._ops.norm(label, x, stored_name(weight, self._of), **settings)
 
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
         return self._ops.linears(label, x, [self._own(name) for name in weights])
@@ -65,7 +65,7 @@ class LoopedOps:
         return self._ops.linear(label, x, self._own(weight))
 
 
-def own_name(name: str, of: Callable[[int], int]) -> str:
+def stored_name(name: str, of: Callable[[int], int]) -> str:
     """Return a tensor's name in the file; ``name`` may be that of a layer of any loop. ``of``: as
     in LoopedOps.
     """
@@ -81,12 +81,12 @@ def build(g: Ops) -> Rows:
     n = config.n_layer // config.n_loops
     looped: Any = LoopedOps(g, lambda i: i % n)
     x = first(g)
-    for i in config.here:
+    for i in config.stage_layers:
         x = build_layer(looped, i, g.layer(i, x), *halves_of(config.layers[i]))
         x = g.steer(f"L{i}.control", x, layer=i)
         if config.loop_norm and (i + 1) % n == 0 and i + 1 < config.n_layer:
             x = g.norm(f"L{i}.loop_norm", x, "output_norm")
-    return g.layer(config.here.stop, x)
+    return g.layer(config.stage_layers.stop, x)
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:

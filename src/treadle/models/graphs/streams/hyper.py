@@ -27,7 +27,6 @@ from treadle.models.graphs.ngrams import (
     NGRAMS,
     TABLE,
     read_ngrams,
-    read_numbers,
 )
 from treadle.models.graphs.streams.parts import N_STREAMS, hyper_of
 from treadle.models.mixers.names import GATE_INDEXED
@@ -53,7 +52,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         n_embd=config.n_embd,
         n_rank=keys.integer(RANK, lo=1, hi=SIZE_MAX),
     )
-    places = read_numbers(keys, LAYERS, 0, n_layer - 1) if keys.has(LAYERS) else []
+    places = keys.integers(LAYERS, 0, n_layer - 1) if keys.has(LAYERS) else []
     if len(places) > 1:
         keys.refuse(LAYERS, f"{len(places)} layers: treadle supports one with n-grams")
     grams = read_ngrams(keys, config) if places else None
@@ -115,7 +114,7 @@ def build(g: Ops) -> Rows:
     """Build the layers; return the mix of the streams after the last."""
     n = hyper_of(g.config).n
     x = g.call("repeated", "streams", first(g), n=n)
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         at = g.config.layers[i]
         if at.ngrams:
             x = g.call("ngrams", f"L{i}.ngrams", x, layer=i, n=n, weights=f"blk.{i}.ple")
@@ -131,8 +130,8 @@ def build(g: Ops) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output "logits": those of the requested rows, without another norm, since ``mix`` has normed
-    them.
+    """Declare the output "logits", of the requested rows; ``mix`` has normed them, so there is no
+    further norm.
     """
     h = g.call("output_rows", "output_rows", x)
     g.result("logits", g.linear("output", h, "token_embd" if g.config.tied else "output"))

@@ -77,7 +77,7 @@ def build(g: Ops) -> Rows:
     hyper = hyper_of(g.config)
     n = hyper.n
     x = g.call("repeated", "streams", first(g), n=n)
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         for half, name in zip(halves_of(g.config.layers[i]), ("attn", "ffn"), strict=True):
             label = f"L{i}.{name}_streams"
             stem = f"blk.{i}.hc_{name}"

@@ -72,7 +72,7 @@ def build(g: Ops) -> Rows:
 def build_layers(g: Ops, x: Rows) -> Rows:
     """Build the layers on the streams ``x``; return the streams after the last."""
     hyper = hyper_of(g.config)
-    for i in g.config.here:
+    for i in g.config.stage_layers:
         _tap(g, i, x)
         for half, name in zip(halves_of(g.config.layers[i]), ("attn", "ffn"), strict=True):
             label = f"L{i}.{name}_streams"
@@ -80,7 +80,7 @@ def build_layers(g: Ops, x: Rows) -> Rows:
             h = half.build(g, i, normed_for(g, i, h, half))
             x = g.call("blended_streams", f"{label}.blend", x, h, weights, n=hyper.n)
         x = g.steer(f"L{i}.control", x, layer=i)
-    _tap(g, g.config.here.stop, x)
+    _tap(g, g.config.stage_layers.stop, x)
     return x
 
 
@@ -100,29 +100,34 @@ def mixed(g: Ops, x: Rows) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output "logits": those of the requested rows."""
+    """Declare the output "logits", of the requested rows of the mixed streams."""
     decoder.logits(g, mixed(g, x))
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Output "pooled" and "embedding", as a decoder does, of the mixed streams."""
+    """Declare the outputs "pooled" and "embedding" of ``decoder.embedding``, of the mixed
+    streams.
+    """
     decoder.embedding(g, mixed(g, x))
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Output "states": those of all tokens, mixed and normed."""
+    """Declare the output "states": the mixed and normed states of all tokens."""
     decoder.states(g, mixed(g, x))
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output "logits", and as "ahead" the states that an MTP layer reads, of all tokens: the
-    streams, or their mix.
+    """Declare the outputs "logits" and "ahead": the mixed streams of all tokens, for an MTP layer
+    that reads these.
     """
-    h = mixed(g, x)
-    if g.config.arch.nextn != "streams":
-        decoder.ahead(g, h)
-        return
-    decoder.logits(g, h)
+    decoder.ahead(g, mixed(g, x))
+
+
+def ahead_streams(g: Ops, x: Rows) -> None:
+    """Declare the outputs "logits" and "ahead": all streams of all tokens, for an MTP layer that
+    reads these.
+    """
+    logits(g, x)
     g.result("ahead", x)
 
 

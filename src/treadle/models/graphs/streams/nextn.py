@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.graphs.nextn import GIVEN, NEXTN_ROWS
-from treadle.models.graphs.streams.manifold import MANIFOLD, build_layers
+from treadle.models.graphs.streams.manifold import MANIFOLD, ahead_streams, build_layers
 from treadle.models.graphs.streams.parts import hyper_of
 
 if TYPE_CHECKING:
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 def build(g: Ops) -> Rows:
     """Build the layer on the input GIVEN; return the streams after it."""
-    n = g.config.n_embd
     n_streams = hyper_of(g.config).n
-    given = g.given(GIVEN, n_streams * n)
-    streams = []
-    for s in range(n_streams):
-        at = f"nextn.{s}"
-        norms = ("nextn.enorm", "nextn.hnorm")
-        x = g.columns(given, s * n, n)
-        x = g.call("embedded_before", at, x, weight="token_embd", norms=norms)
-        streams.append(g.linear(f"{at}.eh_proj", x, "nextn.eh_proj"))
-    return build_layers(g, g.call("side_by_side", "nextn.streams", *streams))
+    x = g.call(
+        "projected_streams",
+        "nextn",
+        g.given(GIVEN, n_streams * g.config.n_embd),
+        n=n_streams,
+        embd="token_embd",
+        norms=("nextn.enorm", "nextn.hnorm"),
+        weight="nextn.eh_proj",
+    )
+    return build_layers(g, x)
 
 
 NEXTN_STREAMS = replace(
     MANIFOLD,
     build=build,
+    outputs={**MANIFOLD.outputs, "ahead": ahead_streams},
     rows=(*MANIFOLD.rows, *NEXTN_ROWS),
     sizes=lambda config: {**MANIFOLD.sizes(config), "twice_n_embd": 2 * config.n_embd},
 )

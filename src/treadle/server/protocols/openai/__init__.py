@@ -2,8 +2,8 @@
 
 ::
 
-    chat.py              chat completions: bodies and answers
-    chat_with_mcp.py     the endpoint of chat completions, with tools of MCP servers
+    chat_endpoint.py     the endpoint of chat completions, which also runs tools of MCP servers
+    chat.py              chat completions: from a body to a request, from output to a response
     completions.py       legacy completions of raw prompts
     echo.py              log-probabilities of prompts, for completions
     end_reasoning.py     llama.cpp's end of a running answer's reasoning

@@ -75,7 +75,7 @@ def usage(stream: RequestStream) -> dict[str, Any]:
         "total_tokens": n_prompt + n_written,
         "prompt_tokens_details": {"cached_tokens": n_cached, **media_tokens(media)},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(output.n_thought for output in stream.outputs)
+            "reasoning_tokens": sum(output.n_reasoning for output in stream.outputs)
         },
         **media_usage(media),
     }

@@ -1,5 +1,8 @@
-"""OpenAI's ``/v1/chat/completions``: from a body to a generation request, and from output to
-answers.
+"""OpenAI's ``/v1/chat/completions``: from a body to a generation request (``read_chat``), and from
+its output to a response or events (``respond``).
+
+The endpoint itself is ``chat_endpoint.chat_completions``, which calls ``respond`` for requests
+without tools of MCP servers.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import error_event, finish_reason, head, usage
 from treadle.server.requests.chat_prompt import read_conversation
-from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_asked
+from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_generation
 from treadle.server.requests.http_responses import (
     DONE,
     PING,
     StreamedResponse,
     finished,
-    ticking,
+    pieces_with_pings,
     whole_json,
 )
 from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
@@ -74,7 +77,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Return the generation request of a body. Raises ApiError and TreadleError."""
     model = service.model
     given = read_fields(body, FIELDS)
-    generation = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
+    generation = read_generation({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     generation.settings["logprobs"] = read_logprobs(body, model)
     if given.get("n_probs") and generation.settings["logprobs"] is None:
         generation.settings["logprobs"] = min(given["n_probs"], model.config.n_vocab)
@@ -133,7 +136,9 @@ def chat_answer(
     """Return the response body of a finished request; ``pieces``: one for each output. ``id``: of
     the answer, a new one by default.
     """
-    return answer_of(service, stream, pieces, [piece.said() for piece in pieces], id or _new_id())
+    return answer_of(
+        service, stream, pieces, [piece.parsed_parts() for piece in pieces], id or _new_id()
+    )
 
 
 def answer_of(
@@ -194,13 +199,13 @@ async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIter
         opening = {"role": "assistant", "content": None}
         choice = {"index": output.index, "delta": opening, "logprobs": None, "finish_reason": None}
         yield event({**shared, "choices": [choice]})
-    async for piece in ticking(stream):
+    async for piece in pieces_with_pings(stream):
         if piece is None:
             yield PING
             continue
         if piece.progress is not None:
             delta = {**shared, "choices": [choice_of(piece, {"delta": {}})]}
-            yield event({**delta, "prompt_progress": piece.progress.as_dict(stream.came_s)})
+            yield event({**delta, "prompt_progress": piece.progress.as_dict(stream.arrival_s)})
             continue
         for part, delta in _parts(piece):
             chunk = {**shared, "choices": [choice_of(part, {"delta": delta})]}
@@ -219,7 +224,7 @@ def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
     """Return a piece of output as chunks, each with its delta; the last chunk of an output has an
     empty delta.
     """
-    deltas = [delta_of(part) for part in kept(piece.output.stream, piece.said())]
+    deltas = [delta_of(part) for part in kept(piece.output.stream, piece.parsed_parts())]
     end = piece.finish_reason is not None
     if piece.logprobs and not deltas and not end:  # of text that is held back
         deltas = [{"content": ""}]

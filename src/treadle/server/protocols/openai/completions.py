@@ -28,7 +28,7 @@ from treadle.server.requests.generation_request import (
     GenerationRequest,
     check_length,
     check_text,
-    read_asked,
+    read_generation,
     read_prompt,
     several,
 )
@@ -37,7 +37,7 @@ from treadle.server.requests.http_responses import (
     PING,
     StreamedResponse,
     finished,
-    ticking,
+    pieces_with_pings,
     whole_json,
 )
 from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
@@ -74,7 +74,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
     """Return the generation request of a body. Raises ApiError and TreadleError."""
     model = service.model
     given = read_fields(body, FIELDS)
-    generation = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
+    generation = read_generation({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     generation.prompts = read_prompts(body, model)
     if given.get("best_of", generation.n) != generation.n:
         raise ApiError(400, "best_of: expected the same value as n", param="best_of")
@@ -190,12 +190,12 @@ async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[byte
     shared = _head(service)
     begun = set[int]()
     each = stream.generation.more["timings_per_token"]
-    async for piece in ticking(stream):
+    async for piece in pieces_with_pings(stream):
         if piece is None:
             yield PING
             continue
         if piece.progress is not None:
-            told = piece.progress.as_dict(stream.came_s)
+            told = piece.progress.as_dict(stream.arrival_s)
             choice = {"text": "", "index": piece.output.index, "logprobs": None}
             choices = [{**choice, "finish_reason": None}]
             yield event({**shared, "choices": choices, "prompt_progress": told})

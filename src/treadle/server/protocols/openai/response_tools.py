@@ -9,7 +9,7 @@ from typing import Any
 from treadle.base.fast_dataclass import dataclass
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import array, mapping, text
-from treadle.server.requests.tools import MAX_TOOLS, few
+from treadle.server.requests.tools import MAX_TOOLS, limited_array
 
 FUNCTION = ("name", "description", "parameters", "strict")
 
@@ -132,7 +132,7 @@ def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any]
     left out.
     """
     tools: list[Any] = []
-    for tool in few("tool_choice.tools", choice.get("tools")):
+    for tool in limited_array("tool_choice.tools", choice.get("tools")):
         if mapping("tool_choice.tools", tool).get("type") in offered.left_out:
             continue
         names = list(offered.named(tool)) or [tool.get("name")]

@@ -47,8 +47,13 @@ from treadle.server.protocols.openai.response_tools import (
 )
 from treadle.server.requests import ignored_fields as ignored
 from treadle.server.requests.chat_prompt import read_conversation
-from treadle.server.requests.generation_request import GenerationRequest, read_asked
-from treadle.server.requests.http_responses import PING, StreamedResponse, finished, ticking
+from treadle.server.requests.generation_request import GenerationRequest, read_generation
+from treadle.server.requests.http_responses import (
+    PING,
+    StreamedResponse,
+    finished,
+    pieces_with_pings,
+)
 from treadle.server.requests.ignored_fields import ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.response_store import StoredResponse
@@ -92,22 +97,22 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
-    generation = read_asked({**body, **own}, service.model, service.defaults)
+    generation = read_generation({**body, **own}, service.model, service.defaults)
     include = given.get("include", [])
     if "message.output_text.logprobs" in include:
         generation.settings["logprobs"] = given.get("top_logprobs", 0)
     before = _before(service, given)
     said = [] if body.get("input") is None and before is not None else body.get("input")
     items = given_items(said, service.responses)
-    earlier = list(before.talk) if before is not None else []
+    earlier = list(before.chat_messages) if before is not None else []
     goes_on = bool(body.get("continue_final_message"))
-    talk = in_turns(earlier + read_items(items), goes_on=goes_on)
+    chat_messages = in_turns(earlier + read_items(items), goes_on=goes_on)
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
     offered = read_response_tools(given.get("tools", []))
     chat = {
-        "messages": first + talk,
+        "messages": first + chat_messages,
         "tools": offered.functions,
         "tool_choice": chat_choice(body.get("tool_choice"), offered),
         "parallel_tool_calls": body.get("parallel_tool_calls"),
@@ -124,7 +129,7 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
     for kind in offered.left_out:
         service.warn_once(unserved(kind))
     generation.more = {
-        "talk": talk,
+        "chat_messages": chat_messages,
         "inputs": [*(before.items if before is not None else []), *items],
         "keep": given.get("store", True),
         "known": offered.known,
@@ -201,7 +206,7 @@ class OutputItem:
             ended = {"status": "failed"} if error else {}
             return {**head, **own, **told, **ended}
         if self.call is not None:
-            said = "" if begins else self.said
+            said = "" if begins else self.arguments_text
             own = {"call_id": self.call.id, "name": self.known.name}
             if self.known.namespace is not None:
                 own["namespace"] = self.known.namespace
@@ -215,7 +220,7 @@ class OutputItem:
         return {**head, "role": "assistant", "content": content}
 
     @property
-    def said(self) -> str:
+    def arguments_text(self) -> str:
         """Arguments of a call. For a custom tool the string in them, "" until they are complete."""
         if not self.known.custom:
             return self.text
@@ -307,8 +312,13 @@ class ResponseObject:
             "timings": timings(piece.output),
         }
         if more["keep"]:
-            talk = [*more["talk"], *(each for item in items for each in item.messages())]
-            self.service.responses.keep(self.id, StoredResponse(talk, more["inputs"], whole))
+            chat_messages = [
+                *more["chat_messages"],
+                *(each for item in items for each in item.messages()),
+            ]
+            self.service.responses.keep(
+                self.id, StoredResponse(chat_messages, more["inputs"], whole)
+            )
         return whole
 
 
@@ -334,7 +344,7 @@ async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) 
 def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
     """Return the output items of an answer; ``piece``: the whole output of ``stream``."""
     items: list[OutputItem] = []
-    for part in piece.said():
+    for part in piece.parsed_parts():
         if part.kind == "arguments":
             items[-1].text = part.text
         else:
@@ -373,7 +383,7 @@ class ResponseEvents:
         inner = {} if item.call is not None else {"content_index": 0}
         return {"item_id": item.id, "output_index": at, **inner}
 
-    def said(self, part: OutputPiece) -> bytes:
+    def part_events(self, part: OutputPiece) -> bytes:
         """Return the events for a part of the output, which belongs to the open item or begins a
         new one.
         """
@@ -430,8 +440,8 @@ class ResponseEvents:
         place = self._place
         if item.known.custom:
             kind = "response.custom_tool_call_input"
-            out = self.event(f"{kind}.delta", **place, delta=item.said)
-            out += self.event(f"{kind}.done", **place, input=item.said)
+            out = self.event(f"{kind}.delta", **place, delta=item.arguments_text)
+            out += self.event(f"{kind}.done", **place, input=item.arguments_text)
         elif item.known.asks:
             out = b""
         elif item.call is not None:
@@ -487,17 +497,17 @@ async def _events(told: ResponseEvents) -> AsyncIterator[bytes]:
 async def answer_events(told: ResponseEvents) -> AsyncIterator[bytes]:
     """Yield the events of one answer's items; afterwards ``told.last`` is its last piece."""
     reply = told.reply
-    async for piece in ticking(reply.stream):
+    async for piece in pieces_with_pings(reply.stream):
         if piece is None:
             yield PING
             continue
         if piece.progress is not None:
-            now = piece.progress.as_dict(reply.stream.came_s)
+            now = piece.progress.as_dict(reply.stream.arrival_s)
             yield told.event("response.in_progress", response=reply.begun(), prompt_progress=now)
             continue
         told.logprobs += [entry.as_dict() for entry in piece.logprobs]
-        for part in piece.said():
-            yield told.said(part)
+        for part in piece.parsed_parts():
+            yield told.part_events(part)
         if piece.finish_reason is not None:
             yield told.closed(status_of(piece))
             told.last = piece

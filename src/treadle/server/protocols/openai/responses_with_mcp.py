@@ -23,7 +23,7 @@ from treadle.server.protocols.openai.response_tools import ClientTool
 from treadle.server.requests.http_responses import PING, StreamedResponse, read_to_end
 from treadle.server.requests.service import Service, service_of
 from treadle.server.requests.tool_servers import RequestedServers, requested_servers
-from treadle.server.requests.tool_turns import ToolTurns
+from treadle.server.requests.tool_turns import ToolCallLoop
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -40,22 +40,22 @@ async def responses(request: HttpRequest) -> Response:
     servers = await requested_servers(service, body)
     if servers is None:
         return await plain.respond(request, service, body)
-    turns = ResponseTurns(request, service, servers, body)
+    turns = ResponseToolLoop(request, service, servers, body)
     await turns.first()
     if turns.stream.is_streamed:
         told = plain.ResponseEvents(turns.reply)
         return StreamedResponse(turns, turns.events(told), told.failed)
-    async with watched(request.receive, lambda: turns.give_up(GoneError())):
+    async with watched(request.receive, lambda: turns.abort(GoneError())):
         try:
             return Json(await turns.answer())
         finally:
             turns.close()
 
 
-class ServersResponse(plain.ResponseObject):
+class ToolLoopResponse(plain.ResponseObject):
     """A response object made of several answers, whose token counts are added up."""
 
-    def __init__(self, turns: ResponseTurns, body: dict[str, Any]) -> None:
+    def __init__(self, turns: ResponseToolLoop, body: dict[str, Any]) -> None:
         super().__init__(turns.service, turns.stream, body)
         self._turns = turns
 
@@ -64,7 +64,7 @@ class ServersResponse(plain.ResponseObject):
         return self._turns.add_usage(used)
 
 
-class ResponseTurns(ToolTurns):
+class ResponseToolLoop(ToolCallLoop):
     """The answers to one request of ``/v1/responses`` with tools of MCP servers."""
 
     def __init__(
@@ -84,7 +84,7 @@ class ResponseTurns(ToolTurns):
         if isinstance(choice, dict) and choice.get("type") == "mcp":
             self._body["tool_choice"] = self._chosen(choice)
         self._inputs: list[dict[str, Any]] = []  # the client's, stored with the response
-        self.reply: ServersResponse
+        self.reply: ToolLoopResponse
 
     def _chosen(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a ``tool_choice`` of an MCP server, or of one of its tools, as a choice of
@@ -111,7 +111,7 @@ class ResponseTurns(ToolTurns):
         listed = [] if self._was_listed() else [self._listing(label) for label in self._labels()]
         approved = await self._approved()
         await self._begin(approved)
-        self.reply = ServersResponse(self, self._echoed)
+        self.reply = ToolLoopResponse(self, self._echoed)
         self.reply.earlier = [*listed, *approved]
         self.stream.ids.add(self.reply.id)
         self.ids.add(self.reply.id)

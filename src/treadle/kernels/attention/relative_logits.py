@@ -1,8 +1,10 @@
-"""Profiles: biases of attention scores by distance, mixed by each query for itself (Inkling, 2026).
+"""Relative logits: biases of attention scores by distance, made by each query for itself (Inkling,
+2026).
 
-A layer has ``rank`` profiles, each a number for every distance back to ``reach``. For each of its
-heads a query mixes them into one row of biases; keys farther back have none. A step before
-attention computes the rows of all tokens of a run; attention adds them to its scores.
+A layer has a matrix ``[rank, reach]`` with a column for every distance back to ``reach``. A query
+has ``rank`` numbers for each head; their product with the matrix is the head's row of biases, and
+keys farther back have none. A step before attention computes the rows of all tokens of a run;
+attention adds them to its scores.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from treadle.kernels.attention.records import PAGE
 from treadle.kernels.spec import Args, Frame, Spec, widest
 
 
-def profile_values(reach: int) -> int:
+def relative_values(reach: int) -> int:
     """Return the number of f32 values in a head's row: one for each distance from the farthest one
     to 0, and PAGE zeros on either side, so that the place of a vector of keys can be clamped.
     """
@@ -30,22 +32,22 @@ def farthest(reach: int) -> int:
     return 1 - reach - PAGE
 
 
-def by_place(profiles: np.ndarray) -> np.ndarray:
-    """Return profiles ``[rank, reach]``, distance 0 first, in the order of a row: distance
+def by_place(proj: np.ndarray) -> np.ndarray:
+    """Return the matrix ``[rank, reach]``, distance 0 first, in the order of a row: distance
     0 last.
     """
-    return np.ascontiguousarray(profiles[:, ::-1], np.float32)
+    return np.ascontiguousarray(proj[:, ::-1], np.float32)
 
 
 @dataclass(frozen=True)
-class MixProfiles(Spec):
-    """Mix each token's rows of biases, f32 ``[N, n_head, profile_values(reach)]``: weights ``[N,
-    n_head * rank]`` from ``column`` of ``x`` times profiles ``[rank, reach]`` (``by_place``).
+class RelativeLogits(Spec):
+    """Compute each token's rows of biases, f32 ``[N, n_head, relative_values(reach)]``: the numbers
+    ``[N, n_head * rank]`` from ``column`` of ``x`` times ``proj [rank, reach]`` (``by_place``).
     Items: tokens x heads.
     """
 
-    op: ClassVar[str] = "mix_profiles"
-    args = Args("x:in profiles:const out:out stride column")
+    op: ClassVar[str] = "relative_logits"
+    args = Args("x:in proj:const out:out stride column")
     n_head: int
     rank: int
     reach: int
@@ -58,7 +60,7 @@ class MixProfiles(Spec):
             token = item // self.n_head
             head = item % self.n_head
             mix = frame.x + (token * frame.stride + frame.column + head * self.rank) * 4
-            row = frame.out + item * (4 * profile_values(self.reach))
+            row = frame.out + item * (4 * relative_values(self.reach))
 
             def nothing(at: Val, row: Val = row) -> None:
                 k.store(row, k.zero(ends), offset=at * 4)
@@ -69,18 +71,18 @@ class MixProfiles(Spec):
             with k.loop(self.reach, step=width) as at:
                 total = k.var(k.zero(ty))
                 with k.loop(self.rank) as d:
-                    profile = frame.profiles + (d * self.reach + at) * 4
+                    column = frame.proj + (d * self.reach + at) * 4
                     part = k.splat(k.load(mix, f32, offset=d * 4), ty)
-                    total.v = k.fma(part, k.load(profile, ty, align=4), total.v)
+                    total.v = k.fma(part, k.load(column, ty, align=4), total.v)
                 k.store(row, total.v, offset=at * 4 + 4 * PAGE)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         width = self.n_head * self.rank
         mixes = args.x.reshape(-1, args.stride)[:n, args.column : args.column + width]
-        profiles = args.profiles[: self.rank * self.reach].reshape(self.rank, self.reach)
-        mixed = mixes.reshape(n, self.n_head, -1).astype(np.float64) @ profiles.astype(np.float64)
-        rows = args.out[: n * self.n_head * profile_values(self.reach)]
+        proj = args.proj[: self.rank * self.reach].reshape(self.rank, self.reach)
+        mixed = mixes.reshape(n, self.n_head, -1).astype(np.float64) @ proj.astype(np.float64)
+        rows = args.out[: n * self.n_head * relative_values(self.reach)]
         rows = rows.reshape(n, self.n_head, -1)
         rows[:] = 0.0
         rows[..., PAGE : PAGE + self.reach] = mixed

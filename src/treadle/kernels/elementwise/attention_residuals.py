@@ -1,8 +1,6 @@
-"""Attention residuals (Kimi Team, 2026): a half of a layer reads a weighted sum of saved states
-from between earlier layers (the *bank*) and of the current state. A token's weights are the softmax
-of one score for each of these states.
-
-The bank is f32 ``[N, n * k]``.
+"""Attention residuals (Kimi Team, 2026): a half of a layer reads a weighted sum of the
+states before earlier blocks of layers, f32 ``[N, n * k]``, and of the current state. A token's
+weights are the softmax of one score for each of these states.
 """
 
 from __future__ import annotations
@@ -43,21 +41,22 @@ def _score(k: Builder, row: Val, w: Val, n: int, eps: float) -> Val:
 
 
 @dataclass(frozen=True)
-class MixBank(Spec):
-    """Mix the bank's first ``n`` states of ``k`` values and ``x``: the sum of each state times its
-    weight. Weights are the softmax of ``sum(w * row) / sqrt(mean(row**2) + eps)``. Items: tokens.
+class AttentionResidual(Spec):
+    """Mix the first ``n`` states of ``k`` values in ``blocks`` and ``x``: the sum of each state
+    times its weight. Weights are the softmax of ``sum(w * row) / sqrt(mean(row**2) + eps)``. Items:
+    tokens.
     """
 
-    op: ClassVar[str] = "bank_mix"
-    args = Args("bank:in x:in w:const out:out bank_stride stride column out_stride")
+    op: ClassVar[str] = "attention_residual"
+    args = Args("blocks:in x:in w:const out:out blocks_stride stride column out_stride")
     k: int
     n: int
     eps: float
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as token:
-            bank = frame.bank + token * frame.bank_stride * 4
-            rows = [bank + 4 * self.k * i for i in range(self.n)]
+            blocks = frame.blocks + token * frame.blocks_stride * 4
+            rows = [blocks + 4 * self.k * i for i in range(self.n)]
             rows.append(frame.x + (token * frame.stride + frame.column) * 4)
             if k.sharing:
                 k.sharing.meet()  # other threads may have written parts of the rows
@@ -80,9 +79,9 @@ class MixBank(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        bank = args.bank.reshape(-1, args.bank_stride)[:n, : self.n * self.k]
+        blocks = args.blocks.reshape(-1, args.blocks_stride)[:n, : self.n * self.k]
         x = args.x.reshape(-1, args.stride)[:n, args.column : args.column + self.k]
-        rows = np.concatenate([bank.reshape(n, self.n, self.k), x[:, None]], 1).astype(np.float64)
+        rows = np.concatenate([blocks.reshape(n, self.n, self.k), x[:, None]], 1).astype(np.float64)
         scale = np.sqrt((rows**2).mean(-1) + self.eps)
         scores = rows @ args.w[: self.k].astype(np.float64) / scale
         gains = np.exp(scores - scores.max(-1, keepdims=True))

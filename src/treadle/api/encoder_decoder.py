@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 
-def refuse_beside_encoder(config: Config, **settings: Any) -> None:
+def check_encoder_settings(config: Config, **settings: Any) -> None:
     """Raise UnsupportedError if a setting of ``load`` that encoder-decoder models do not have is
     given.
     """

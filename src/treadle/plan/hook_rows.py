@@ -40,7 +40,7 @@ COPY = re.compile(r"\.rows$|\.\w+_group\d+_sub\d+$")  # suffix: another layout o
 OF_K = frozenset(
     {
         *("embed", "norm", "add", "add_rows", "combine", "column_norm", "temper", "times", "weigh"),
-        *("clamp", "softcap", "pooling", "xielu", "media_rows", "streams_take", "streams_join"),
+        *("clamp", "softcap", "pooling", "xielu", "media_rows", "altup_take", "altup_join"),
         *("laurel", "selective", "unit_heads", "clamp_between", "add_directions"),
     }
 )
@@ -226,8 +226,7 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
         return _heads(args["out"], spec.n_head, spec.head_dim)
     if "route" in ops:
         axes = (first, "expert")
-        n = spec.sinks if getattr(spec, "of_sinks", False) else spec.n
-        return RoutingRows(args["weights"], count, axes, (n,), args["chosen"], spec.n_given)
+        return RoutingRows(args["weights"], count, axes, (spec.n,), args["chosen"], spec.n_used)
     is_norm_sum = "norm" in ops and (spec.add or spec.rows)
     if hasattr(spec, "layout") and not is_norm_sum:
         if getattr(spec, "per", 1) > 1 or getattr(spec, "counted", False):
@@ -261,9 +260,9 @@ def _heads(buffer: Buffer, n_head: int, dims: int) -> StepRows:
 
 def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | None:
     """Return the rows of matrix products, side by side in the order of their matrices; None for
-    experts.
+    experts, and for several rows of a token.
     """
-    if spec.experts:
+    if spec.experts or spec.per > 1:
         return None
     args = step.args
     first = AXES[count]
@@ -281,7 +280,7 @@ def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | N
     parts = {}
     start = 0
     for name, height in zip(names, heights, strict=True):
-        parts[_part(name)] = slice(start, start + height)
+        parts[_matrix_label(name)] = slice(start, start + height)
         start += height
     axis = _axis(step.label, start, n_embd)
     if len(names) == 1:
@@ -292,7 +291,7 @@ def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | N
     return FloatRows(args["y"], count, (first, axis), (start,), columns, parts=shared)
 
 
-def _part(name: str) -> str:
+def _matrix_label(name: str) -> str:
     """Return the short name of a matrix: that of ``blk.5.attn_q.weight`` is "q"."""
     stem = name.removesuffix(".weight").rpartition(".")[2]
     return stem.removeprefix("attn_").removeprefix("ffn_")

@@ -1,4 +1,6 @@
-"""Steps that make each query's biases of scores by distance (``kernels/attention/profiles.py``)."""
+"""The step that makes each query's biases of scores by distance
+(``kernels/attention/relative_logits.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.kernels.attention.profiles import MixProfiles, by_place, profile_values
+from treadle.kernels.attention.relative_logits import RelativeLogits, by_place, relative_values
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.plan import Buffer
@@ -16,16 +18,16 @@ if TYPE_CHECKING:
     from treadle.plan.lowering.ops import PlanOps
 
 
-def profiles(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
+def relative_logits(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
     """Return each query's biases of scores by distance, for all heads, f32
-    ``[N, n_head * profile_values]``: ``mixes [N, n_head * rank]`` times the layer's profiles
+    ``[N, n_head * relative_values]``: ``mixes [N, n_head * rank]`` times the layer's ``rel_proj``
     ``weight [rank, reach]``.
     """
     steps = ops.steps
     at = ops.config.layers[layer]
-    assert at.profile is not None, layer
+    assert at.relative is not None, layer
     rows, column = ops.place(mixes)
-    width = at.n_head * profile_values(at.profile.reach)
+    width = at.n_head * relative_values(at.relative.reach)
     out = Buffer(label, steps.plan.n_tokens, 4 * width)
     steps.plan.tensors_used.add(weight)
     key = f"{weight}:by place"
@@ -35,10 +37,10 @@ def profiles(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) 
     (table,) = steps.weights.consts[key]
     steps.emit(
         label,
-        MixProfiles(at.n_head, at.profile.rank, at.profile.reach),
+        RelativeLogits(at.n_head, at.relative.rank, at.relative.reach),
         Grid(at.n_head, "n_tokens"),
         x=rows,
-        profiles=table,
+        proj=table,
         out=out,
         stride=rows.row_bytes // 4,
         column=column,

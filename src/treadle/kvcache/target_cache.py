@@ -14,7 +14,7 @@ class LentPool(Pool):
     ``first`` on, behind its own.
     """
 
-    lent = True
+    is_borrowed = True
 
     def __init__(self, pool: Pool, first: int) -> None:
         self.__dict__.update(vars(pool))
@@ -30,7 +30,7 @@ class LentCache(KVCache):
     Its sequences hold pages of that cache: a run neither extends nor ends them.
     """
 
-    lent = True
+    is_borrowed = True
 
     def __init__(self, cache: KVCache, first: int) -> None:
         self.kv = cache.kv

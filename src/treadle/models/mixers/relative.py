@@ -3,7 +3,7 @@
 ::
 
     q, k, v, r = W h                     k, v: x + convolution(x)
-    score = q . k / head_dim + (r profiles)[distance]
+    score = q . k / head_dim + (r rel_proj)[distance]
     y = output(attention)                y + convolution(y) is the layer's result
 
 The convolutions are short, causal and by channel. The inputs that they keep, and those of the
@@ -44,8 +44,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         q = g.call("tempered", f"{at}.q_temper", q, table=layer.q_rope)
         r = g.call("tempered", f"{at}.r_temper", r, table=layer.q_rope)
     weight = f"{blk}_rel_proj.weight"
-    rows = g.call("profiles", f"{at}.profiles", r, layer=i, weight=weight)
-    y = g.attend(at, i, q, k, v, profiles=rows)
+    rows = g.call("relative_logits", f"{at}.rel_logits", r, layer=i, weight=weight)
+    y = g.attend(at, i, q, k, v, rel_logits=rows)
     return convolved(g, i, at, g.linear(f"{at}.output", y, f"{blk}_output"), "attn")
 
 
@@ -67,13 +67,13 @@ def _channels(g: Ops, i: int) -> tuple[int, ...]:
 
 
 def _sizes(layer: Layer) -> Sizes:
-    assert layer.profile is not None
+    assert layer.relative is not None
     assert layer.state is not None
     return {
         **ATTENTION.sizes(layer),
-        "n_r": layer.n_head * layer.profile.rank,
-        "rank": layer.profile.rank,
-        "reach": layer.profile.reach,
+        "n_r": layer.n_head * layer.relative.rank,
+        "rank": layer.relative.rank,
+        "reach": layer.relative.reach,
         "n_conv": layer.state.n_conv,
     }
 
@@ -83,7 +83,7 @@ def _memory(layer: Layer) -> tuple[PoolSpec | StateSpec, ...]:
     return (*ATTENTION.memory(layer), StateSpec("shortconv", (), layer.state.n_values))
 
 
-PROFILED = replace(
+RELATIVE = replace(
     ATTENTION,
     build=build,
     after="",

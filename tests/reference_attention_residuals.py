@@ -22,7 +22,7 @@ def through_blocks(config: Config, x: Array, tensor: Tensors) -> Array:
     for i in range(config.n_layer):
         maps = Layer(config, i, tensor)
         h = maps.norm(mixed(f"blk.{i}.attn_res_score"), "attn_norm")
-        begins = i % config.n_bank == 0
+        begins = i % config.attn_res_block_size == 0
         if begins:
             kept.append(x)
         h = MIXED[maps.at.mixer](maps, h)

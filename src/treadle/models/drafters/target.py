@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 FEATURES = "features"  # a run's input: states of the model's layers, side by side, of each token
 TARGET_LAYERS = "target_layers"
 D2T = "d2t"
+# Rows of tokens, by which DFlash 2 weighs pairs of neighbours.
+PREDECESSOR = "selector_predecessor.weight"
+SUCCESSOR = "selector_successor.weight"
+READ_BY_HOST = (D2T, PREDECESSOR, SUCCESSOR)
 I64 = 27  # ggml's number of the type
 
 
@@ -135,8 +139,7 @@ def bound(config: Config, gguf: GGUF, target: Config, model: GGUF) -> tuple[GGUF
     config = replace(config, arch=replace(config.arch, lacks=frozenset()))
     optional, ignored = check_tensors(result, GRAPHS[config.arch.graph], config)
     factors, ignored = find_factors(result, config, ignored)
-    if D2T in result.tensors:  # no step reads it
-        ignored = (*ignored, D2T)
+    ignored = (*ignored, *(name for name in READ_BY_HOST if name in result.tensors))
     return result, replace(config, optional=optional, factors=factors, ignored=ignored)
 
 

@@ -23,12 +23,12 @@ from treadle.server.requests.http_responses import (
     DONE,
     PING,
     StreamedResponse,
+    pieces_with_pings,
     read_to_end,
-    ticking,
 )
 from treadle.server.requests.service import Service, service_of
 from treadle.server.requests.tool_servers import RequestedServers, requested_servers
-from treadle.server.requests.tool_turns import ToolTurns
+from treadle.server.requests.tool_turns import ToolCallLoop
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -48,18 +48,18 @@ async def chat_completions(request: HttpRequest) -> Response:
         raise ApiError(400, "n: only 1 with tools of MCP servers", param="n")
     others = servers.without_entries(body["tools"])
     body["tools"] = [*others, *(tool.function for tool in servers.tools.values())]
-    turns = ChatTurns(request, service, servers, body)
+    turns = ChatToolLoop(request, service, servers, body)
     await turns.begin(body)
     if turns.stream.is_streamed:
         return StreamedResponse(turns, turns.events(), error_event)
-    async with watched(request.receive, lambda: turns.give_up(GoneError())):
+    async with watched(request.receive, lambda: turns.abort(GoneError())):
         try:
             return Json(await turns.answer())
         finally:
             turns.close()
 
 
-class ChatTurns(ToolTurns):
+class ChatToolLoop(ToolCallLoop):
     """The answers to one chat request with tools of MCP servers. ``added``: messages of the calls
     and results so far.
     """
@@ -110,7 +110,7 @@ class ChatTurns(ToolTurns):
         """Run answers and calls until the last answer, and return its response body."""
         while True:
             (piece,) = await read_to_end(self.stream)
-            parts = piece.said()
+            parts = piece.parsed_parts()
             told = ParsedOutput.of(parts)
             if not self.runs(piece, told):
                 break
@@ -136,12 +136,12 @@ class ChatTurns(ToolTurns):
             held: list[OutputPiece] = []
             texts: list[OutputPiece] = []
             last: StreamPiece | None = None
-            async for piece in ticking(self.stream):
+            async for piece in pieces_with_pings(self.stream):
                 if piece is None:
                     yield PING
                     continue
                 if piece.progress is not None:
-                    told = piece.progress.as_dict(self.stream.came_s)
+                    told = piece.progress.as_dict(self.stream.arrival_s)
                     yield chunk({}, prompt_progress=told)
                     continue
                 for each in self._deltas(piece, texts, held):
@@ -180,9 +180,9 @@ class ChatTurns(ToolTurns):
         """Yield a choice for each part of text in ``piece``. Text parts are added to ``texts``,
         parts of calls to ``held``: only at the end of the answer is it clear who runs the calls.
         """
-        said = piece.said()
+        parsed_parts = piece.parsed_parts()
         piece = replace(piece, finish_reason=None)
-        for part in said:
+        for part in parsed_parts:
             if part.kind in ("call", "arguments"):
                 held.append(part)
                 continue

@@ -10,7 +10,7 @@ from treadle.kernels.elementwise.clamp import ClampBetween
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Grid, round_up
 from treadle.plan.lowering.deferred import Floats
-from treadle.plan.lowering.weights import bound_of, whole
+from treadle.plan.lowering.weights import bound_of, tensor_of_slice
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows, TensorName
@@ -55,7 +55,7 @@ def bounded_products(ops: PlanOps, label: str, x: Rows, stems: Sequence[TensorNa
     column = 0
     clamped = []
     for i, (stem, bounds) in enumerate(zip(stems, results, strict=True)):
-        which = whole(stem).rpartition(".")[2] if len(stems) > 1 else "output"
+        which = tensor_of_slice(stem).rpartition(".")[2] if len(stems) > 1 else "output"
         clamped.append(_clamped(ops, f"{label}.{which}_clamp", made[i], bounds, out, column))
         column += round_up(made[i].width, COLUMNS)
     return clamped

@@ -1,0 +1,115 @@
+"""Files of a folder in the kernels' cache that keep what later starts need of a model: headers
+(``stored_header.py``), configurations (``models/stored_config.py``) and plans
+(``devices/cpu/stored_plan.py``).
+
+A file's name is a hash of all that it was made of: the model's files (device, inode, size, times),
+the sources, and more. Headers and configurations are pickles, which Python reads in few steps and
+without a constructor for each object. Reading a pickle can run code, as the kernels in the same
+cache are run: a folder that belongs to somebody else, or that others may write to, is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.digest import blake2b
+from treadle.errors import CacheError
+from treadle.jit.cache import checked_folder, hash_of_sources, source_hash, write_whole
+
+if TYPE_CHECKING:
+    from treadle.files.mapping import MappedFile
+
+# Sources that can change an entry, besides those that can change a kernel's code.
+SOURCES = ("plan", "models", "files", "kvcache", "engine", "devices.protocol")
+MAGIC = b"entry001"
+DIGEST_BYTES = 16
+HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
+MOST_FILES = 384  # the oldest are removed
+
+
+def are_stored() -> bool:
+    """Return whether entries are stored and used: unless ``TREADLE_PLANS=0``."""
+    return os.environ.get("TREADLE_PLANS") != "0"
+
+
+def identity(file: MappedFile) -> tuple[int, ...] | None:
+    """Return device, inode, size and times of a mapped file, and where the model begins in it; None
+    if its path now has another file, or a changed one.
+    """
+    try:
+        about = os.stat(file.path)
+    except OSError:
+        return None
+    if file.state != (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns):
+        return None
+    return (*file.state, about.st_ctime_ns, file.start, len(file))
+
+
+@lru_cache(maxsize=1)
+def all_sources() -> tuple[str, str]:
+    """Return hashes of all sources that can change an entry."""
+    return source_hash(), hash_of_sources(*SOURCES)
+
+
+def key_of(*given: object) -> str:
+    """Return a hash of values whose ``repr`` is equal in every process."""
+    return blake2b(repr(given).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def entries_folder() -> Path:
+    """Return the folder of entries, inside that of kernels. Raises CacheError."""
+    return checked_folder(checked_folder() / "plans")
+
+
+def read_entry(name: str) -> memoryview | None:
+    """Return the contents of an entry; None if there is none, or it is damaged."""
+    try:
+        data = memoryview((entries_folder() / name).read_bytes())
+    except (OSError, CacheError):
+        return None
+    body = data[HEAD_BYTES:]
+    return body if data[:HEAD_BYTES] == MAGIC + _digest([body]) else None
+
+
+def write_entry(name: str, *parts: Any) -> None:
+    """Write an entry, bytes or arrays; a folder that cannot be written to is ignored."""
+    with contextlib.suppress(OSError, CacheError):  # a read-only or full disk
+        folder = entries_folder()
+        write_whole(folder / name, MAGIC + _digest(parts), *parts)
+        _remove_oldest(folder)
+
+
+def read_object(key: str, suffix: str) -> Any:
+    """Return the object stored under ``key``; None if there is none, or it is damaged."""
+    body = read_entry(key + suffix)
+    if body is None:
+        return None
+    try:
+        stored, found = pickle.loads(body)
+    except Exception:  # whatever a pickle of other classes raises
+        return None
+    return found if stored == key else None
+
+
+def write_object(key: str, suffix: str, given: Any) -> None:
+    """Store an object under ``key``."""
+    write_entry(key + suffix, pickle.dumps((key, given), protocol=4))
+
+
+def _digest(parts: Iterable[Any]) -> bytes:
+    state = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        state.update(part)
+    return state.digest()
+
+
+def _remove_oldest(folder: Path) -> None:
+    found = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(folder)]
+    for _, path in sorted(found)[:-MOST_FILES]:
+        os.unlink(path)

@@ -1,0 +1,47 @@
+"""Digest of a configuration, for the keys of what is stored of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.base.digest import blake2b
+
+
+def digest_of(value: Any) -> str:
+    """Return a hash of dataclasses, containers, arrays and plain values, equal in every process for
+    equal values. Raises TypeError for a value of an unknown type.
+    """
+    text = "\n".join(_described(value))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _described(value: Any) -> Iterator[str]:
+    """Yield strings that are equal in every process for equal values. Raises TypeError for a value
+    of an unknown type.
+    """
+    if is_dataclass(value):
+        yield type(value).__name__
+        for each in fields(value):
+            yield from _described(getattr(value, each.name))
+    elif isinstance(value, (list, tuple)):
+        yield f"[{len(value)}"
+        for item in value:
+            yield from _described(item)
+    elif isinstance(value, (set, frozenset)):
+        yield f"{{{len(value)}"
+        yield from sorted("\n".join(_described(item)) for item in value)
+    elif isinstance(value, Mapping):
+        yield f"<{len(value)}"
+        for item in value.items():
+            yield from _described(item)
+    elif isinstance(value, np.ndarray):
+        digest = blake2b(np.ascontiguousarray(value).data, digest_size=16)
+        yield f"{value.dtype.str}{value.shape}{digest.hexdigest()}"
+    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
+        yield repr(value)
+    else:
+        raise TypeError(type(value).__name__)

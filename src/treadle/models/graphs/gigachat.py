@@ -1,0 +1,53 @@
+"""GigaChat 3.5 (Sber, 2026): latent attention in some layers, a gated delta net in the others, and
+gates behind all norms.
+
+::
+
+    norm(x) = 2 y sigmoid(down silu(up y))            y = rms_norm(x), up and down of a small rank
+    x = x + norm(mixer(norm(x)))
+    x = x + norm(ffn(norm(x)))
+
+The norms of latent attention's ranks are also multiplied by the root of the states' width by the
+rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns import NORMS_GATED, NORMS_GATED_EXPERTS
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER
+from treadle.models.graphs.kinds import LATENT
+from treadle.models.structure import gates_of
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import ArchMetadata
+
+GAIN = 2.0
+
+
+def read(keys: ArchMetadata, arch: Arch) -> Config:
+    """Return a decoder's config, with the rank of the gates behind norms, which their matrices
+    say.
+    """
+    config = reading.read(keys, arch)
+    rank = keys.n_rows("output_norm_gate_up.weight")
+
+    def layer(at: Layer) -> Layer:
+        ffn = NORMS_GATED_EXPERTS if at.experts is not None else NORMS_GATED
+        mixer = "latent_norm_gated" if at.mixer.startswith(LATENT) else at.mixer
+        return replace(at, mixer=mixer, ffn=ffn, n_norm_rank=rank)
+
+    return replace(config, layers=tuple(map(layer, config.layers)), norm_gain=GAIN)
+
+
+GIGACHAT35 = replace(
+    DECODER,
+    rows=(*DECODER.rows, *gates_of("output_norm", "n_embd")),
+    sizes=lambda config: {**DECODER.sizes(config), "n_norm_rank": config.layers[0].n_norm_rank},
+    read=read,
+)

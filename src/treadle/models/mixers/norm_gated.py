@@ -1,0 +1,28 @@
+"""Mixers with gates behind all norms, by a rank (GigaChat 3.5, 2026): latent attention whose result
+has a gate for each value, and a gated delta net.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treadle.models.mixers.delta import DELTA
+from treadle.models.mixers.latent import LATENT
+from treadle.models.structure import TensorRow, gates_of, with_gates
+
+_NORMS = "attn_norm", "post_attention_norm"
+_GATED = with_gates(
+    replace(LATENT, after="post_attention_norm"),
+    *_NORMS,
+    attn_gate_weight=TensorRow("attn_gate.weight", ("n_attn", "n_embd")),
+)
+LATENT_NORM_GATED = replace(
+    _GATED,
+    rows=(
+        *_GATED.rows,
+        TensorRow("post_attention_norm.weight", ("n_embd",)),
+        *gates_of("attn_q_a_norm", "n_q_rank"),
+        *gates_of("attn_kv_a_norm", "n_kv_rank"),
+    ),
+)
+DELTA_SIGMOID = with_gates(DELTA, *_NORMS)

@@ -1,0 +1,64 @@
+"""DFlash 2's choice of a block's tokens: among the largest logits of each place, by the token
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.engine.observer import EngineObserver
+from treadle.errors import UnsupportedError
+from treadle.models.drafters.dflash import CHOOSING
+from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
+
+if TYPE_CHECKING:
+    from treadle.engine.batch import BatchItem
+    from treadle.engine.prepared_plan import PreparedPlan
+    from treadle.files.gguf import GGUF
+
+
+class TokenTable:
+    """A matrix of ``gguf`` with a row per token, whose rows are dequantised when they are asked
+    for. Raises UnsupportedError for a type that treadle cannot dequantise.
+    """
+
+    def __init__(self, gguf: GGUF, name: str) -> None:
+        tensor = gguf.tensors[name]
+        if tensor.format is None:
+            raise UnsupportedError(f"{gguf.path}: {name}: {tensor.type_name} is not supported")
+        self._format = tensor.format
+        self._rows = tensor.data.reshape(tensor.shape[0], -1)
+
+    def rows(self, tokens: Seq[int]) -> np.ndarray:
+        """Return the rows of ``tokens``, f32 ``[n, width]``."""
+        return self._format.dequantize_rows(self._rows[list(tokens)])
+
+
+class CandidateSelector(EngineObserver):
+    """Chooses a block's tokens one after the other: to the logit of each candidate it adds the
+    product of three vectors, those of the token before, of the candidate and of the place, which a
+    run computes. ``rank``: their width.
+    """
+
+    output = CHOOSING
+
+    def __init__(self, gguf: GGUF, rank: int) -> None:
+        self._cost_share = TokenTable(gguf, PREDECESSOR)
+        self._behind = TokenTable(gguf, SUCCESSOR)
+        self._rank = rank
+        self.places = np.zeros((0, rank), np.float32)  # of the last run's outputs
+
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
+        """Keep the vectors of the run's outputs."""
+        n = int(ready.run["n_outputs"])
+        self.places = ready.rows(ready.plan.outputs[CHOOSING], n, self._rank).copy()
+
+    def choose(self, before: int, place: int, tokens: Seq[int], logits: np.ndarray) -> int:
+        """Return the index of the best of the candidates ``tokens``, whose logits are given, behind
+        the token ``before``; equals: the first. ``place``: index of the run's output.
+        """
+        weights = self._cost_share.rows([before])[0] * self.places[place]
+        return int(np.argmax(logits + self._behind.rows(tokens) @ weights))
