@@ -79,7 +79,9 @@ def remember(folder: str | None) -> None:
 
 
 def keep_kernels(folder: str | None) -> None:
-    """Cache compiled kernels in ``folder`` if the usual cache folder is not writable."""
+    """Cache compiled kernels in the subfolder ``kernels`` of ``folder`` if the usual cache folder
+    is not writable. Do nothing if ``folder`` is None.
+    """
     from treadle.errors import CacheError
     from treadle.jit import cache
 

@@ -102,8 +102,12 @@ def compare_tensors(
     pool: ThreadPoolExecutor,
     order_of: Callable[[str, int], Rows | None] = lambda name, n: None,
 ) -> dict[str, Any]:
-    """Compare one tensor. ``rmse``, ``relative`` (``rmse`` over the root mean square of A's
-    weights) and ``largest`` are differences of the weights, None if they cannot be compared.
+    """Compare the tensor ``a`` of file A with ``b`` of file B, None where a file lacks it. Return a
+    JSON object: name, shapes, formats, whether they are identical, and three differences of the
+    weights: ``rmse``, ``relative`` (``rmse`` over the root mean square of A's weights) and
+    ``largest``, None if they cannot be compared.
+
+    ``order_of``: the function that ``order_of_b`` returns. ``pool``: threads for the comparison.
     """
     some = a or b
     assert some is not None

@@ -303,8 +303,8 @@ def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBa
 
 
 def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> None:
-    """Warn that ``--reasoning`` has no effect: the chat template has no variable for it and, for
-    "off", no reasoning marks either.
+    """Warn if ``--reasoning`` with the mode ``wanted`` has no effect: the chat template has no
+    variable for it and, for "off", no reasoning marks either.
     """
     from treadle.chat.template.variables import switched
     from treadle.chat.tools import dialect_of

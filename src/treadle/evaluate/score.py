@@ -40,7 +40,9 @@ class Comparison:
 
 
 def surprise(logits: Floats, targets: npt.NDArray[np.int32], pool: Executor) -> Doubles:
-    """``-ln softmax(logits)[target]`` of each row; logits ``[n, n_vocab]``, targets ``[n]``."""
+    """Return ``-ln softmax(logits)[target]`` of each row, f64 ``[n]``. ``logits``: ``[n,
+    n_vocab]``; ``targets``: ``[n]``; ``pool``: threads, each with a strip of rows.
+    """
 
     def strip(begin: int, end: int) -> Doubles:
         z = logits[begin:end]
@@ -94,7 +96,7 @@ def _in_strips(
 
 
 def normalizer(z: Floats) -> Doubles:
-    """``ln sum exp z`` of each row."""
+    """Return ``ln sum exp z`` of each row, f64 ``[n]``."""
     top = z.max(-1)
     total = np.exp(z - top[:, None]).sum(-1, dtype=np.float64)
     return np.asarray(top + np.log(total))
@@ -162,7 +164,7 @@ def _mean(x: Doubles) -> Estimate:
 
 
 def _exp(log: Estimate) -> Estimate:
-    """exp of an estimate, with its error by the derivative."""
+    """Return exp of an estimate. Its error is the estimate's error times the derivative."""
     with np.errstate(over="ignore"):
         value = float(np.exp(log.value))
     return Estimate(value, value * log.error)

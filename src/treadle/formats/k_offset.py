@@ -117,7 +117,9 @@ class OffsetStrip(KSearch):
             yield (d, dmin), (sc, m)
 
     def to_blocks(self, best: KSearchState) -> Offset:
-        """Return the quantised super-blocks of the best state, with signs restored."""
+        """Return the scales, integers and codes of the best state, with signs restored; they are
+        packed later.
+        """
         c = self.c
         q = c.rows(self.codes(best).astype(np.uint8))
         sc, m = (a.reshape(-1, c.n).T.astype(np.uint8) for a in best.integers)

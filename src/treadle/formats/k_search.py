@@ -209,7 +209,9 @@ class KSearch:
         return type(found)(*map(np.concatenate, zip(*parts, strict=True)))
 
     def search(self) -> Any:
-        """Search the strip; return its quantised super-blocks, not yet packed."""
+        """Search the scales, integers and codes of the strip's super-blocks. Return those of least
+        error, as ``to_blocks`` returns them.
+        """
         best: KSearchState | None = None
         for scales, integers in self.starts():
             best = self.better(best, self.try_steps(scales, integers, (0,)))
@@ -264,5 +266,7 @@ class KSearch:
         raise NotImplementedError
 
     def to_blocks(self, best: KSearchState) -> Any:
-        """Return the quantised super-blocks of the best state, not yet packed."""
+        """Return the scales, integers and codes of the best state as the subclass's named tuple;
+        they are packed later.
+        """
         raise NotImplementedError

@@ -88,7 +88,7 @@ class SignedStrip(KSearch):
             yield (d,), (np.rint(scale * c.spread(inverse(d))),)
 
     def to_blocks(self, best: KSearchState) -> Signed:
-        """Return the quantised super-blocks of the best state, not yet packed."""
+        """Return the scales, integers and codes of the best state; they are packed later."""
         c = self.c
         top = self.how.top
         q = c.rows(self.codes(best).astype(np.int8))

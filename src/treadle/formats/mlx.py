@@ -210,10 +210,11 @@ def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
 
 
 def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
-    """Emit a dword for each four codes, which are in its lowest bits; upper bits are undefined.
+    """Emit the expansion of ``qs``, u8 with packed codes of ``bits`` bits, to u32: lane i has codes
+    4 i to 4 i + 3 in its lowest ``4 * bits`` bits. Its upper bits are undefined.
 
-    First each RUN codes are moved into their own 16 bytes, dword by dword, because LLVM would move
-    bytes across 16-byte lanes one by one.
+    First the bytes of each RUN codes are moved to 16 bytes of their own, dword by dword, because
+    LLVM would move bytes across 16-byte lanes one by one.
     """
     pitch = bits * RUN // 8  # bytes of RUN codes
     dwords_at = []

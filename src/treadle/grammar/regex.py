@@ -64,11 +64,11 @@ class Regexes:
         return list(parts) if kind == "seq" else [regex]
 
     def chars(self, mask: int) -> int | None:
-        """Return the regex of one character of ``mask``."""
+        """Return the regex of one character of the set ``mask``; None if the set is empty."""
         return self._number("chars", mask) if mask else None
 
     def seq(self, *regexes: int | None) -> int | None:
-        """Return the concatenation of regexes."""
+        """Return the concatenation of regexes; None if one of them is None."""
         found: list[int] = []
         for regex in reversed(regexes):
             if regex is None:
@@ -110,7 +110,9 @@ class Regexes:
         return self._number("call", self._calls.index(name))
 
     def either(self, regexes: Iterable[int | None]) -> int | None:
-        """Return the alternation of regexes, with single characters merged."""
+        """Return the alternation of regexes, with single characters merged. None is skipped; the
+        result is None if no regex is left.
+        """
         found = self._flat(regexes)
         return self._number("alt", *found) if len(found) > 1 else found[0] if found else None
 
@@ -154,7 +156,10 @@ class Regexes:
         return self._number("alt", *found)
 
     def repeat(self, regex: int | None, least: int, most: int) -> int | None:
-        """Return ``least`` to ``most`` repetitions of a regex; ``most`` may be ENDLESS."""
+        """Return the regex of ``least`` to ``most`` repetitions of a regex; ``most`` may be
+        ENDLESS. None, the regex that matches no text, gives the empty text if ``least`` is 0, else
+        None.
+        """
         if regex is None and least:
             return None
         if regex is None or regex == EMPTY_TEXT or most == 0:

@@ -34,49 +34,55 @@ def _register(k: Builder, r: int) -> Any:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """``begin`` by ``ldtilecfg``: all registers are full."""
+    """Implement ``MatrixUnit.begin`` with ``ldtilecfg``: all registers have 16 rows of 64 bytes.
+    ``p``: 64 writable bytes, for the configuration.
+    """
     begin_bytes(k, p, 64)
 
 
 def begin_bytes(k: Builder, p: Val, n: int) -> None:
-    """``begin_bytes`` by ``ldtilecfg``."""
+    """Implement ``MatrixUnit.begin_bytes`` with ``ldtilecfg``: registers of a have rows of ``n``
+    bytes, those of b ``n / 4`` rows. ``p``: 64 writable bytes, for the configuration.
+    """
     k.store(p, k.const(_config(n), u8 * 64))
     _call(k, "ldtilecfg", [p.ir])
 
 
 def end(k: Builder) -> None:
-    """``end`` by ``tilerelease``: the next thread on this core need not save the registers."""
+    """Implement ``MatrixUnit.end`` with ``tilerelease``: the next thread on this core need not save
+    the registers.
+    """
     _call(k, "tilerelease", [])
 
 
 def zero(k: Builder, r: int) -> None:
-    """``zero`` by ``tilezero``."""
+    """Implement ``MatrixUnit.zero`` with ``tilezero``."""
     _call(k, "tilezero", [_register(k, r)])
 
 
 def load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``load`` by ``tileloadd``."""
+    """Implement ``MatrixUnit.load`` with ``tileloadd``."""
     _call(k, "tileloadd64", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
 def load_passing(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``load_passing`` by ``tileloaddt1``."""
+    """Implement ``MatrixUnit.load_passing`` with ``tileloaddt1``."""
     _call(k, "tileloaddt164", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
 def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """``store`` by ``tilestored``."""
+    """Implement ``MatrixUnit.store`` with ``tilestored``."""
     _call(k, "tilestored64", [_register(k, r), p.ir, k.val(stride, i64).ir])
 
 
 def dots_bf16(k: Builder) -> None:
-    """``dots_bf16`` by ``tdpbf16ps``."""
+    """Implement ``MatrixUnit.dots_bf16`` with ``tdpbf16ps``."""
     for c in range(4):
         _call(k, "tdpbf16ps", [_register(k, r) for r in (c, 4 + c // 2, 6 + c % 2)])
 
 
 def dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
-    """``dot_bytes`` by ``tdpbssd``."""
+    """Implement ``MatrixUnit.dot_bytes`` with ``tdpbssd``."""
     _call(k, "tdpbssd", [_register(k, r) for r in (c, a, b)])
 
 

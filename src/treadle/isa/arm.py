@@ -51,7 +51,7 @@ def _sdot(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val:
-    """``dot4`` by ``dot``, a dot of signed bytes.
+    """Implement ``Isa.dot4`` with ``dot``, a dot of signed bytes.
 
     Weights above 127 are reduced by 128, and 128 times the sum of x is added back. With
     ``dot4_least`` -128, only 8-bit formats with minimums need this.
@@ -66,14 +66,14 @@ def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val
 
 
 def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by 16-bit products: four instructions for 16 bytes. ``w_max``: the
+    """Implement ``Isa.dot4`` by 16-bit products: four instructions for 16 bytes. ``w_max``: the
     largest weight.
     """
     return _by_signed(_smull, k, acc, w, x, w_max)
 
 
 def dot4_sdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by ``sdot``; ``w_max``: the largest weight."""
+    """Implement ``Isa.dot4`` with ``sdot``; ``w_max``: the largest weight."""
     return _by_signed(_sdot, k, acc, w, x, w_max)
 
 
@@ -85,14 +85,14 @@ def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``pairs`` by ``smmla`` or ``usmmla``."""
+    """Implement ``Isa.pairs`` with ``smmla`` or ``usmmla``."""
     name = "smmla" if w.ty.is_signed else "usmmla"
     return k.call(f"{NEON}.{name}.v4i32.v16i8", acc.ty, [acc.ir, w.ir, x.ir])
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``dot_bf16`` by ``bfdot``, which rounds a pair's sum and the total to odd, and flushes values
-    below 2**-126 to zero.
+    """Implement ``Isa.dot_bf16`` with ``bfdot``, which rounds a pair's sum and the total to odd,
+    and flushes values below 2**-126 to zero.
     """
     bits = (bf16.like(v.ty) for v in (a, b))
     a, b = (v.bits(ty) for v, ty in zip((a, b), bits, strict=True))
@@ -102,13 +102,13 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``narrow_bf16`` by ``bfcvtn``."""
+    """Implement ``Isa.narrow_bf16`` with ``bfcvtn``."""
     return x.to(bf16).bits(i16.like(x.ty))
 
 
 def pause(k: Builder) -> None:
-    """``pause`` by ``isb``, which stalls a core for about ten cycles; on most cores ``yield`` is a
-    no-op.
+    """Implement ``Isa.pause`` with ``isb``, which stalls a core for about ten cycles; on most cores
+    ``yield`` is a no-op.
     """
     k.call("llvm.aarch64.isb", None, [k.const(15, i32).ir])
 

@@ -48,7 +48,7 @@ def prmt(k: Builder, a: Val, b: Val | int, picked: Val | int) -> Val:
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by ``dp4a``."""
+    """Implement ``Isa.dot4`` with ``dp4a``."""
     n = acc.ty.lanes
     kind = "s" if w.ty.is_signed else "u"
     codes = w.bits(i32 * n)
@@ -61,13 +61,13 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``narrow_bf16`` by ``cvt.rn.bf16x2.f32``."""
+    """Implement ``Isa.narrow_bf16`` with ``cvt.rn.bf16x2.f32``."""
     return x.to(bf16).bits(i16.like(x.ty))
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``lookup`` by ``prmt`` in each half of the table: picks are nibbles; then the half is chosen
-    by bit 3 of the index, spread over its byte.
+    """Implement ``Isa.lookup`` with ``prmt`` in each half of the table: picks are nibbles; then the
+    half is chosen by bit 3 of the index, spread over its byte.
     """
     quarter = [
         k.const(int.from_bytes(bytes(v & 255 for v in table[i : i + 4]), "little"), u32)
@@ -85,7 +85,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """``gather`` by one aligned load for each lane."""
+    """Implement ``Isa.gather`` by one aligned load for each lane."""
     found = k.zero(ty)
     for lane in range(ty.lanes):
         at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
@@ -95,7 +95,7 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``reciprocal`` by ``rcp.approx``, to 1 unit in the last place."""
+    """Implement ``Isa.reciprocal`` with ``rcp.approx``, to 1 unit in the last place."""
     if not x.ty.lanes:
         return k.call("llvm.nvvm.rcp.approx.ftz.f", f32, [x.ir])
     result = x
@@ -105,7 +105,9 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """``bit_extract`` by shifts of words; bits that cross into another byte are masked off."""
+    """Implement ``Isa.bit_extract`` by shifts of words; bits that cross into another byte are
+    masked off.
+    """
     if v.ty.lanes % 8:
         return portable.bit_extract(k, v, shift, width, to)
     mask = (((1 << width) - 1) << to) * 0x01010101
@@ -135,58 +137,60 @@ def shared(k: Builder) -> Val:
 
 
 def barrier(k: Builder) -> None:
-    """``barrier`` by ``barrier.sync``, for all threads of the block."""
+    """Implement ``Simt.barrier`` with ``barrier.sync``, for all threads of the block."""
     k.call("llvm.nvvm.barrier.cta.sync.aligned.all", None, [k.const(0, i32).ir])
 
 
 def copy_async(k: Builder, to: Val, frm: Val, n_bytes: int = 16) -> None:
-    """``copy_async`` by ``cp.async``; copies of 16 bytes bypass the first-level cache."""
+    """Implement ``Simt.copy_async`` with ``cp.async``; copies of 16 bytes bypass the first-level
+    cache.
+    """
     kind = "cg" if n_bytes == 16 else "ca"
     name = f"llvm.nvvm.cp.async.{kind}.shared.global.{n_bytes}"
     k.call(name, None, [k.in_space(to, SHARED), k.in_space(frm, GLOBAL)])
 
 
 def commit(k: Builder) -> None:
-    """``commit`` by ``cp.async.commit_group``."""
+    """Implement ``Simt.commit`` with ``cp.async.commit_group``."""
     k.call("llvm.nvvm.cp.async.commit.group", None, [])
 
 
 def wait(k: Builder, n: int) -> None:
-    """``wait`` by ``cp.async.wait_group``."""
+    """Implement ``Simt.wait`` with ``cp.async.wait_group``."""
     k.call("llvm.nvvm.cp.async.wait.group", None, [k.const(n, i32).ir])
 
 
 def warp_barrier(k: Builder) -> None:
-    """``warp_barrier`` by ``bar.warp.sync``, for all lanes."""
+    """Implement ``Simt.warp_barrier`` with ``bar.warp.sync``, for all lanes."""
     k.call("llvm.nvvm.bar.warp.sync", None, [k.const(-1, i32).ir])
 
 
 def shuffle(k: Builder, v: Val, lanes: int) -> Val:
-    """``shuffle`` by ``shfl.sync.bfly``."""
+    """Implement ``Simt.shuffle`` with ``shfl.sync.bfly``."""
     args = [k.const(-1, i32).ir, v.bits(i32).ir, k.const(lanes, i32).ir, k.const(31, i32).ir]
     return k.call("llvm.nvvm.shfl.sync.bfly.i32", i32, args).bits(v.ty)
 
 
 def load_matrix(k: Builder, p: Val) -> list[Val]:
-    """``load_matrix`` by ``ldmatrix``."""
+    """Implement ``Simt.load_matrix`` with ``ldmatrix``."""
     name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p3"
     return k.call_several(name, 4, u32, [k.in_space(p, SHARED)])
 
 
 def load_matrix_t(k: Builder, p: Val) -> list[Val]:
-    """``load_matrix_t`` by ``ldmatrix.trans``."""
+    """Implement ``Simt.load_matrix_t`` with ``ldmatrix.trans``."""
     name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p3"
     return k.call_several(name, 4, u32, [k.in_space(p, SHARED)])
 
 
 def mma_f16(k: Builder, c: Sequence[Val], a: Sequence[Val], b: Sequence[Val]) -> list[Val]:
-    """``mma_f16`` by ``mma.sync``."""
+    """Implement ``Simt.mma_f16`` with ``mma.sync``."""
     operands = [v.bits(f16 * 2).ir for v in (*a, *b)] + [v.ir for v in c]
     return k.call_several("llvm.nvvm.mma.m16n8k16.row.col.f32.f32", 4, f32, operands)
 
 
 def mma_bf16(k: Builder, c: Sequence[Val], a: Sequence[Val], b: Sequence[Val]) -> list[Val]:
-    """``mma_bf16`` by ``mma.sync``."""
+    """Implement ``Simt.mma_bf16`` with ``mma.sync``."""
     operands = [v.ir for v in (*a, *b, *c)]
     return k.call_several("llvm.nvvm.mma.m16n8k16.row.col.bf16", 4, f32, operands)
 

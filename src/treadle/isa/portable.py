@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by products of bytes widened to i16, in i32; neighbours are added twice."""
+    """Implement ``Isa.dot4`` by products of bytes widened to i16, in i32; neighbours are added
+    twice.
+    """
     n = w.ty.lanes
     wide_w = w.to(i16)
     wide_x = x.to(i16)
@@ -32,15 +34,15 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot_words(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``dot_words`` by products in i32, then sums of neighbours."""
+    """Implement ``Isa.dot_words`` by products in i32, then sums of neighbours."""
     halves = range(0, a.ty.lanes, 2), range(1, a.ty.lanes, 2)
     even, odd = (k.shuffle(a, a, at).to(i32) * k.shuffle(b, b, at).to(i32) for at in halves)
     return acc + (even + odd)
 
 
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``pairs`` by products in i32 of each row's eight values with each token's; neighbours are
-    added three times.
+    """Implement ``Isa.pairs`` by products in i32 of each row's eight values with each token's;
+    neighbours are added three times.
     """
     rows = [8 * i + at for i in (0, 1) for _ in (0, 1) for at in range(8)]
     products = k.shuffle(w, w, rows).to(i32) * k.concat(x, x).to(i32)
@@ -52,8 +54,8 @@ def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def widen_f16(k: Builder, h: Val) -> Val:
-    """``widen_f16`` by integer arithmetic: shift the fields into place, rescale by 2**112, then fix
-    infinities and NaNs.
+    """Implement ``Isa.widen_f16`` by integer arithmetic: shift the fields into place, rescale by
+    2**112, then fix infinities and NaNs.
     """
     bits = h.bits(u16.like(h.ty)).to(u32)
     sign = (bits & 0x8000) << 16
@@ -64,7 +66,7 @@ def widen_f16(k: Builder, h: Val) -> Val:
 
 
 def narrow_f16(k: Builder, x: Val) -> Val:
-    """``narrow_f16`` by integer arithmetic, rounding to nearest even."""
+    """Implement ``Isa.narrow_f16`` by integer arithmetic, rounding to nearest even."""
     bits = x.bits(u32.like(x.ty))
     sign = (bits & 0x80000000) >> 16
     mag = bits & 0x7FFFFFFF
@@ -81,15 +83,15 @@ def narrow_f16(k: Builder, x: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``narrow_bf16`` by adding half a unit of the last place kept, less one if that would round a
-    tie up to an odd number.
+    """Implement ``Isa.narrow_bf16`` by adding half a unit of the last place kept, less one if that
+    would round a tie up to an odd number.
     """
     bits = x.bits(u32.like(x.ty))
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``dot_bf16`` by two multiply-adds: bf16 is the upper half of f32."""
+    """Implement ``Isa.dot_bf16`` by two multiply-adds: bf16 is the upper half of f32."""
     a, b = (v.bits(u32.like(acc.ty)) for v in (a, b))
     for part in ((a << 16, b << 16), (a & 0xFFFF0000, b & 0xFFFF0000)):
         x, y = (v.bits(acc.ty) for v in part)
@@ -98,13 +100,15 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``pause`` by no instruction, but LLVM may not remove the loop around it."""
+    """Implement ``Isa.pause`` without an instruction: a fence that keeps LLVM from removing the
+    loop around it.
+    """
     k.fence()
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``lookup`` by a tree of selects: each of four bits of the index halves the rest of
-    the table.
+    """Implement ``Isa.lookup`` by a tree of selects: each of four bits of the index halves the rest
+    of the table.
     """
     left = [k.const(v, index.ty) for v in table]
     for bit in (1, 2, 4, 8):
@@ -114,7 +118,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """``gather`` by one load for each lane."""
+    """Implement ``Isa.gather`` by one load for each lane."""
     found = k.zero(ty)
     for lane in range(ty.lanes):
         at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
@@ -123,12 +127,12 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``reciprocal`` by a division."""
+    """Implement ``Isa.reciprocal`` by a division."""
     return 1.0 / x
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """``bit_extract`` by a shift, then a mask."""
+    """Implement ``Isa.bit_extract`` by a shift, then a mask."""
     lanes = v.ty.lanes
     mask = ((1 << width) - 1) << to
     if len(set(shift)) == 1:
@@ -145,7 +149,9 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """``multishift``: put the two bytes that hold the bits side by side, and shift them."""
+    """Implement ``Isa.multishift``: put the two bytes that hold the bits side by side, and shift
+    them.
+    """
     bits = [at[i % len(at)] % 64 for i in range(v.ty.lanes)]
     pairs = [i // 8 * 8 + (bit // 8 + j) % 8 for i, bit in enumerate(bits) for j in (0, 1)]
     words = k.shuffle(v, v, pairs).bits(u16 * v.ty.lanes)
@@ -153,7 +159,7 @@ def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """``bit_spread``: select the byte that holds the bit, and test it."""
+    """Implement ``Isa.bit_spread``: select the byte that holds the bit, and test it."""
     bits = [at[i % len(at)] for i in range(v.ty.lanes)]
     held = k.shuffle(v, v, [i // 8 * 8 + bit // 8 for i, bit in enumerate(bits)])
     zero = (held & k.const([1 << bit % 8 for bit in bits], v.ty)).eq(0)
@@ -164,17 +170,17 @@ def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
 
 
 def fpext_f16(k: Builder, h: Val) -> Val:
-    """``widen_f16`` by LLVM's ``fpext``."""
+    """Implement ``Isa.widen_f16`` by LLVM's ``fpext``."""
     return h.bits(f16.like(h.ty)).to(f32)
 
 
 def fptrunc_f16(k: Builder, x: Val) -> Val:
-    """``narrow_f16`` by LLVM's ``fptrunc``, rounding to nearest even."""
+    """Implement ``Isa.narrow_f16`` by LLVM's ``fptrunc``, rounding to nearest even."""
     return x.to(f16)
 
 
 def masked_gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """``gather`` by LLVM's gather intrinsic."""
+    """Implement ``Isa.gather`` by LLVM's gather intrinsic."""
     return k.masked_gather(table, index, ty)
 
 
@@ -186,20 +192,24 @@ _BYTES: WeakKeyDictionary[Builder, int] = WeakKeyDictionary()
 
 
 def matrix_begin(k: Builder, p: Val) -> None:
-    """``begin``: emit nothing; the registers are the function's own stack memory."""
+    """Implement ``MatrixUnit.begin``: emit nothing; the registers are the function's own stack
+    memory.
+    """
 
 
 def matrix_begin_bytes(k: Builder, p: Val, n: int) -> None:
-    """``begin_bytes``: note that rows of a have ``n`` bytes, so that loads read no further."""
+    """Implement ``MatrixUnit.begin_bytes``: emit nothing, but record that rows of a have ``n``
+    bytes, so that loads read no further.
+    """
     _BYTES[k] = n
 
 
 def matrix_end(k: Builder) -> None:
-    """``end``: emit nothing."""
+    """Implement ``MatrixUnit.end``: emit nothing."""
 
 
 def matrix_scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-    """``scope``: emit ``build`` in place."""
+    """Implement ``MatrixUnit.scope``: emit ``build`` in place."""
     build(k, *args)
 
 
@@ -216,7 +226,9 @@ def matrix_zero(k: Builder, r: int) -> None:
 
 
 def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``load``, row by row."""
+    """Implement ``MatrixUnit.load`` and ``load_passing``: copy the rows from memory to the
+    register, which is memory too, one by one.
+    """
     n = _BYTES.get(k, 64)
     rows = n // 4 if r >= 6 else 16
     dwords = n // 4 if r in (4, 5) else 16
@@ -225,13 +237,13 @@ def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
 
 
 def matrix_store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """``store``, row by row."""
+    """Implement ``MatrixUnit.store``: copy the 16 rows of the register to memory, one by one."""
     with k.loop(16) as i:
         k.store(p + i * stride, k.load(_row(k, r, i), i32 * 16))
 
 
 def matrix_dots_bf16(k: Builder) -> None:
-    """``dots_bf16``: add its four products, one after the other."""
+    """Implement ``MatrixUnit.dots_bf16``: add its four products, one after the other."""
     for c in range(4):
         _dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
 
@@ -254,7 +266,9 @@ def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
 
 
 def matrix_dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
-    """``dot_bytes``: add the products of one dword of a's rows after the other."""
+    """Implement ``MatrixUnit.dot_bytes``: add the products of one dword of a's rows after the
+    other.
+    """
     with k.loop(16) as i:
         total = k.var(k.load(_row(k, c, i), i32 * 16))
         with k.loop(_BYTES[k] // 4) as j:

@@ -21,8 +21,8 @@ LENGTHS = (128, 256, 512)  # bits in a register
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by products of 16 bits (255 * 127 fits). Neighbours are added in lanes twice as
-    wide, twice, because moving lanes is slow here.
+    """Implement ``Isa.dot4`` by products of 16 bits (255 * 127 fits). Neighbours are added in lanes
+    twice as wide, twice, because moving lanes is slow here.
     """
     n = w.ty.lanes
     products = (w.to(i16) * x.to(i16)).bits(i32 * (n // 2))
@@ -31,8 +31,9 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by ``vqdot`` or ``vqdotsu``: sums of four neighbours. LLVM's operation may add up
-    any lanes; for RISC-V with this extension it becomes that instruction (a test checks it).
+    """Implement ``Isa.dot4`` with ``vqdot`` or ``vqdotsu``: sums of four neighbours. LLVM's
+    operation may add up any lanes; for RISC-V with this extension it becomes that instruction (a
+    test checks it).
     """
     n = acc.ty.lanes
     wide = i32 * w.ty.lanes
@@ -43,8 +44,8 @@ def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``dot_bf16`` by ``vfwmaccbf16``, for the first of each pair, then the second. Narrowing
-    shifts extract them from dwords.
+    """Implement ``Isa.dot_bf16`` with ``vfwmaccbf16``, for the first of each pair, then the second.
+    Narrowing shifts extract them from dwords.
     """
     n = acc.ty.lanes
 
@@ -57,7 +58,9 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``pause`` by ``pause``, a hint; cores without it execute an empty fence."""
+    """Implement ``Isa.pause`` with the instruction ``pause``, a hint; cores without it execute an
+    empty fence.
+    """
     k.call("llvm.riscv.pause", None, [])
 
 

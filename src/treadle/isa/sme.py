@@ -53,15 +53,17 @@ def _slot(k: Builder, r: int) -> Val:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """``begin``: emit nothing; ``scope`` acquires the registers."""
+    """Implement ``MatrixUnit.begin``: emit nothing; ``scope`` acquires the registers."""
 
 
 def end(k: Builder) -> None:
-    """``end``: emit nothing."""
+    """Implement ``MatrixUnit.end``: emit nothing."""
 
 
 def scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-    """``scope``: emit ``build`` as a function whose body is in streaming mode with ZA enabled."""
+    """Implement ``MatrixUnit.scope``: emit ``build`` as a function whose body is in streaming mode
+    with ZA enabled.
+    """
 
     def streaming(k: Builder, *args: Val) -> None:
         k.call(f"{SME}.za.enable", None, [])
@@ -72,12 +74,16 @@ def scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]
 
 
 def zero(k: Builder, r: int) -> None:
-    """``zero`` by ``zero``: a tile of dwords is two of the eight tiles of 64 bits, four apart."""
+    """Implement ``MatrixUnit.zero`` with the instruction ``zero``: a tile of dwords is two of the
+    eight tiles of 64 bits, four apart.
+    """
     k.call(f"{SME}.zero", None, [k.const(0x11 << r, i32).ir])
 
 
 def load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``load``: by ``ld1w`` for sums; for an operand, record its address and stride."""
+    """Implement ``MatrixUnit.load``: load sums with ``ld1w``; for an operand, only record its
+    address and stride.
+    """
     if r < LEFT:
         _move(k, "ld1w.horiz", r, p, stride)
         return
@@ -86,13 +92,13 @@ def load(k: Builder, r: int, p: Val, stride: int) -> None:
 
 
 def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """``store`` by ``st1w``."""
+    """Implement ``MatrixUnit.store`` with ``st1w``."""
     _move(k, "st1w.horiz", r, p, stride)
 
 
 def dots_bf16(k: Builder) -> None:
-    """``dots_bf16`` by ``bfmopa``: for each pair of values of K, four outer products of operands
-    loaded once.
+    """Implement ``MatrixUnit.dots_bf16`` with ``bfmopa``: for each pair of values of K, four outer
+    products of operands loaded once.
     """
     ty: Ty = bf16.scalable(8)
     every = _every_lane(k, 8)
@@ -110,7 +116,7 @@ def dots_bf16(k: Builder) -> None:
 
 
 def turn(k: Builder, p: Val, stride: int) -> None:
-    """``turn`` through a tile: load rows, store columns."""
+    """Implement ``MatrixUnit.turn`` through a tile: load rows, store columns."""
     _move(k, "ld1w.horiz", 0, p, stride)
     _move(k, "st1w.vert", 0, p, stride)
 

@@ -32,8 +32,8 @@ def by_register(k: Builder, v: Val, one: Callable[[Val, int], Val]) -> Val:
 
 
 def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = None) -> Val:
-    """``Shorts.dot`` by ``vpmaddubsw``, which takes w unsigned: x gets the sign of w. If ``size``
-    (|x|) is given, w gets the sign of x instead, and ``size`` is the unsigned operand.
+    """Implement ``Shorts.dot`` with ``vpmaddubsw``, which takes w unsigned: x gets the sign of w.
+    If ``size`` (|x|) is given, w gets the sign of x instead, and ``size`` is the unsigned operand.
     """
     n = w.ty.lanes
     if size is not None and n in PSIGNB:
@@ -49,25 +49,27 @@ def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = No
 
 
 def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``Shorts.scale``, and ``dot_words``, by ``vpmaddwd``: ``acc[i] += w[2i] x[2i] + w[2i+1]
-    x[2i+1]`` of i16, in i32.
+    """Implement ``Shorts.scale`` and ``Isa.dot_words`` with ``vpmaddwd``: ``acc[i] += w[2i] x[2i] +
+    w[2i+1] x[2i+1]`` of i16, in i32.
     """
     return k.pin(acc + k.call(f"llvm.x86.{MADDWD[w.ty.lanes]}", acc.ty, [w.ir, x.ir]), "v")
 
 
 def high_short(k: Builder, a: Val, b: Val) -> Val:
-    """``Shorts.high`` by ``vpmulhrsw``: ``(a[i] b[i] + 2**14) >> 15`` of i16."""
+    """Implement ``Shorts.high`` with ``vpmulhrsw``: ``(a[i] b[i] + 2**14) >> 15`` of i16."""
     return k.call(f"llvm.x86.{MULHRS[a.ty.lanes]}", a.ty, [a.ir, b.ir])
 
 
 def widen_short(k: Builder, acc: Val, s: Val) -> Val:
-    """``Shorts.widen`` by ``vpmaddwd`` with ones: ``acc[i] += s[2i] + s[2i+1]`` of i16, in i32."""
+    """Implement ``Shorts.widen`` with ``vpmaddwd`` and a vector of ones: ``acc[i] += s[2i] +
+    s[2i+1]`` of i16, in i32.
+    """
     return dot2(k, acc, s, k.const(1, s.ty))
 
 
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by ``vpmaddubsw``, then pairs by ``vpmaddwd``: for signed weights, and for weights
-    so small that no i16 pair sum saturates.
+    """Implement ``Isa.dot4`` with ``vpmaddubsw``, then pairs by ``vpmaddwd``: for signed weights,
+    and for weights so small that no i16 pair sum saturates.
 
     Other weights are multiplied as i16, even and odd bytes apart: two products and two sums for
     each accumulator. The rest depends on one operand only, and a tile shares it.
@@ -82,19 +84,19 @@ def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot4_vnni(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by ``vpdpbusd``, at the width of the operands."""
+    """Implement ``Isa.dot4`` with ``vpdpbusd``, at the width of the operands."""
     bits = w.ty.lanes * 8
     return k.call(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.ty, [acc.ir, w.ir, x.ir])
 
 
 def dot_words_vnni(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``dot_words`` by ``vpdpwssd``, at the width of the operands."""
+    """Implement ``Isa.dot_words`` with ``vpdpwssd``, at the width of the operands."""
     bits = a.ty.lanes * 16
     return k.call(f"llvm.x86.avx512.vpdpwssd.{bits}", acc.ty, [acc.ir, a.ir, b.ir])
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``dot_bf16`` by ``vdpbf16ps``, at the width of the operands."""
+    """Implement ``Isa.dot_bf16`` with ``vdpbf16ps``, at the width of the operands."""
     bits = a.ty.lanes * 16
     ty = bf16 * a.ty.lanes
     return k.call(
@@ -103,7 +105,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``narrow_bf16`` by ``vcvtne2ps2bf16``, for two registers at once."""
+    """Implement ``Isa.narrow_bf16`` with ``vcvtne2ps2bf16``, for two registers at once."""
     n = k.isa.lanes
     if x.ty.lanes % (2 * n):
         return portable.narrow_bf16(k, x)
@@ -115,12 +117,14 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``pause`` by ``pause``."""
+    """Implement ``Isa.pause`` with the instruction ``pause``."""
     k.call("llvm.x86.sse2.pause", None, [])
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``lookup`` by ``vpshufb``, which looks up within every 16 bytes of a register."""
+    """Implement ``Isa.lookup`` with ``vpshufb``, which looks up within every 16 bytes of a
+    register.
+    """
 
     def one(part: Val, i: int) -> Val:
         n = part.ty.lanes
@@ -131,7 +135,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """``multishift`` by ``vpmultishiftqb``."""
+    """Implement ``Isa.multishift`` with ``vpmultishiftqb``."""
     if v.ty.lanes < 16:  # narrower than a register
         return portable.multishift(k, v, at)
 
@@ -144,21 +148,21 @@ def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """``bit_spread`` by ``multishift``: take 8 bits of the 64 for each byte, placed so that a mask
-    leaves the wanted one.
+    """Implement ``Isa.bit_spread`` with ``multishift``: take 8 bits of the 64 for each byte, placed
+    so that a mask leaves the wanted one.
     """
     return multishift(k, v, [bit - to for bit in at]) & (1 << to)
 
 
 def lookup_words(k: Builder, table: Val, index: Val) -> Val:
-    """``lookup_words`` by ``vpermw``."""
+    """Implement ``Isa.lookup_words`` with ``vpermw``."""
     args = [table.ir, index.bits(table.ty).ir]
     return k.call("llvm.x86.avx512.permvar.hi.512", table.ty, args)
 
 
 def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``lookup`` by ``vpermb``, which looks up in the whole register. The table is repeated in it,
-    so the index need not be masked.
+    """Implement ``Isa.lookup`` with ``vpermb``, which looks up in the whole register. The table is
+    repeated in it, so the index need not be masked.
     """
 
     def one(part: Val, i: int) -> Val:
@@ -170,8 +174,8 @@ def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``reciprocal`` by ``vrcp14ps`` and one Newton step, for twice its bits: a division of 16
-    lanes occupies the core for 16 cycles.
+    """Implement ``Isa.reciprocal`` with ``vrcp14ps`` and one Newton step, for twice its bits: a
+    division of 16 lanes occupies the core for 16 cycles.
     """
     if x.ty.lanes < min(RCP14):
         return portable.reciprocal(k, x)
@@ -186,8 +190,8 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """``bit_extract`` by ``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A
-    matrix serves 8 bytes; its rows go from the highest bit to the lowest.
+    """Implement ``Isa.bit_extract`` with ``vgf2p8affineqb``: each bit of a byte becomes a sum of
+    any of its bits. A matrix serves 8 bytes; its rows go from the highest bit to the lowest.
     """
     if v.ty.lanes < 16 or set(shift) == {to}:  # narrower than a register; a mask alone
         return portable.bit_extract(k, v, shift, width, to)

@@ -91,8 +91,8 @@ class HiddenMarks:
         return self._hidden.sub(lambda match: self._texts[int(match[1])], text)
 
     def pieces(self, text: str) -> list[TextPiece]:
-        """Split a text at its hidden marks; these become pieces of plain text, without special
-        tokens.
+        """Split a text at the numbers that ``hide`` has put in place of marks. Each number becomes
+        a piece with the mark's text and ``special=False``, so that it is tokenized as plain text.
         """
         made = []
         at = 0

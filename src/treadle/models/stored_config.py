@@ -81,7 +81,9 @@ def _read(key: str, gguf: GGUF) -> Config | None:
 
 
 def _write(key: str, gguf: GGUF, config: Config) -> None:
-    """Store ``config``, and the new names of the tensors of ``gguf``."""
+    """Store ``config`` under ``key``, with the names that ``load_config`` has given the tensors of
+    ``gguf``. Store nothing if a field of ``config`` cannot be hashed.
+    """
     with contextlib.suppress(TypeError):  # a field that has no digest
         # Computed here, they are among the attributes that pickle stores.
         asked = config.pools, config.main_output, config.unread, config.digest

@@ -194,7 +194,9 @@ MORE_WITH_EXPERTS = ("Q5_K", EXPERTS8 & ~FALCON)
 
 
 def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
-    """Return a quantised mix: ``own`` choices, by role, on top of those common to all mixes."""
+    """Return a quantised mix: ``own`` choices, by role, on top of those common to all mixes.
+    ``base``: the format of matrices for which no choice holds; ``file_type``: as in ``QuantMix``.
+    """
     attn_v = own.pop("attn_v", ())
     deeper: list[Choice] = []
     for fmt, when in (*attn_v, always(base)):
@@ -211,8 +213,9 @@ def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
 
 
 def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> QuantMix:
-    """Return a mix of about 2 bits. ``more``: the format of the most sensitive tensors; ``embd``:
-    of the embeddings; ``output``: of attention's output matrices.
+    """Return a mix of about 2 bits per weight. ``base``: the format of matrices for which no choice
+    holds; ``more``: of the most sensitive matrices; ``embd``: of the embeddings; ``output``: of
+    attention's output matrices. ``file_type``: as in ``QuantMix``.
     """
     attn_output: Choices = (("Q5_K", EXPERTS8), always(output))
     choices = {

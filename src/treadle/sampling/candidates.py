@@ -37,27 +37,28 @@ class Candidates:
         return float(self.logits[0] if self.descending else np.maximum.reduce(self.logits))
 
     def take(self, at: Ints, *, descending: bool = False) -> Candidates:
-        """The candidates at positions ``at``, in that order."""
+        """Return the candidates at positions ``at``, in that order."""
         return Candidates(self.logits[at], at if self.ids is None else self.ids[at], descending)
 
     def head(self, n: int) -> Candidates:
-        """The first ``n`` candidates."""
+        """Return the first ``n`` candidates."""
         ids = np.arange(n) if self.ids is None else self.ids[:n]
         return Candidates(self.logits[:n], ids, self.descending)
 
     def token(self, at: int) -> int:
-        """The token id at position ``at``."""
+        """Return the token id at position ``at``."""
         return int(at if self.ids is None else self.ids[at])
 
     def alive(self) -> Candidates:
-        """The candidates with a logit above -inf."""
+        """Return the candidates with a logit above -inf."""
         if self.logits.min() > -np.inf:
             return self
         return self.take(np.flatnonzero(self.logits > -np.inf), descending=self.descending)
 
 
 def largest(keys: npt.NDArray[Any], k: int) -> Ints:
-    """The positions of the k largest of ``keys`` [n], descending; of equals, the first comes first.
+    """Return the positions of the k largest of ``keys`` [n], descending; of equals, the first comes
+    first.
 
     Exact; fewer than k if -inf keys leave fewer. The keys are viewed as a grid of 64 rows. The k-th
     largest of the column maxima is a floor that at least k keys reach, and only columns whose
@@ -87,7 +88,9 @@ def largest(keys: npt.NDArray[Any], k: int) -> Ints:
 
 
 def weights(c: Candidates) -> Doubles:
-    """``exp(logit - highest)`` [n]: unnormalised probabilities."""
+    """Return ``exp(logit - highest)``, f64 ``[n]``: unnormalised probabilities. Raises
+    SamplingError if there are no candidates, or the highest logit is not finite.
+    """
     peak = c.peak if len(c.logits) else -math.inf
     if not math.isfinite(peak):
         raise SamplingError("the samplers ruled out every token")
@@ -97,7 +100,7 @@ def weights(c: Candidates) -> Doubles:
 
 
 def probabilities(c: Candidates) -> Doubles:
-    """The softmax of the logits [n]."""
+    """Return the softmax of the logits, f64 ``[n]``. Raises what ``weights`` raises."""
     p = weights(c)
     p /= np.add.reduce(p)  # the method sum() is a Python function around it
     return p

@@ -167,7 +167,9 @@ class Sampler:
         return self.sample(row.logits(), ids) if found is None else found
 
     def _sample_top(self, best: BestCandidates, ids: list[int]) -> int | None:
-        """Return the token if a few of the largest logits decide it, else None."""
+        """Return the next token if ``best``, a few of the largest logits, decides it; None if the
+        whole row is needed. ``ids``: all tokens so far, for the penalties.
+        """
         assert self._top_stages is not None
         if self._bias is not None:
             best = best.biased(*self._bias)

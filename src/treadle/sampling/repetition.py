@@ -27,10 +27,12 @@ class Vocabulary(Protocol):
         """Number of tokens."""
 
     def token_bytes(self, id: int, /) -> bytes:
-        """The text of one token."""
+        """Return the text of one token, as bytes."""
 
     def encode(self, text: str, /, *, bos: bool | None = None) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text. ``bos``: whether to begin with the BOS token; None: as the
+        model's file says.
+        """
 
 
 def penalties(

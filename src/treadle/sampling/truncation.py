@@ -20,14 +20,17 @@ from treadle.sampling.candidates import (
 
 
 def top_k(c: Candidates, k: int) -> Candidates:
-    """The k candidates with the highest logits, sorted; all of them if k is 0 or less."""
+    """Return the k candidates with the highest logits, sorted. If k is 0 or less, or there are no
+    more than k, return all of them as they are.
+    """
     if k <= 0 or k >= len(c.logits):
         return c
     return c.head(k) if c.descending else c.take(largest(c.logits, k), descending=True)
 
 
 def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest most likely candidates whose probabilities sum to at least p (nucleus sampling).
+    """Return the fewest most likely candidates, at least ``min_keep``, whose probabilities sum to
+    at least p (nucleus sampling).
 
     Holtzman et al., The Curious Case of Neural Text Degeneration, 2019.
     """
@@ -41,7 +44,8 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest candidates, those of surprise nearest to the entropy, that total more than p.
+    """Return the fewest candidates, at least ``min_keep``, of surprise nearest to the entropy,
+    whose probabilities sum to more than p.
 
     Meister et al., Locally Typical Sampling, 2022.
     """
@@ -64,7 +68,8 @@ _NATS = 32
 def _leaders(
     keys: npt.NDArray[np.float32] | Doubles, mass: Doubles, p: float, min_keep: int, *, above: bool
 ) -> Ints:
-    """Positions by descending key until their mass reaches p, or exceeds it if ``above``.
+    """Return positions by descending key until their mass reaches p, or exceeds it if ``above``; at
+    least ``min_keep`` of them.
 
     If the first few do not suffice, a histogram of the mass finds the bin of keys with the limit.
     Positions in better bins stay unsorted; only those of that bin are sorted.
@@ -86,7 +91,9 @@ def _leaders(
 
 
 def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The candidates at least p times as likely as the likeliest, which always stays."""
+    """Return the candidates at least p times as likely as the likeliest. If these are fewer than
+    ``min_keep`` (at least 1), return that many of the likeliest instead.
+    """
     if p <= 0:
         return c
     likely = c.logits >= c.peak + math.log(p)
@@ -100,7 +107,7 @@ def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def top_n_sigma(c: Candidates, n: float) -> Candidates:
-    """The candidates whose logit is within n standard deviations of the highest.
+    """Return the candidates whose logit is within n standard deviations of the highest.
 
     Tang et al., Top-nσ: Not All Logits Are You Need, 2024.
     """

@@ -28,7 +28,7 @@ class PromptGroup:
 
 
 class EncoderQueue:
-    """The prompts that requests wait for, first come, first encoded."""
+    """The prompts to encode for the requests that wait for them, in order of arrival."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -53,7 +53,7 @@ class EncoderQueue:
 
     @property
     def waits(self) -> bool:
-        """Whether a request of this step waits for its prompt."""
+        """Whether a request of this step waits until its prompt is encoded."""
         return bool(self._waiting)
 
     def run_slice(self) -> list[tuple[Request, TreadleError]]:

@@ -140,7 +140,9 @@ class RequestOutput:
         return self.finish_reason is not None or self.error is not None
 
     def push(self, token: int | None, logprob: TokenLogprob | None = None) -> None:
-        """Append the next token; None, or an end token, ends the output."""
+        """Append the next token. The output ends with None, an end token, a stop string, or at its
+        limit; ``finish_reason`` then says why.
+        """
         if self._decoder is None:
             self._decoder = self._decode()
         if token is None or self.is_end(token):
@@ -218,8 +220,8 @@ class RequestOutput:
         self.finish_reason = "stop" if stopped else reason
 
     def _matched(self, new: str, *, last: bool) -> str:
-        """Return the part of the text so far that stop strings may match, as ``stop_filter``
-        selects it from ``new``.
+        """Return the text in which stop strings are searched next: ``new``, the text that the
+        output has gained, or what ``stop_filter`` returns for it. ``last``: no text follows.
         """
         return new if self._stop_filter is None else self._stop_filter.feed(new, last=last)
 

@@ -349,8 +349,9 @@ def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[
 
 
 def _chunked(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """A term is a product of at most four numbers that are rounded to bf16, and no term's error is
-    a larger share of it than six such roundings of each.
+    """Compare the outputs and states of a recurrence by chunks. Tolerance: a term is a product of
+    at most four numbers that are rounded to bf16, and no term's error is a larger share of it than
+    six such roundings of each.
     """
     args = evidence.twin()
 
@@ -366,7 +367,9 @@ def _chunked(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _chunk_keys(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Registers hold the same bits as the twin's, and sums have n_state roundings."""
+    """Compare the output of ``ChunkKeys``. Operands must have the same bits as the twin's; sums may
+    be off by 8 f32 roundings for each of ``n_state`` terms.
+    """
     spec = evidence.spec
     args = evidence.twin()
     matrix = evidence.isa.matrix
@@ -384,8 +387,8 @@ def _chunk_keys(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """The code times d, plus m, times scale: three roundings, the sum's relative to its larger
-    part.
+    """Compare embeddings: the code times d, plus m, times scale. Tolerance: three roundings, the
+    sum's relative to its larger part.
     """
 
     def bound(expected: np.ndarray) -> np.ndarray:
@@ -577,7 +580,9 @@ def _sensible(
 
 
 def _sparse_gate(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Near the threshold ``c`` a value's sign depends on the rounding of ``c``."""
+    """Compare the results of a sparse gate. The tolerance includes the rounding of the threshold
+    ``c``, on which the sign of a value near it depends.
+    """
     spec: SparseGate = evidence.spec
     n = int(evidence.run["n_tokens"])
     plain = _exact_spec(spec)
@@ -733,8 +738,10 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterator[Compared]:
-    """Keys and values that a step has stored, one whole unit of the page's format off at most, for
-    rounding may fall either way; and other pages, which it may not change.
+    """Compare the keys and values that a step stored in its pages. Each may be off by a unit of the
+    page's format, as rounding may fall either way, plus the error before they were stored:
+    ``relative``, a share of the row's largest value. Then compare the other pages, which the step
+    may not change.
     """
     spec = evidence.spec
     actual = evidence.changed["pool"]
@@ -810,7 +817,9 @@ def _latent(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Turns, and the Hadamard matrix where pages are rotated."""
+    """Compare the rotated queries and the stored keys of an indexer. Tolerance: the rounding of
+    RoPE, and of the Hadamard transform for formats whose pages are rotated.
+    """
     spec: IndexStore = evidence.spec
     args = evidence.twin()
     relative = rotation_error(spec.head_dim, hadamard=spec.page.keys.fmt.rotated)
@@ -821,7 +830,9 @@ def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Rows of units that end in the batch, and no other bytes."""
+    """Compare the rows of units that end in the batch, which the step stored. Then compare all
+    other pages, which must not have changed.
+    """
     spec: RowStore = evidence.spec
     args = evidence.twin()
     relative = rotation_error(spec.head_dim, hadamard=spec.page.keys.fmt.rotated)
@@ -844,12 +855,15 @@ def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _row_choice(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """The choice is exact: numbers are compared, none is computed."""
+    """Compare the chosen rows: exactly, since the kernel compares numbers and computes none."""
     yield _whole(evidence, evidence.twin(), "chosen")
 
 
 def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """A chain of D products for each head, and a sum over the heads; -inf in the same places."""
+    """Compare an indexer's scores. Keys with the score -inf must be the same. Tolerance of the
+    others: the roundings of a sum of ``head_dim`` products for each head, and of the sum over the
+    heads.
+    """
     spec: IndexScores = evidence.spec
     args = evidence.args()
     every = evidence.run.attn_items(spec.pool, few=bool(args.few))
@@ -893,7 +907,7 @@ def _largest_score(spec: IndexScores, args: Any, items: Sequence[Any]) -> float:
 
 
 def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """The choice is exact: numbers are compared, none is computed."""
+    """Compare the chosen keys: exactly, since the kernel compares numbers and computes none."""
     spec: Choose = evidence.spec
     args = evidence.twin()
     rows = []
@@ -1019,8 +1033,9 @@ def _attention(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """A weighted mean of n parts: a product and a sum each; a weight is a power of two with an
-    exact argument to one rounding.
+    """Compare merged attention: a weighted mean of n partial results. Tolerance: a rounding for
+    each product and sum, and those of the weights, which are powers of two whose arguments have one
+    rounding.
     """
     spec: Merge = evidence.spec
     merges = evidence.run.attn_merges(spec.pool)
@@ -1043,7 +1058,9 @@ def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """The same numbers in the same order; a sum of exponentials within its own bound."""
+    """Compare the largest logits: the same values and ids in the same order. Then compare the sums
+    of exponentials, which may be off by TOTAL_ERROR, where they are asked for.
+    """
     args = evidence.twin()
     joined = isinstance(evidence.spec, JoinTop)
     record = RESULT if joined else PARTIAL
@@ -1062,8 +1079,8 @@ def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Weights to 16 roundings, of the same experts; where two experts are as close as that, either
-    may be chosen.
+    """Compare a router's choices: the weights to 16 roundings, and the experts, which must be the
+    same, except that either of two experts may be chosen if their weights differ by less than that.
     """
     spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()

@@ -215,8 +215,12 @@ class StatesDrafter(Drafter):
         return row if self._tokens is None or row < 0 else int(self._tokens[row])
 
     def _settle(self, owner: Any, ids: Seq[int]) -> bool:
-        """Return whether the model's states reach the last token but one. Drop the drafter's
-        sequence if the next token that it must read has no state any more.
+        """Return whether the model's hidden states for ``owner``, whose tokens are ``ids``, reach
+        the last token but one.
+
+        First drop the states of rejected tokens, and those that the drafter has already read. If
+        the state of the next token that the drafter must read is gone, close the drafter's
+        sequence.
         """
         states = self._states.get(owner.seq)
         text = self._texts.get(owner)

@@ -1,5 +1,5 @@
-"""DFlash 2's choice of a block's tokens: among the largest logits of each place, by the token
-before.
+"""Selection of the tokens of a drafted block in DFlash 2. The candidates for each position are the
+tokens with the largest logits there; the token before decides among them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class TokenTable:
 
 
 class CandidateSelector(EngineObserver):
-    """Chooses a block's tokens one after the other: to the logit of each candidate it adds the
-    product of three vectors, those of the token before, of the candidate and of the place, which a
-    run computes. ``rank``: their width.
+    """Selects a block's tokens one after the other. To the logit of each candidate it adds the sum
+    of the elementwise product of three vectors: those of the token before, of the candidate, and of
+    the position, which a run computes. ``rank``: the vectors' width.
     """
 
     output = CHOOSING
@@ -52,13 +52,14 @@ class CandidateSelector(EngineObserver):
         self.places = np.zeros((0, rank), np.float32)  # of the last run's outputs
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Keep the vectors of the run's outputs."""
+        """Keep the vectors of the run's output positions."""
         n = int(ready.run["n_outputs"])
         self.places = ready.rows(ready.plan.outputs[CHOOSING], n, self._rank).copy()
 
     def choose(self, before: int, place: int, tokens: Seq[int], logits: np.ndarray) -> int:
-        """Return the index of the best of the candidates ``tokens``, whose logits are given, behind
-        the token ``before``; equals: the first. ``place``: index of the run's output.
+        """Return the index of the best of the candidates ``tokens``, whose ``logits`` are given,
+        after the token ``before``; the first of equal ones. ``place``: index of the position among
+        the run's outputs.
         """
         weights = self._cost_share.rows([before])[0] * self.places[place]
         return int(np.argmax(logits + self._behind.rows(tokens) @ weights))

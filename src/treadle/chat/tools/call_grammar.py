@@ -140,7 +140,10 @@ def next_message(rules: GrammarRules, channels: Channels) -> str:
 
 
 def _behind_core(row: ToolCallFormat) -> str:
-    """Return the rule body of the bracket or white space at the end of a row's trigger."""
+    """Return the rule body of what follows the core of a row's trigger (see ``core_of``): white
+    space, which may be shorter or longer than in the trigger, and its opening bracket if it has
+    one; "" if nothing follows.
+    """
     core, bracket = core_of(row.trigger)
     if bracket:
         return r"/[ \n]{0,2}\[/"

@@ -231,7 +231,9 @@ def _is_of(value: Any, kinds: Sequence[str]) -> bool:
 
 
 def _is_said(schema: Mapping[str, Any]) -> bool:
-    """Whether ``limits`` expresses every requirement of a schema on strings."""
+    """Whether ``unquoted_text.limits`` can enforce all that a schema requires of a string: pattern,
+    format, length, and the same within ``allOf``.
+    """
     every = schema.get("allOf", [])
     parts = [{key: schema[key]} for key in ("pattern", "format") if key in schema]
     sizes = {key: schema[key] for key in ("minLength", "maxLength") if key in schema}

@@ -74,8 +74,11 @@ def _join_or_part(
 def _joined(
     ranks: dict[str, LowRank], shapes: Mapping[str, tuple[int, ...]], check: Check
 ) -> LowRank:
-    """Remove the pairs of the matrices in ``shapes``, which lists them from top to bottom, and
-    return one pair for the fused matrix. Matrices without a pair get zeros.
+    """Remove from ``ranks`` the pairs (A and B) of the matrices in ``shapes``, and return one pair
+    for the matrix that the model fuses them to.
+
+    ``shapes``: the shape of each matrix by name, in the order of their rows in the fused matrix. A
+    matrix without a pair gets zeros. ``check`` raises if a pair does not fit its matrix.
     """
     parts = [ranks.pop(name, None) for name in shapes]
     for (name, shape), low in zip(shapes.items(), parts, strict=True):

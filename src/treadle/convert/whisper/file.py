@@ -142,7 +142,7 @@ def list_keys(
 
 
 def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
-    """Return the tokenizer's keys without merges.
+    """Return the ``tokenizer.ggml.*`` metadata of a GGUF file, except the merges.
 
     ``texts``: tokens by id, in GPT-2's letters for bytes. If there are fewer than ``n_vocab``, they
     are the text tokens, and special tokens are added as in Whisper's vocabularies.

@@ -183,8 +183,8 @@ def _bring(name: str) -> str:
 
 
 def gemv(step: Step) -> list[Dispatch]:
-    """Return the dispatches of a product for at most ``spec.nr`` tokens, one for each part of each
-    matrix.
+    """Return the dispatches of a product for at most ``spec.nr`` tokens, one for each buffer of
+    each matrix. Raises UnsupportedError for a product that is not supported here.
     """
     spec: Any = step.spec
     minimum = layout_of(spec.w, step.label).minimum
@@ -195,8 +195,8 @@ def gemv(step: Step) -> list[Dispatch]:
 
 
 def gemm(step: Step) -> list[Dispatch]:
-    """Return the dispatches of a product for any number of tokens, one for each part of each
-    matrix.
+    """Return the dispatches of a product for any number of tokens, one for each buffer of each
+    matrix. Raises UnsupportedError for a product that is not supported here.
     """
     spec: Any = step.spec
     body = reading(spec.w, step.label, "w") + TILES + _bring("w") + GEMM
@@ -227,8 +227,10 @@ def _products(
 
 
 def gated(step: Step) -> list[Dispatch]:
-    """Return the dispatches of gate and up products with their activation: one for each pair of
-    parts, since both matrices have the same size.
+    """Return the dispatches of gate and up products with their activation. A matrix beyond the
+    device's binding limit is in several buffers; gate and up, of the same size, are split at the
+    same rows, and each pair of buffers has one dispatch. Raises UnsupportedError for a product that
+    is not supported here.
     """
     spec = step.spec
     given = step.args

@@ -126,7 +126,9 @@ class Stage(Engine):
 
 
 def run_chain(stages: Iterable[Stage], batch: Batch) -> Given:
-    """Run a batch through all stages in this process."""
+    """Run a batch through all stages in this process. Return the last stage's outputs. Raises
+    TreadleError if there is no stage, and what a stage raises.
+    """
     given: Given = {}
     for stage in stages:
         given = stage.run_laid_out(batch, given)

@@ -23,8 +23,8 @@ from treadle.kernels.spec import Args, Frame, Spec, numbered
 
 @dataclass(frozen=True)
 class PackHeads(Spec):
-    """Pack ``k`` columns of each head, times ``scale``, as the activations of a product for each
-    head.
+    """Pack ``k`` columns of each of ``heads`` heads, times ``scale``, as the activations of a
+    product for each head, in the layout ``ActivationLayout(act, k, group, sub, unit)``.
 
     Head ``h`` has the ``k`` columns of f32 ``x`` from ``column + h * pitch`` on; its activations
     start ``head_bytes`` after the previous head's. Items: rows times heads.

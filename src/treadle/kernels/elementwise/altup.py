@@ -231,8 +231,10 @@ class Correct(Spec):
 
 @dataclass(frozen=True)
 class AddBeside(Spec):
-    """Add ``norm(y)`` to all of ``n`` streams except the first, in place. Items: tokens
-    x slices.
+    """Add ``norm(y)`` to each of a token's ``n`` streams except the first, in place.
+
+    ``x``: the streams, f32 ``[N, n * k]``; ``y``: f32 ``[N, k]``; ``norm``: RMS norm with weights
+    ``w`` and ``eps``. Items: tokens x slices.
     """
 
     op: ClassVar[str] = "altup_add"

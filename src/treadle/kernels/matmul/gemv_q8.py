@@ -307,7 +307,9 @@ class BlockSums:
     def _short_dots(
         self, room: int, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
     ) -> dict[tuple[int, ...], Val]:
-        """The same by dots in i16, of which up to ``room`` are added up."""
+        """Return the same dots as ``_dots``, computed in i16: up to ``room`` of them are added up
+        there before they are added in i32.
+        """
         k = self.k
         shorts = self.isa.shorts
         assert shorts is not None

@@ -182,12 +182,16 @@ class GemvSpans:
         return [made[i : i + n] for i in range(0, len(made), n)]
 
     def token_scales(self, t: int, b: Val) -> Val:
-        """Return the ``t``-th token's scales for span ``b``, f32 ``[8]``, in order."""
+        """Return the scales of the ``t``-th token's values in span ``b``: f32 ``[8]``, one for each
+        32 values of K.
+        """
         at = self.tokens[t] + b * (4 * SCALES)
         return self.k.load(at, f32 * SCALES, offset=self.act.d_off)
 
     def comps(self, t: int, b: Val, n: int) -> Val:
-        """Return the ``t``-th token's ``n`` compensations for span ``b``, i32."""
+        """Return the ``t``-th token's ``n`` compensations for span ``b``, i32 ``[n]`` (see
+        ``ActivationLayout``).
+        """
         return self.k.load(self.tokens[t] + b * (4 * n), i32 * n, offset=self.act.comp_off)
 
     def add_short_dots(self, acc: Val | None, code: Val, part: int, t: int, b: Val, v: int) -> Val:

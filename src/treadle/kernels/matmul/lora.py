@@ -33,11 +33,13 @@ GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # factor: alpha / r 
 
 @dataclass(frozen=True)
 class LoraDown(Spec):
-    """First LoRA product: ``t[n, r] = s factor (A[r] . x[n])`` for each token n, and each row r of
-    A of the adapters that n's sequence uses.
+    """First LoRA product: ``t[n, r] = s * factor * (A[r] . x[n])`` for each token n, and each row r
+    of A of the adapters that n's sequence uses. s is the sequence's scale of the row's adapter
+    (``loras`` of the run), factor the adapter's alpha / rank.
 
-    ``w`` is ``[4 n_groups, k up to whole blocks of 32]``, ``x`` f32 rows of at least that width,
-    ``groups`` GROUP_OF. Parts of t of unused adapters are not written. Items: groups times tiles.
+    ``w`` is all A's, ``[GROUP * n_groups, k up to whole blocks of 32]``; ``x`` f32 rows of at least
+    that width; ``groups`` a GROUP_OF record for each group of GROUP rows. Parts of t of unused
+    adapters are not written. Items: groups times tiles.
     """
 
     op: ClassVar[str] = "lora_down"
@@ -102,8 +104,8 @@ class LoraDown(Spec):
 class LoraUp(Spec):
     """Second LoRA product: ``y[n] += B t[n]``, adapter by adapter, one column of t after the other.
 
-    ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``. Items:
-    strips times tiles.
+    ``w``: the pieces of all B's, each ``[columns of t, STRIP]``; ``pieces``: a PIECE record for
+    each adapter and strip of y, ``[n_adapters, n_strips]``. Items: strips times tiles.
     """
 
     op: ClassVar[str] = "lora_up"

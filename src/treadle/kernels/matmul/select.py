@@ -359,8 +359,9 @@ def gated(
 
 
 def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
-    """Return the number of rows of a panel: as many as fit the second-level cache together with the
-    tokens. ``n_parts``: bf16 of a value, times panels of an item.
+    """Return the number of rows of weights in a panel for matrix registers: as many as fit
+    ``isa.matrix.panel_bytes``, doubled from EDGE up to ``isa.matrix.panel_rows``. ``k``: values of
+    a row; ``n_parts``: number of bf16 that represent a value, times the panels of an item.
     """
     assert isa.matrix is not None, isa.name
     rows = EDGE

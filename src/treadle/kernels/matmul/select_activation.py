@@ -91,7 +91,9 @@ def matrix_words(fmt: Format, isa: Isa) -> bool:
 
 
 def folds(fmt: Format, isa: Isa) -> bool:
-    """Whether panels hold codes times their scales: if a dot of codes that large costs no more."""
+    """Whether a gemm's panels hold integer codes already multiplied by their sub-blocks' integer
+    scales (``Codes.folded``): if the format allows it and dots of such large codes cost no more.
+    """
     folded = fmt.codes.folded if fmt.codes else None
     if folded is None:
         return False

@@ -43,7 +43,9 @@ GIVEN = "nextn.states"  # the second half of each row; ``build`` writes the firs
 
 
 def build(g: Ops) -> Rows:
-    """Build the layer on the input GIVEN; return the states after it."""
+    """Build the MTP layer. Its inputs are the token ids and GIVEN, whose second half has the
+    target's hidden states, f32 ``[N, 2 * n_embd]``. Return the hidden states after the layer.
+    """
     n = g.config.n_embd
     x = g.call(
         "embedded_beside",

@@ -73,8 +73,9 @@ def read_tables(
 
 
 def read_temperature(keys: ArchMetadata, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
-    """Return ``ropes``, with another table for queries if the file has a temperature that grows
-    with position (Ministral 3).
+    """Return ``ropes``, and after them a table for queries if the file has a temperature that grows
+    with position (Ministral 3): a copy of the RoPE table that also multiplies queries by the
+    temperature. Raises UnsupportedError if the file has a temperature and several tables.
     """
     temperature = keys.number("attention.temperature_scale", 0.0, lo=0.0)
     if not temperature:

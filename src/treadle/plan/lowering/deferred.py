@@ -31,7 +31,7 @@ class Value(Rows):
 
 @dataclass(eq=False)
 class Floats(Value):
-    """f32 rows that exist: columns of ``buffer``, from ``column`` on."""
+    """f32 rows that a step has already written: the columns of ``buffer`` from ``column`` on."""
 
     buffer: Buffer
     column: int = 0
@@ -186,13 +186,15 @@ class ExpertMatrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Branch:
-    """The rows of experts that take one path through a mixture: gemv or tiles.
+    """The part of a mixture of experts that is computed by one kind of product: gemv or tiles. A
+    choice is one expert of one token.
 
-    tiles: the tiles, each of one expert; without ``rows`` it is the expert of each choice.
-    n_rows: most rows.
-    rows: the token of each row, in groups of ``block`` rows; None: there is one row per choice.
-    first: index of the branch's first row in the result.
-    rows_per_expert: the numbers of rows with which an expert takes this path.
+    tiles: the tiles, each with rows of one expert; if ``rows`` is None, the expert of each choice.
+    n_rows: the largest number of rows.
+    rows: the token of each row; an expert's rows are padded to blocks of ``block``. None: one row
+        per choice.
+    first: index in the mixture's result of the branch's first row.
+    rows_per_expert: the branch computes the experts whose number of rows is in this range.
     """
 
     label: str

@@ -43,8 +43,9 @@ MOST_CYCLES = 64
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config with a record for each run of a layer, and in ``weights_of`` the
-    file's layer of each.
+    """Return the config of all runs of both stacks, with one record for each layer of each run.
+    ``weights_of`` has for each record the number of the layer in the file whose weights it uses.
+    Raises FileError if ``block_count`` is not the number of records.
     """
     n = keys.integer(PER_STACK, lo=1, hi=N_LAYER_MAX)
     high, low = (keys.integer(key, lo=1, hi=MOST_CYCLES) for key in (HIGH_CYCLES, LOW_CYCLES))

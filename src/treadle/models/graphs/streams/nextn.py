@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layer on the input GIVEN; return the streams after it."""
+    """Build the MTP layer. Its inputs are the token ids and GIVEN, the target's streams of hidden
+    states, f32 ``[N, n_streams * n_embd]``. Return the streams after the layer.
+    """
     n_streams = hyper_of(g.config).n
     x = g.call(
         "projected_streams",

@@ -288,8 +288,9 @@ class ResponseObject:
         return {**self.begun(), "status": "failed", "error": why, "output": output}
 
     def ended(self, piece: StreamPiece, items: Sequence[OutputItem]) -> dict[str, Any]:
-        """Return the object of the finished response, and store it unless ``store`` is false.
-        ``piece``: the last of the output, ``items``: of the last answer.
+        """Return the object of the finished response, and store it unless the request says ``store:
+        false``. ``piece``: the last piece of the output; ``items``: the output items of the model's
+        last answer, which follow those in ``earlier``.
         """
         more = self.stream.generation.more
         used = self.total(usage(self.stream))
