@@ -46,7 +46,7 @@ class CandidateSelector(EngineObserver):
     output = CHOOSING
 
     def __init__(self, gguf: GGUF, rank: int) -> None:
-        self._cost_share = TokenTable(gguf, PREDECESSOR)
+        self._predecessors = TokenTable(gguf, PREDECESSOR)
         self._behind = TokenTable(gguf, SUCCESSOR)
         self._rank = rank
         self.places = np.zeros((0, rank), np.float32)  # of the last run's outputs
@@ -61,5 +61,5 @@ class CandidateSelector(EngineObserver):
         after the token ``before``; the first of equal ones. ``place``: index of the position among
         the run's outputs.
         """
-        weights = self._cost_share.rows([before])[0] * self.places[place]
+        weights = self._predecessors.rows([before])[0] * self.places[place]
         return int(np.argmax(logits + self._behind.rows(tokens) @ weights))
