@@ -156,6 +156,7 @@ class FakeModel:
         default_factory=lambda: SimpleNamespace(
             n_vocab=257,
             n_ctx_train=4096,
+            main_output="logits",
             scores=False,
             arch=ARCHS["llama"],
             encoder=None,

@@ -495,10 +495,9 @@ def test_a_row_agrees_with_the_table(fmt: Format) -> None:
 
 
 def test_which_types_have_codes_is_known_without_their_modules() -> None:
-    for number, fmt in FORMATS.items():
-        assert FORMATS.has_codes(number) == (fmt.codes is not None)
-        if number in FORMATS.made:
-            made = FORMATS.made.pop(number)
-            assert FORMATS.has_codes(number) == (made.codes is not None)
-            FORMATS.made[number] = made
-    assert not FORMATS.has_codes(-5)
+    formats = type(FORMATS)()
+    late = {number: formats.has_codes(number) for number in formats}
+    assert not formats.made
+    assert late == {number: fmt.codes is not None for number, fmt in formats.items()}
+    assert late == {number: formats.has_codes(number) for number in formats}
+    assert not formats.has_codes(-5)

@@ -71,7 +71,7 @@ TRAINED = {
     "grovemoe": "small experts read the other experts' output, weighted by another's score",
 }
 # Tensor names of treadle's own, and biases that llama.cpp lacks in these architectures.
-TREADLE_TENSORS = frozenset(
+EXTRA_TENSORS = frozenset(
     {"ffn_exps_bias.weight", "attn_q_a.bias", "attn_kv_a_mqa.bias"}
     | {f"ffn_{one}.bias" for one in ("gate_shexp", "up_shexp", "down_shexp")}
     | {"ffn_latent_down.bias", "ffn_latent_up.bias", "output.bias"}
@@ -200,7 +200,7 @@ def _biases(file: OutputMetadata) -> str:
     asked = REQUIRED_BIASES.get(file.arch.name, ())
     known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES | {*asked}
     stems = {layer_of(name)[1] for name in file.tensors}
-    found = sorted(stems & (ANY_BIAS - known | TREADLE_TENSORS - {*asked}))
+    found = sorted(stems & (ANY_BIAS - known | EXTRA_TENSORS - {*asked}))
     if not found:
         lacking = ", ".join(name for name in asked if name not in stems)
         return f"it refuses {file.arch.name} without {lacking}" if lacking else ""

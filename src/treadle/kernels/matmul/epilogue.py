@@ -32,7 +32,7 @@ class Epilogue:
         """Bytes from one token's row of y to the next one's."""
         return self.frame.stride * 4
 
-    def address(self, row: Operand, t: int) -> Val:
+    def output_address(self, row: Operand, t: int) -> Val:
         """Return the address in y of token ``t``'s value for row ``row`` of the panel."""
         return self.frame.y + self._place(row, t)
 
@@ -45,7 +45,7 @@ class Epilogue:
 
     def load(self, m: int, t: int) -> Val:
         """Load the values that y holds now: token ``t``, the panel's ``m``-th vector of rows."""
-        at = self.address(self.k.isa.lanes * m, t)
+        at = self.output_address(self.k.isa.lanes * m, t)
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:

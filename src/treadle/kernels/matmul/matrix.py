@@ -143,7 +143,9 @@ class MatrixGemm(Gemm):
         out: Epilogue | None = None,
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
-        written = MatrixOutput(EDGE, 2, out.stride, out.address(0, 0), 4 * EDGE) if out else None
+        written = (
+            MatrixOutput(EDGE, 2, out.stride, out.output_address(0, 0), 4 * EDGE) if out else None
+        )
         most = self._n_strips(k, out.seg.rows) if out else None
         n_strips = self.multiply(k, panel, x, free, part, written, most, n_panels)
         with k.loop(n_strips) as s:
