@@ -54,7 +54,9 @@ class BestCandidates:
         return result
 
     def biased(self, tokens: Ints, amounts: Floats) -> BestCandidates:
-        """Return a copy with ``amounts`` added to the logits of ``tokens``, which are sorted ids."""
+        """Return a copy with ``amounts`` added to the logits of the token ids ``tokens``,
+        ascending.
+        """
         c = self.c
         assert c.ids is not None
         at = np.flatnonzero(np.isin(c.ids, tokens))

@@ -62,7 +62,7 @@ class Sampling:
     """Logits are divided by it; 0 or less is greedy."""
     dynatemp_range: float = _ranged(0.0, 0, 1e6)
     """Above 0: temperature ± this much, low where the model is sure, high where it is not."""
-    # Of the entropy's share of its maximum, which selects a temperature in that range.
+    # Power to which the entropy, as a share of its maximum, is raised to select the temperature.
     dynatemp_exponent: float = _ranged(1.0, 0, 1e6)
     top_k: int = _ranged(40, -(2**31), 2**31 - 1)
     """Keep the k most likely tokens; 0 or less keeps all."""
@@ -82,9 +82,10 @@ class Sampling:
     """Above 0.5, XTC is off: two tokens cannot both be that likely."""
     repeat_last_n: int = _ranged(64, -1, 2**31 - 1)
     """How many tokens back the three penalties look; 0 none, -1 everything."""
-    repeat_penalty: float = _ranged(1.0, 1e-6, 1e6)  # divides the logit of a token seen
-    frequency_penalty: float = _ranged(0.0)  # subtracted for each time that it was seen
-    presence_penalty: float = _ranged(0.0)  # subtracted once
+    # Divides positive logits of tokens that were seen, and multiplies their other logits.
+    repeat_penalty: float = _ranged(1.0, 1e-6, 1e6)
+    frequency_penalty: float = _ranged(0.0)  # subtracted for each time that a token was seen
+    presence_penalty: float = _ranged(0.0)  # subtracted once for a token that was seen
     dry_multiplier: float = _ranged(0.0, 0)
     """Above 0: a token that would continue a sequence of L ≥ dry_allowed_length tokens seen before
     loses ``dry_multiplier * dry_base ** (L - dry_allowed_length)``."""
