@@ -44,17 +44,17 @@ class TokenConstraint(Protocol):
 class Sampler:
     """Samples the tokens of one sequence.
 
-    ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (forbidden by
-    ignore_eos). ``tokenizer``: needed only by DRY, for its sequence breakers, and by infill.
-    ``constraint``: masks the logits before each choice, and gets the sampled token (``accept``)
-    after it.
+    ``settings``: for a vocabulary of ``n_vocab`` tokens. ``eog``: the ids that end a text
+    (forbidden by ignore_eos). ``tokenizer``: needed only by DRY, for its sequence breakers, and by
+    infill. ``constraint``: masks the logits before each choice, and gets the sampled token
+    (``accept``) after it.
 
     ``sample`` takes a whole row of logits. ``choose`` takes an engine's row, and usually needs only
     its largest logits, which ``query`` has asked for before the run.
 
     The order: custom samplers (unless ``custom`` is among the stages), logit bias, constraint, the
     stages of ``settings.samplers``, the selection. Raises SamplingError for settings that do not
-    fit the vocabulary, and for an invalid constraint.
+    fit the vocabulary, and for a constraint without ``mask`` or ``accept``.
     """
 
     def __init__(
@@ -246,7 +246,9 @@ class Sampler:
 
 
 def _check_constraint(given: object) -> None:
-    """Raise SamplingError for an invalid constraint, before any token is generated."""
+    """Raise SamplingError for a constraint that is not an object with ``mask`` and ``accept``,
+    before any token is generated. None is no constraint.
+    """
     asked = (getattr(given, name, None) for name in ("mask", "accept"))
     if given is not None and (isinstance(given, type) or not all(map(callable, asked))):
         raise SamplingError(

@@ -147,7 +147,7 @@ class CodeVector:
 
     vector: int
     part: int
-    fours: list[int]  # of each lane: its codes are 4 i to 4 i + 3 of the blocks, in file order
+    fours: list[int]  # by lane: its codes are numbers 4 f to 4 f + 3 of the blocks, in order of K
     subs: tuple[int, ...]  # the number of each lane's scale, over all blocks
     starts: list[int]  # at the first lane of a scale its number, else one past the last number
 

@@ -193,8 +193,9 @@ class StripShare:
 def shares(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Return the function from an item to its StripShare. A strip's chunks of tokens are
-    consecutive items; with experts the strips of a tile are.
+    """Return the function from an item to its StripShare. Consecutive items are the chunks of
+    tokens of one strip, or with experts the strips of one tile. ``strips`` emits the number of
+    strips.
     """
     if spec.experts:
         n_strips = strips()

@@ -176,7 +176,7 @@ class MatrixGemm(Gemm):
 
 
 def matrix_of(k: Builder) -> MatrixUnit:
-    """Return the matrix registers of ``k``'s instruction set. It is an error if it has none."""
+    """Return the matrix registers of ``k``'s instruction set, which must have some (asserted)."""
     assert k.isa.matrix is not None, k.isa.name
     return k.isa.matrix
 
