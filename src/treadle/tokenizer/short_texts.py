@@ -45,7 +45,9 @@ _MASKS = np.array(
 
 
 class LibraryNeeded(Exception):
-    """Raised for a text or a vocabulary that only ``tokenizers`` or ``sentencepiece`` can handle."""
+    """Raised for a text or a vocabulary that only the library (``tokenizers`` or ``sentencepiece``)
+    can handle.
+    """
 
 
 class ShortTexts:

@@ -147,7 +147,8 @@ class CodeVector:
 
     vector: int
     part: int
-    fours: list[int]  # by lane: its codes are numbers 4 f to 4 f + 3 of the blocks, in order of K
+    # By lane a number f: the codes in the lane are those of values 4 f to 4 f + 3 of the blocks.
+    fours: list[int]
     subs: tuple[int, ...]  # the number of each lane's scale, over all blocks
     starts: list[int]  # at the first lane of a scale its number, else one past the last number
 
