@@ -75,15 +75,17 @@ MEDIA_HEAD = 16
 
 
 def run_state(n: int) -> np.dtype[Any]:
-    """Return the dtype of a run's state: FIELDS, then EACH for ``n`` pools or rope tables,
-    whichever are more; all i64.
+    """Return the numpy dtype of a run's state, all fields i64: FIELDS, then the fields EACH ``n``
+    times, for the larger of the numbers of pools and of rope tables.
     """
     each = [numbered(name, i) for i in range(n) for name in EACH]
     return np.dtype([(name, "i8") for name in (*FIELDS, *each)])
 
 
 def numbered(field: str, index: int) -> str:
-    """Return the name of the EACH field ``field`` for the ``index``-th pool or rope table."""
+    """Return the name in RUN_STATE of ``field``, one of EACH, for the pool or rope table number
+    ``index``.
+    """
     return f"{field}{index or ''}"
 
 
@@ -112,7 +114,7 @@ LINE = 64  # bytes in a cache line
 @dataclass(frozen=True)
 class Grid:
     """Number of work items of a step: ``base * ceil(count / per)``. ``count`` names a field of
-    RUN_STATE, is "one", or names an argument of the step: a buffer that begins with the number,
+    RUN_STATE, is "one" (1), or names an argument of the step: a buffer that begins with the number,
     i64, which an earlier step has written. Each ``whole`` consecutive items write to the same cache
     lines, so one thread takes all of them.
     """
@@ -209,8 +211,8 @@ class Frame:
         return found if kinds[name] == "tensor" else found[0]
 
     def run(self, field: str, ty: Ty = i64) -> Val:
-        """Load the count ``field`` of the run's state, i64; with ``ty`` ptr, the address of its
-        array ``field``.
+        """Load ``field`` of the run's state, a count as i64; with ``ty`` ptr, the address of the
+        array that the field locates.
         """
         value = self.k.load(self.block, i64, align=8, offset=run_offset(field))
         return self.block + value if ty == ptr else value

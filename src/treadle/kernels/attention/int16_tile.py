@@ -60,7 +60,7 @@ class Int16Scratch(NamedTuple):
 
     @classmethod
     def for_spec(cls, spec: Queries) -> Int16Scratch:
-        """Return the offsets for the tiles of a kernel."""
+        """Return the offsets of the arrays in scratch for the tiles of kernel ``spec``."""
         rows = round_up(spec.rows, ROWS)
         dims = round_up(spec.head_dim, DIMS)
         dims_v = round_up(spec.dims_v, DIMS)

@@ -124,8 +124,8 @@ class Attention(Queries):
         return VectorTile
 
     def _load_run_field(self, frame: Frame, field: str, few: str) -> Val:
-        """Return the value of ``field`` of this pool in the run's state; if ``frame.few`` is 1, the
-        value of the field named ``few``.
+        """Return the value of ``field``, an EACH field of the run's state, for this kernel's pool;
+        if the argument ``few`` is 1, the value of the field named ``few`` instead.
         """
         many_off, few_off = (run_offset(numbered(name, self.pool)) for name in (field, few))
         at = frame.block + frame.few * (few_off - many_off)

@@ -38,16 +38,16 @@ class RopeStore(PagedKernel):
         "qkv:inout q_norm:const? k_norm:const? pool:const? stride k_column:? v_column:?"
         " page_bytes:? layer_off:?"
     )
-    style: str
-    kv: str
+    style: str  # pairs of dims that rotate together: "norm" or "neox" (``RopeStore``)
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int
     n_head_kv: int
     head_dim: int
     rope_dims: int  # 0: no rotation
     scale: float
     eps: float | None = None  # epsilon of the q/k norm; None: no norm
-    pool: int = 0
-    table: int = 0
+    pool: int = 0  # number of the page pool
+    table: int = 0  # number of the rope table
     head_dim_v: int = 0  # dims of a value; 0: head_dim
     queries_only: bool = False
     norm_last: bool = False
@@ -127,7 +127,9 @@ class RopeStore(PagedKernel):
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
     ) -> None:
-        """Norm, rotate and scale one head, from ``x`` to ``out`` (which may be ``x``)."""
+        """Norm, rotate and scale one head, from address ``x`` to ``out`` (which may be ``x``).
+        ``table``: the token's cosines and sines; ``weight``: address of the norm's weights.
+        """
         half = self.rope_dims // 2
         dims = self.head_dim
         gain = None

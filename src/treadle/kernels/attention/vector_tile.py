@@ -243,7 +243,9 @@ class VectorTile(AttentionItem):
         return correction
 
     def _reduce_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-        """Reduce each row's vector to one value, in the row's lane of a ``stat``."""
+        """Reduce the vector of each row of the tile to one value by ``op``; return them in one
+        vector, in the lane of the row.
+        """
         k = self.k
         lanes = self.isa.lanes
         vectors = vectors + vectors[:1] * (self.stat.lanes - len(vectors))

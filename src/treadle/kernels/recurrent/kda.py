@@ -28,11 +28,11 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 @dataclass(frozen=True)
 class ChannelRates(Spec):
     """Compute for each head ``most * sigmoid(beta)``, and for each of its ``k`` channels the decay
-    ``e**(a softplus(x + bias))``, with one ``a`` below 0 a head. With ``floor``, which is below 0,
-    the decay is ``e**(floor * sigmoid(a (x + bias)))``, with ``a`` above 0.
+    ``e**(a softplus(x + bias))``, with one ``a`` below 0 for each head. With ``floor``, which is
+    below 0, the decay is ``e**(floor * sigmoid(a (x + bias)))``, with ``a`` above 0.
 
-    ``out`` is a row of ``heads`` values, padded to COLUMNS, and one of ``heads * k``, side by side.
-    Items: tokens x heads.
+    ``out`` has the first, ``heads`` values padded to COLUMNS, then the decays, ``heads * k``
+    values, side by side. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "channel_rates"

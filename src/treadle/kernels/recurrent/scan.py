@@ -133,7 +133,7 @@ class Scan(Spec):
             self._one_by_one(k, frame, here, ty, done)
 
     def _one_by_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, start: Operand) -> None:
-        """Process the tokens of an item from ``start`` on."""
+        """Process the tokens of item ``here``, one at a time, from its ``start``-th on."""
         with k.loop(here.n_tokens, start=start) as t:
             token, out = self._token_at(k, frame, here, t)
             self._token(k, frame, here, ty, token, out)
@@ -172,7 +172,7 @@ class Scan(Spec):
         return left
 
     def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
-        """Return a token's decay for ``head``, whose first rate is at ``rates``."""
+        """Return a token's decay for ``head``; ``rates``: address of the head's first rate."""
         return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
     def _token_at(self, k: Builder, frame: Frame, here: ScanItem, t: Val) -> tuple[Token, Val]:
@@ -238,7 +238,9 @@ class Scan(Spec):
                 k.store(to[0] + (n * to[1] + j), v)
 
     def skip(self, k: Builder, frame: Frame, here: ScanItem) -> Val | None:
-        """Return the factor of a token's own value in its head's output, or None."""
+        """Return the factor by which a token's own value is added to its head's output (Mamba's D),
+        or None if the recurrence adds none.
+        """
         return None
 
     def _token(
@@ -252,7 +254,9 @@ class Scan(Spec):
         raise NotImplementedError
 
     def _dots(self, k: Builder, isa: Isa, pairs: Sequence[tuple[Val, Val]]) -> list[Val]:
-        """Return the inner product of each pair of keys or queries."""
+        """Return the inner product of each of ``pairs``, addresses of two keys or queries of
+        ``n_state`` values.
+        """
         lanes, rows = isa.lanes, list(dict.fromkeys(row for pair in pairs for row in pair))
         full, rest = divmod(self.n_state, lanes)
         sums = [k.var(k.zero(f32 * lanes)) for _ in pairs]
@@ -361,8 +365,8 @@ class Scan(Spec):
         return lambda n: keep
 
     def _step(self, k: Builder, here: ScanItem, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
-        """Multiply the state by ``decay``, add ``key add^T``, and return its product with
-        ``query``.
+        """Process one token: multiply the state by its decay, add ``key add^T``, and return the
+        product of its query with the new state. ``add``: the update of each vector of columns.
         """
         keep = self._decay_factor(k, token, ty)
         seen = [k.var(k.zero(ty)) for _ in add]
