@@ -26,7 +26,9 @@ def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Operand:
 
 
 class Emitter:
-    """Base of the builder: the part that values need. ``b`` writes lines of IR."""
+    """Base of the builder: the part that values need. ``b`` (``ir.BlockWriter``) writes lines of
+    IR.
+    """
 
     def __init__(self, b: ir.BlockWriter) -> None:
         self.b = b
@@ -78,7 +80,7 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
 
 
 def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
-    """Return Val's method for ``op`` with a Python number on the left."""
+    """Return Val's method for ``op`` with a Python number on the left (``__radd__`` and the like)."""
     return lambda self, other: op(self.k.val(other, self.ty), self)
 
 
@@ -154,8 +156,8 @@ class Val:
     eq = _comparison("oeq", "eq", "eq")
 
     def to(self, ty: Ty) -> Val:
-        """Convert the number to ``ty`` (a scalar type takes this value's lanes): integers widen by
-        the source's sign and narrow by truncation, floats are rounded.
+        """Convert the value to ``ty`` (of a scalar ``ty``: with this value's lanes): integers widen
+        by the source's sign and narrow by truncation, floats are rounded.
         """
         if ty.lanes == 0 and self.ty.lanes:
             ty = ty.like(self.ty)
