@@ -28,7 +28,9 @@ def _words(v: Val) -> Val:
 
 
 def _each_word(k: Builder, v: Val, ty: Ty, one: Any) -> Val:
-    """Apply ``one(word)`` to each u32 word of ``v``; return the result as ``ty``."""
+    """Apply ``one(word)``, which returns a u32, to each u32 word of ``v``; return the results as
+    one ``ty``.
+    """
     words = _words(v)
     made = words
     for i in range(words.ty.lanes):

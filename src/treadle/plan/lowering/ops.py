@@ -72,7 +72,8 @@ def build_plan(
     """Return the plan for batches of up to ``n_tokens`` tokens, with up to ``n_outputs`` rows of
     ``output``, one of the graph's outputs.
 
-    deterministic: results do not depend on how a text is split into batches.
+    deterministic: a text's results depend neither on how it is split into batches nor on the
+    other texts in them.
     table: this machine's tuned tiles.
     scarce: memory does not hold the model, so experts are paged in during a run.
     int16: as in ``Device.plan``.
