@@ -24,7 +24,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Scores of each prediction compared with a reference's, float64 ``[n]`` (``same_top``: bool)."""
+    """Scores of each prediction and of a reference's, float64 ``[n]`` (``same_top``: bool)."""
 
     nll: Doubles  # -ln p(true token)
     base_nll: Doubles  # the reference's

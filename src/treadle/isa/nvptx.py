@@ -23,7 +23,7 @@ SREG = "llvm.nvvm.read.ptx.sreg"
 
 
 def _words(v: Val) -> Val:
-    """View a vector of bytes as u32 words of four."""
+    """View ``v``, a vector of bytes, as a vector of u32, four bytes each."""
     return v.bits(u32 * (v.ty.lanes // 4))
 
 

@@ -187,7 +187,7 @@ class Builder(Spaces):
         return Val(self, self.b.made(ty.ir, f"shufflevector {a.ir}, {b.ir}, {index}"), ty)
 
     def concat(self, *parts: Val) -> Val:
-        """Concatenate vectors of one type. Their number is a power of two."""
+        """Concatenate the vectors ``parts``, of one type. Their number must be a power of two."""
         while len(parts) > 1:
             n = parts[0].ty.lanes
             parts = tuple(
@@ -302,8 +302,8 @@ class Builder(Spaces):
 
     @contextmanager
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
-        """Loop as ``loop`` does, with independent iterations: threads that share a work item split
-        them.
+        """Loop as ``loop`` does, with independent iterations: the threads that share a work item,
+        if any, each run some of them.
         """
         if self.sharing:
             start = self.val(start, i64) + self.sharing.me * step

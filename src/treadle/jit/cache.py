@@ -250,7 +250,9 @@ def read(name: str, isa_key: str) -> bytes | None:
 
 
 def has(name: str, isa_key: str) -> bool:
-    """Return whether the cache has a file of the kernel, which may be damaged. Never raises."""
+    """Return whether the cache has a file of kernel ``name`` for the instruction set with
+    ``isa_key``; the file may be damaged. Never raises.
+    """
     try:
         return path_of(name, isa_key).exists()
     except (CacheError, OSError):

@@ -203,7 +203,7 @@ class BasicBlock:
 
 
 def bytes_text(data: bytes) -> str:
-    """Return LLVM's text of a constant array of bytes."""
+    """Return LLVM's text of ``data`` as a constant array of bytes."""
     return 'c"' + "".join([f"\\{byte:02x}" for byte in data]) + '"'
 
 
@@ -230,7 +230,9 @@ class BlockWriter:
         return Operand(ty, ref)
 
     def end(self, line: str) -> None:
-        """Set the block's terminator to the instruction ``line``. Raises ValueError if it has one."""
+        """Set the block's terminator to the instruction ``line``. Raises ValueError if there is one
+        already.
+        """
         if self.block.end:
             raise ValueError(
                 f"block {self.block.name} already ends with {self.block.end}; cannot add {line}"
@@ -251,8 +253,8 @@ class BlockWriter:
         return Operand(VOID, "")
 
     def call_named(self, name: str, ret: str, args: Sequence[Operand]) -> Operand:
-        """Call the external function ``name``, usually an intrinsic, and return its result. The
-        first call declares it in the module.
+        """Call the external function ``name``, usually an intrinsic, and return its result, of type
+        ``ret``. The first call declares the function in the module.
         """
         function = self.module.names.get(name)
         if function is None:

@@ -63,8 +63,9 @@ class Emitter:
 
 
 def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: str | None) -> Binary:
-    """Return Val's method for the operator ``sign``, given LLVM's instruction for floats, signed
-    and unsigned integers. None: the method raises TypeError for that kind of number.
+    """Return Val's method for the operator ``sign``, given the names of LLVM's instruction for
+    floats, for signed and for unsigned integers. A name None: the method raises TypeError for that
+    kind of number.
     """
 
     def emit(self: Val, other: Operand) -> Val:
@@ -80,7 +81,7 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
 
 
 def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
-    """Return Val's method for ``op`` with a Python number on the left (``__radd__`` and the like)."""
+    """Return Val's method for ``op`` with a Python number on the left, such as ``__radd__``."""
     return lambda self, other: op(self.k.val(other, self.ty), self)
 
 

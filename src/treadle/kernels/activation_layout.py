@@ -92,7 +92,7 @@ LEAST_LENGTH = 1e-15  # lower bound of its length: squares of smaller numbers lo
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """Layout of one activation buffer for rows of ``k`` values; ``group`` tokens are interleaved."""
+    """Layout of an activation buffer for rows of ``k`` values; ``group`` tokens are interleaved."""
 
     kind: str  # one of DWORDS
     k: int
@@ -253,8 +253,8 @@ class ActivationLayout:
         return np.asarray(codes[:, : self.k] * scales)
 
     def low_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """Return the contribution of the low bytes to the values of the first ``n`` tokens, float64
-        ``[n, k]``, for ``q16x2``.
+        """Return, for ``q16x2``, the part of the values of the first ``n`` tokens in ``buffer``
+        that their low bytes make, float64 ``[n, k]``.
         """
         assert self.kind == "q16x2", self.kind
         low = self.dwords_ref(buffer, n).view(np.int8).reshape(n, -1, 2, PAIR)[:, :, 1]
@@ -280,7 +280,9 @@ def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarra
 
 
 def halves_ref(q: np.ndarray) -> list[np.ndarray]:
-    """Split the integers of ``q8x2``, ``128 * high + low``, into high and low parts, int8."""
+    """Split ``q``, integers of ``q8x2`` (``128 * high + low``), into two int8 arrays: high and low
+    parts.
+    """
     high = (q + (1 << (LOW_BITS - 1))) >> LOW_BITS
     return [high.astype(np.int8), (q - (high << LOW_BITS)).astype(np.int8)]
 
@@ -307,7 +309,9 @@ def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]
 
 
 def bytes_ref(q: np.ndarray) -> list[np.ndarray]:
-    """Split the integers of ``q16x2``, ``256 * high + low``, into high and low parts, int8."""
+    """Split ``q``, integers of ``q16x2`` (``256 * high + low``), into two int8 arrays: high and low
+    parts.
+    """
     high = (q.astype(np.int32) + 128) >> 8
     return [high.astype(np.int8), (q - (high << 8)).astype(np.int8)]
 
@@ -523,10 +527,10 @@ def _store_spans(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """Store a block of ``together`` tokens, from ``place`` on, as ``q16x2``. ``values_of(t)``
-    returns the ``t``-th token's values. ``scratch`` keeps for each token a span's f32 values, their
-    largest magnitude, and the factor that turns them into words; the span's last block writes all
-    of them.
+    """Store a block of ``together`` tokens, from the ``place``-th of the group on, as ``q16x2``.
+    ``values_of(t)`` returns the ``t``-th of these tokens' values. ``scratch`` keeps for each token
+    a span's f32 values, their largest magnitude, and the factor that turns them into words; the
+    span's last block writes all of them.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1

@@ -159,8 +159,8 @@ class Args:
         return SimpleNamespace(**{**self.left_out, **given})
 
     def in_order(self, given: Mapping[str, Any]) -> list[Any]:
-        """Return the value of each 64-bit word that the kernel gets, from arguments by name; None
-        for those left out.
+        """Return the value of each 64-bit word that the kernel gets, in its order, from ``given``,
+        the arguments by name; None for those left out.
         """
         whole = {**self.left_out, **given}
         assert len(whole) == len(self.kinds), given
@@ -277,16 +277,16 @@ class Spec:
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         """Return the least bytes of cached keys and values that are read, and the operations on
-        them, for ``n_tokens`` tokens of a sequence after ``n_before`` others. 0, 0 for kernels that
-        read no pages.
+        them, for ``n_tokens`` tokens of a sequence after ``n_before`` others. (0, 0) for kernels
+        that read no pages.
         """
         return 0, 0
 
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
-        """Emit the kernel into ``k``'s function; ``args`` to ``scratch`` are the run-time values of
-        the machine code's arguments.
+        """Emit the kernel into ``k``'s function. ``args``, ``run``, ``begin``, ``end`` and
+        ``scratch`` are the run-time values of the machine code's arguments.
         """
         self.build(k, isa, Frame(k, self, args, run, begin, end, scratch))
 
@@ -315,8 +315,8 @@ def f32_values(x: np.ndarray) -> np.ndarray:
 
 
 def whole_rows(values: np.ndarray, stride: int) -> np.ndarray:
-    """Return the complete rows ``[n, stride]`` of a twin's flat argument, which may end in the
-    middle of a row.
+    """Return the complete rows ``[n, stride]`` of ``values``, a twin's flat argument, which may end
+    in the middle of a row.
     """
     return values[: values.size // stride * stride].reshape(-1, stride)
 

@@ -45,7 +45,7 @@ def usable_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> MemoryBound | Non
 
 
 def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
-    """Return all limits of memory: the host's, those of the control groups, then the process's own."""
+    """Return all limits of memory: the host's, the control groups', then the process's own."""
     return [*page_bounds(cgroup, proc), *_process_limits(proc)]
 
 

@@ -218,7 +218,7 @@ def huge_pages(sys_root: Path = SYS) -> str | None:
 
 
 def load_average(proc: Path = PROC) -> float | None:
-    """Return the average number of running or runnable threads in the last minute; None if unknown."""
+    """Return the mean number of running or runnable threads in the last minute; None if unknown."""
     words = read_text(proc / "loadavg").split()
     return float(words[0]) if words else None
 

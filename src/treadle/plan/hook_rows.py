@@ -140,8 +140,8 @@ class RoutingRows(StepRows):
         return values
 
     def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
-        """Store in each row of ``values`` the ``n_used`` weights with the largest magnitudes, and
-        their experts' numbers; the other weights are dropped.
+        """Store in each row of ``values [n, n_expert]`` the ``n_used`` weights with the largest
+        magnitudes, and their experts' numbers; the other weights are dropped.
         """
         chosen = np.argsort(-np.abs(values), axis=1, kind="stable")[:, : self.n_used]
         weights = np.take_along_axis(values, chosen, 1)
@@ -180,7 +180,7 @@ def hook_points(plan: Plan, n_embd: int) -> list[HookPoint]:
 
 
 def state_rows(buffer: Buffer, n_embd: int) -> StepRows:
-    """Return the rows of the states between layers, f32 ``[N, n_embd]``, which are in ``buffer``."""
+    """Return the rows of the states between layers, f32 ``[N, n_embd]``, which ``buffer`` holds."""
     return FloatRows(buffer, "n_tokens", ("token", "embd"), (n_embd,), ((0, n_embd),))
 
 
@@ -251,8 +251,8 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
 
 
 def _ops_of(kind: type[Spec]) -> frozenset[str]:
-    """Return the op names of a kernel's class and of the classes it derives from: GPU kernels
-    derive from the CPU's.
+    """Return the op names of the kernel class ``kind`` and of the classes it derives from: GPU
+    kernels derive from the CPU's.
     """
     bases = (base for base in kind.__mro__ if issubclass(base, Spec))
     return frozenset(base.op for base in bases if "op" in vars(base))
@@ -304,8 +304,8 @@ def _matrix_label(name: str) -> str:
 
 
 def _axis(label: str, width: int, n_embd: int) -> str:
-    """Return the name of the last axis: "embd" if it has ``n_embd`` values, else "ff" or
-    "column".
+    """Return the name of the last axis of rows of ``width`` values: "embd" if these are ``n_embd``,
+    else "ff" or "column", by the step's ``label``.
     """
     if width == n_embd:
         return "embd"

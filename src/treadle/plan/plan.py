@@ -59,7 +59,9 @@ class DeviceMemory(ABC):
     bytes: np.ndarray | None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """Return uint8 ``[n_bytes]``: a copy, or a view that is valid until the next run."""
+        """Return the ``n_bytes`` bytes from byte ``at`` on as uint8: a copy, or a view that is
+        valid until the next run.
+        """
         self.check(at, n_bytes)
         return self._read(at, n_bytes)
 
@@ -173,8 +175,9 @@ class Step:
         """Return the bytes that the step reads in one run (weights and history), and its number of
         operations.
 
-        ``parts``: for each sequence, (tokens in its cache, tokens in the batch). A count that is
-        known only during the run, such as an expert's rows, is estimated.
+        ``parts``: for each sequence, (tokens in its cache, tokens in the batch); ``n_outputs``:
+        rows of logits. A count that is known only during the run, such as an expert's rows, is
+        estimated.
         """
         parts = list(parts)
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
@@ -265,8 +268,8 @@ class Plan:
         return list(dict.fromkeys(step.spec for step in self.steps))
 
     def scratch(self, lanes: int) -> int:
-        """Return the bytes of scratch memory that each thread needs: the most of any kernel
-        (``Spec.scratch``).
+        """Return the bytes of scratch memory that each thread needs, the most of any kernel, if
+        vectors have ``lanes`` f32 values (``Spec.scratch``).
         """
         return max(step.spec.scratch(lanes) for step in self.steps)
 

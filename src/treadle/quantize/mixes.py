@@ -54,7 +54,7 @@ Choices = tuple[Choice, ...]
 
 
 def first(part: int) -> RoleCondition:
-    """Return the condition that the tensor's layer is among the first ``1 / part`` of all layers."""
+    """Return the condition that the tensor's layer is among the first ``1 / part`` of all."""
     return RoleCondition(lambda p: p.layer < p.n_layer // part)
 
 
@@ -235,7 +235,9 @@ def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, outpu
 
 
 def unquantized(name: str, file_type: int) -> QuantMix:
-    """Return an unquantised mix: all matrices in the one format ``name``."""
+    """Return an unquantised mix: all matrices in the one format ``name``. ``file_type``: as in
+    ``QuantMix``.
+    """
     return QuantMix(name, name, file_type)
 
 

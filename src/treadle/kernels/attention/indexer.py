@@ -349,7 +349,7 @@ class Choose(KeySelection):
 
     def _write(self, k: Builder, isa: Isa, flags: Val, chosen: Val, own: Val, n_units: Val) -> None:
         """Write the words of ``chosen`` for the pages up to the query's own position ``own``, from
-        the ``flags`` of units.
+        ``flags``, 1 or 0 for each of ``n_units`` units.
         """
         with k.loop(own // PAGE + 1) as page:
             if self.unit == 1:
@@ -386,8 +386,8 @@ class Choose(KeySelection):
                     words[row, : len(packed)] = packed
 
     def seen(self, scores: np.ndarray, own: int) -> np.ndarray:
-        """Return which keys up to position ``own`` a query attends to, bool ``[own + 1]``, from its
-        row of ``scores``.
+        """Return which keys up to the query's position ``own`` it attends to, bool ``[own + 1]``;
+        ``scores``: the query's scores of these keys.
         """
         n_keys = own + 1
         n_units = int(self.units(n_keys))
@@ -410,14 +410,14 @@ class Choose(KeySelection):
 
 
 def _rank(k: Builder, x: Val) -> Val:
-    """Map f32 scores to u32 numbers of the same order."""
+    """Map f32 scores ``x`` to u32 numbers that compare as the scores do."""
     bits = x.bits(i32.like(x.ty))
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).bits(u32.like(x.ty)) ^ 0x80000000
 
 
 def _store_word(k: Builder, chosen: Val, page: Val, own: Val, word: Val) -> None:
-    """Store the word of page number ``page``, with the bits of keys after position
-    ``own`` cleared.
+    """Store ``word`` in ``chosen`` as that of page number ``page``, with the bits of keys after
+    position ``own``, the query's, cleared.
     """
     n_later = k.max((page + 1) * PAGE - (own + 1), 0)
     seen = k.const(EVERY, u32) >> k.min(n_later, PAGE - 1).to(u32)

@@ -248,7 +248,9 @@ class MatrixTile(WideTile):
             self._add_page_values(block, column, n_pages)
 
     def _add_page_values(self, block: Val, column: Val, n_pages: Val) -> None:
-        """Add P V of the span to the ``column``-th 32 dims of O."""
+        """Add P V of the span's first ``n_pages`` pages to the ``column``-th 32 dims of O, for the
+        rows of the ``block``-th block.
+        """
         at = self.at
         dims = self.spec.dims_v
         matrix = self.isa.matrix

@@ -251,7 +251,9 @@ KV_FORMATS = {
 
 
 def kv_of(keys: str, values: str) -> str:
-    """Return the name of a pair of formats: ``KEYS-VALUES``, or one name if both are the same."""
+    """Return the name of the pair of formats ``keys`` and ``values``: ``KEYS-VALUES``, or one name
+    if both are the same.
+    """
     return keys if keys == values else f"{keys}-{values}"
 
 
@@ -566,7 +568,10 @@ class PageLayout:
     def head_ref(
         self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int
     ) -> np.ndarray:
-        """Return a view of the bytes of one head in one page of a layer, ``[head_bytes]``."""
+        """Return a view of the bytes of one head in page number ``page``, ``[head_bytes]``.
+        ``pool``: the bytes of all pages; ``page_bytes``: of a page; ``layer_off``: byte offset of
+        the layer in a page.
+        """
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]
 

@@ -188,8 +188,8 @@ class Attention(Queries):
                         row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())
 
     def _biases_ref(self, args: Any, token: int, head: int, distance: np.ndarray) -> np.ndarray:
-        """Return the biases that are added to a query's scores, for keys at ``distance`` (key -
-        query) from it.
+        """Return the biases that are added to the scores of the query of row ``token`` and of
+        ``head``, for keys at ``distance`` (key - query) from it.
         """
         found = np.zeros(distance.shape)
         if self.alibi:

@@ -202,9 +202,10 @@ def rotate_pairs(
     table: Val,
     scaled: Callable[[Val, int], Val],
 ) -> None:
-    """Rotate ``half`` pairs of one head, from ``x`` to ``out`` (which may be ``x``). ``table``:
-    ``half`` cosines, then ``half`` sines, f32. ``scaled(v, i)`` is applied to each loaded vector
-    ``v``, whose first value is the i-th, before it is rotated.
+    """Rotate ``half`` pairs of one head, from ``x`` to ``out`` (which may be ``x``). ``style``:
+    "norm" or "neox", as in ``RopeStore``. ``table``: ``half`` cosines, then ``half`` sines, f32.
+    ``scaled(v, i)`` is applied to each loaded vector ``v``, whose first value is the i-th, before
+    it is rotated.
     """
     width = widest(k.isa.lanes, half)
     pairs = f32 * width
@@ -231,8 +232,8 @@ def rotate_pairs(
 def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
-    """Return ``x [N, heads, dims]`` with its first ``pairs`` pairs rotated by ``table [N, 2,
-    pairs]`` (cosines, sines); the numpy twin of ``rotate_pairs``.
+    """Return ``x [N, heads, dims]`` with its first ``pairs`` pairs, laid out as ``style`` says,
+    rotated by ``table [N, 2, pairs]`` (cosines, sines); the numpy twin of ``rotate_pairs``.
     """
     y = x.copy()
     half = table.shape[-1]

@@ -267,7 +267,7 @@ class TokenPlace:
 
     def page_address(self, page: Val, pool: int, base: Val, page_bytes: Val, layer_off: Val) -> Val:
         """Return the address of the layer's part of the sequence's ``page``-th page in pool number
-        ``pool``.
+        ``pool``. ``base``: address of the pool; ``layer_off``: byte offset of the layer in a page.
         """
         number = self.k.load(self._list, i64, offset=(self._n * pool + page) * 8, align=8)
         return base + (number * page_bytes + layer_off)

@@ -80,6 +80,6 @@ def next_f16(k: Builder, d: Val, step: int) -> Val:
 
 
 def widened(k: Builder, half: Val) -> Val:
-    """Convert an f16 to f32."""
+    """Convert ``half``, bits of f16, to f32."""
     wide: Val = k.isa.widen_f16(k, half)
     return wide

@@ -357,7 +357,7 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def start_table(self) -> Any:
-        """Return the starts of the search, f32 ``[starts, n]``: ``start`` reads one row, n numbers."""
+        """Return the starts of the search, f32 ``[starts, n]``; ``start`` reads one row of it."""
         raise NotImplementedError
 
     def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:

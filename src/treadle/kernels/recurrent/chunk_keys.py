@@ -212,9 +212,9 @@ def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
 
 
 def multiply_block(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
-    """Multiply 32 rows by 32 columns, summed over ``n`` blocks of 32 values, and store the sums at
-    ``to``, f32 ``[32, 32]``. A side is (address, bytes from one block's register to the next, bytes
-    from the first 16 rows' register to the others').
+    """Multiply 32 rows (``left``) by 32 columns (``right``), summed over ``n`` blocks of 32 values,
+    and store the sums at ``to``, f32 ``[32, 32]``. A side is (address, bytes from one block's
+    register to the next, bytes from the first 16 rows' register to the others').
     """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name

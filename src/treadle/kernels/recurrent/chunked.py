@@ -185,7 +185,7 @@ class Chunk:
         return self.k.load(self.scratch + place + t * 4, f32)
 
     def _scale_row(self, place: int, t: Val, row: list[Val]) -> list[Val]:
-        """Multiply ``row`` by token ``t``'s f32 in the array at byte offset ``place`` in scratch."""
+        """Multiply ``row`` by token ``t``'s f32 from the array at byte offset ``place`` of scratch."""
         by = self.k.splat(self._number(place, t), TY)
         return [v * by for v in row]
 
@@ -194,14 +194,14 @@ class Chunk:
         return [self.k.load(at, TY, offset=LINE * j) for j in HALVES]
 
     def _prefetch_value(self, t: Val, j: Val) -> None:
-        """Prefetch line ``j`` of a token's value in the next chunk: rows are far apart. A core has
-        few outstanding misses, so prefetches are spread over the chunk.
+        """Prefetch line ``j`` of the value of token ``t`` of the next chunk: rows are far apart. A
+        core has few outstanding misses, so prefetches are spread over the chunk.
         """
         at = self.values + ((t + CHUNK) * self.stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL)
 
     def _prefetch_output(self, t: Val, j: int) -> None:
-        """Prefetch line ``j`` of a token's output in the next chunk, for writing."""
+        """Prefetch line ``j`` of the output of token ``t`` of the next chunk, for writing."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
 

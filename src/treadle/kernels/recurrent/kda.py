@@ -152,10 +152,11 @@ class ChannelDelta(Delta):
     def _rows_of(
         self, k: Builder, isa: Isa, block: ScanBlock, rows: list[Val]
     ) -> tuple[list[list[Val]], list[list[Val]]]:
-        """Write rows of ``n_state`` values: each token's key, then its query, times the decays up
-        to it; each key but the last, times the decays after it; and the product of all decays.
+        """Write at the addresses ``rows``, each for ``n_state`` values: each token's key, then its
+        query, times the decays up to it; each key but the last, times the decays after it; and the
+        product of all decays.
 
-        Returns two lists ``[t][s]``, each value in all lanes: the weights of token s's update for
+        Return two lists ``[t][s]``, each value in all lanes: the weights of token s's update for
         token t's key (s < t), and for token t's query (s <= t).
         """
         tokens = block.tokens

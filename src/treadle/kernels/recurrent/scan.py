@@ -33,7 +33,9 @@ BLOCK = 4  # tokens at a time; their sums and keys leave registers for the state
 
 
 class ScanItem(NamedTuple):
-    """One item at run time: a head, some columns of its state, and a sequence's tokens."""
+    """One item at run time: some columns of the state of ``head``, and ``n_tokens`` tokens of a
+    sequence, from row ``token`` on. ``group``: whose keys and queries the head uses.
+    """
 
     head: Val
     group: Val
@@ -176,7 +178,9 @@ class Scan(Spec):
         return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
     def _token_at(self, k: Builder, frame: Frame, here: ScanItem, t: Val) -> tuple[Token, Val]:
-        """Return an item's ``t``-th token, and the address of its outputs in the item's columns."""
+        """Return the ``t``-th token of item ``here``, and the address of its outputs in the item's
+        columns.
+        """
         row = here.token + t
         x = frame.x + row * frame.stride * 4
         rates = frame.rates + (row * frame.rates_stride + here.head) * 4
@@ -358,8 +362,8 @@ class Scan(Spec):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
     def _decay_factor(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
-        """Return a function ``keep(n)``: the factor by which the update multiplies row n of the
-        state. Here it is one for all rows.
+        """Return a function ``keep(n)``: the factor by which the update for ``token`` multiplies
+        row n of the state. In this class it is the same for all rows.
         """
         keep = k.splat(token.decay, ty)
         return lambda n: keep
@@ -414,7 +418,8 @@ class Scan(Spec):
             new[:] = s.ravel()
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the next states ``[n_head, n_state, head_dim]``, and the outputs ``[n_head,
-        head_dim]``; the numpy twin of ``_token``.
+        """Process one token of a sequence for all heads: return the states after it ``[n_head,
+        n_state, head_dim]``, made of ``s``, and the outputs ``[n_head, head_dim]``; ``d``: Mamba's
+        D, or None. The numpy twin of ``_token``.
         """
         raise NotImplementedError

@@ -120,8 +120,8 @@ def units_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int
 
 
 def _scores(ops: PlanOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
-    """Emit the scores of units by an indexer. Return them, f32 ``[N, most units]``, or None if the
-    context has no more units than are chosen.
+    """Emit an indexer's scores of units, for queries ``q`` with ``weights`` of their heads. Return
+    them, f32 ``[N, most units]``, or None if the context has no more units than are chosen.
     """
     steps = ops.steps
     index = _indexer_of(ops, layer)
@@ -246,7 +246,9 @@ def rows_attended(
 
 
 def rows_stored(ops: PlanOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
-    """Store the rows ``kv`` of tokens, to which no token of the same run attends; return ``kv``."""
+    """Store the rows ``kv`` of tokens without attending to them; return ``kv``. ``norm``: stem of
+    the norm of rows.
+    """
     rows, column = ops.place(kv)
     _store(ops, label, rows, column, ops.steps.cache.pool_of(layer), layer, norm)
     return kv

@@ -154,7 +154,7 @@ class HeadTransforms(NamedTuple):
     norm_last: bool
 
     def has_same_kinds(self, other: HeadTransforms) -> bool:
-        """Return whether both have the same kinds of transforms in the same order; weights and
+        """Return whether ``other`` has the same kinds of transforms in the same order; weights and
         tables may differ.
         """
         mine, its = ((way.table is None, way.norm is None, way.norm_last) for way in (self, other))

@@ -435,8 +435,8 @@ def experts(
 
 class _Experts(Mixture):
     def build(self, h: Rows, shared: list[Buffer]) -> Rows:
-        """Emit products and gate of the experts that ``route`` has chosen; return their weighted
-        sum, plus ``shared``.
+        """Emit the products of ``h``, and the gate, of the experts that ``route`` has chosen;
+        return their weighted sum, plus ``shared``, the shared expert's rows.
         """
         n_ff = self.at.n_ff
         fused = f"{self.blk}_gate_up_{self.exps}"
@@ -458,8 +458,9 @@ class _Experts(Mixture):
     def _emit_by_choice(
         self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
-        """Emit the mixture for few tokens. Return the results, f32 ``[N * n_used, n_embd]``, one
-        row per choice, and None.
+        """Emit the mixture for few tokens. ``both``: the gate and up matrices. Return the results,
+        f32 ``[N * n_used, n_embd]``, one row per choice, and None, as ``_emit_by_expert`` returns
+        places.
         """
         grid = Grid(self.at.n_used, "n_tokens")
         emit_fetch(self.steps, self.label, [*both, down], grid, chosen=self.chosen)
@@ -470,8 +471,8 @@ class _Experts(Mixture):
     def _emit_by_expert(
         self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
-        """Emit the mixture with rows sorted by expert. Return the results, f32 rows, and the row of
-        each choice, i32.
+        """Emit the mixture with rows sorted by expert. ``both``: the gate and up matrices. Return
+        the results, f32 rows, and for each choice the number of its row, i32.
         """
         n_choices = self.n_choices
         sizes = (self.at.n, self.at.n_used)

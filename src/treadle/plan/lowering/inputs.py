@@ -58,7 +58,7 @@ def lora_inputs(n_tokens: int, n_scales: int) -> dict[str, Input]:
 
 def sampled_inputs(n_outputs: int, n_vocab: int) -> dict[str, Input]:
     """Return the inputs for the queries of samplers: ``masks``, one bit per token of the
-    vocabulary, and ``sampled``, records that point into them.
+    vocabulary, for each of ``n_outputs`` outputs; and ``sampled``, records that point into them.
     """
     masks = Input(np.dtype("u8"), (n_outputs, -(-n_vocab // 64)))
     return {"sampled": Input(SAMPLED, (QUERIES * n_outputs,)), "masks": masks}

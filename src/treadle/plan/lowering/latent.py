@@ -210,8 +210,8 @@ F16_MOST = 65504.0
 
 
 def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Tensor, Tensor]:
-    """Return ``k_b`` (transposed) and ``v_b`` as tensors in memory, cut from ``kv_b``; ``n_nope``:
-    rows of each head that make its key.
+    """Return ``k_b`` (transposed) and ``v_b`` as tensors in memory, cut from ``kv_b`` (``whole``,
+    in format ``fmt``); ``n_nope``: rows of each head that make its key.
 
     ``v_b`` keeps the file's format. So does ``k_b`` if the format stores each weight by itself; a
     format of blocks, which lie along rows, is converted to F16, whose 11 bits exceed its codes'.

@@ -345,7 +345,7 @@ class Materializer:
         return of.y
 
     def adapted(self, stems: Sequence[TensorName]) -> bool:
-        """Return whether an adapter adds to the products of any of these matrices."""
+        """Return whether an adapter adds to the products of any of the matrices ``stems``."""
         names: set[TensorName] = {f"{tensor_of_slice(stem)}.weight" for stem in stems}
         names |= {tensor_of(stem, "weight") for stem in stems}
         names.discard(EMBEDDINGS)  # tied output matrix

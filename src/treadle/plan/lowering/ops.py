@@ -238,7 +238,7 @@ class PlanOps(Materializer, Ops):
         return self.products(label, x, weights)
 
     def products(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices, without the clamps of
+        """Return ``x W^T (+ bias)`` for each of the matrices ``weights``, without the clamps of
         ``linears``.
         """
         heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]

@@ -46,7 +46,7 @@ def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -
 
 def gated_convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Split ``x`` into b, c and v; return c times the short causal convolution of b times v, in
-    place.
+    place. ``weight``: name of the taps.
     """
     state = state_of(ops, layer)
     spec = Convolution(state.n_channels, state.n_conv, gates=True)

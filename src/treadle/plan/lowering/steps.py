@@ -208,8 +208,8 @@ class Steps:
         rows_per_expert: range = ANY,
         **args: Any,
     ) -> None:
-        """Append a step to the plan. ``args``: the kernel's arguments, by the names that it
-        declares; the others are the fields of ``Step``.
+        """Append a step to the plan. Keyword arguments that are not fields of ``Step`` (``args``)
+        are the kernel's arguments, by the names that it declares.
         """
         self.plan.emit(
             Step(

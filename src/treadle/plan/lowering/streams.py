@@ -187,8 +187,9 @@ def blended_streams(ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *
 def sum_of_streams(
     ops: PlanOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
 ) -> Rows:
-    """Return the weighted sum of ``n`` streams, f32 ``[N, n_embd]``. The weights are made of the
-    first ``n`` columns of ``mix``; ``weights``: prefix of the tensors ``_scale`` and ``_base``.
+    """Return the weighted sum of ``n`` streams, f32 ``[N, n_embd]``. The weights are sigmoids of
+    the first ``n`` columns of ``mix``, plus ``eps``; ``weights``: prefix of the tensors ``_scale``
+    and ``_base``.
     """
     rows = ops.floats(x)
     columns, column = ops.place(mix)
