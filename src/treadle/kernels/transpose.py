@@ -56,7 +56,7 @@ def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
 
 
 def _zip(k: Builder, a: Val, b: Val, lanes: int) -> list[Val]:
-    """Interleave the vectors ``a`` and ``b``, a0 b0 a1 b1 ..., into vectors of at most ``lanes``."""
+    """Interleave vectors ``a`` and ``b``, a0 b0 a1 b1 ..., into vectors of at most ``lanes``."""
     n = a.ty.lanes
     order = [i + n * j for i in range(n) for j in range(2)]
     if 2 * n <= lanes:

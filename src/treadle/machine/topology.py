@@ -24,9 +24,9 @@ ENOUGH = 0.9  # no warning above this share
 
 
 def busy_warning(shares: Sequence[float], so: str) -> str | None:
-    """Return a warning if a thread got less than ENOUGH of the processor time that it requested;
-    else None. ``shares``: the part that each thread got, from 0 to 1. ``so``: the end of the
-    warning's sentence.
+    """Return a warning if a thread got less than the share ENOUGH of the processor time that it
+    requested; else None. ``shares``: the part that each thread got, from 0 to 1. ``so``: the end of
+    the warning's sentence.
     """
     if min(shares, default=1.0) >= ENOUGH:
         return None

@@ -186,9 +186,9 @@ def make_recipe(
     fit.
 
     If ``imatrix`` has no importances for a tensor of a layer that predicts further tokens (no
-    program collects them), UNSEEN replaces the coarsest formats there; llama.cpp stops. Raises
-    UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that no
-    matrix matches.
+    program collects them), the format UNSEEN replaces the coarsest formats there; llama.cpp stops.
+    Raises UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that
+    no matrix matches.
     """
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too

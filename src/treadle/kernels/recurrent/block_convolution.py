@@ -38,7 +38,7 @@ class BlockConvolution(ByChannel):
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
         """Process all tokens of a sequence for the ``n`` channels from ``at`` on. ``record``: the
-        sequence (PART).
+        fields of the sequence's PART record.
         """
         ty = f32 * lanes
         groups = self.k // self.group

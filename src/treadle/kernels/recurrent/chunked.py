@@ -185,7 +185,7 @@ class Chunk:
         return self.k.load(self.scratch + place + t * 4, f32)
 
     def _scale_row(self, place: int, t: Val, row: list[Val]) -> list[Val]:
-        """Multiply ``row`` by token ``t``'s f32 from the array at byte offset ``place`` of scratch."""
+        """Multiply ``row`` by token ``t``'s f32 from the array at byte offset ``place``."""
         by = self.k.splat(self._number(place, t), TY)
         return [v * by for v in row]
 

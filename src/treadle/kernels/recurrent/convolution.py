@@ -53,7 +53,7 @@ class ByChannel(Spec):
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
         """Process all tokens of a sequence for the ``n`` channels from ``at`` on, in vectors of
-        ``lanes``. ``record``: the sequence (PART).
+        ``lanes``. ``record``: the fields of the sequence's PART record.
         """
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class Convolution(ByChannel):
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
         """Process all tokens of a sequence for the ``n`` channels from ``at`` on. ``record``: the
-        sequence (PART).
+        fields of the sequence's PART record.
         """
         ty = f32 * lanes
         before = self.before

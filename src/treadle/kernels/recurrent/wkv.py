@@ -44,7 +44,7 @@ class TokenShift(ByChannel):
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
         """Process all tokens of a sequence for the ``n`` channels from ``at`` on. ``record``: the
-        sequence (PART).
+        fields of the sequence's PART record.
         """
         ty = f32 * lanes
         home = frame.states + (frame.state_off + at * 4)

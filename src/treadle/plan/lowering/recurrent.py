@@ -367,8 +367,8 @@ def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
 
 
 def block_of(ops: PlanOps) -> int:
-    """Return the number of tokens that a recurrence processes at a time: SOME for plans of many
-    tokens, else 1.
+    """Return the number of tokens that a recurrence processes at a time: the constant SOME in plans
+    of many tokens, else 1.
 
     It is also 1 in deterministic mode, where results must not depend on how a text is split into
     runs, and on GPUs, where each thread has one column.
