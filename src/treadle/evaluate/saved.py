@@ -72,7 +72,8 @@ class SavedLogits(MappedReader):
 
     def read(self, window: int, begin: int, end: int) -> Floats:
         """Return log-probabilities of scored predictions ``begin`` to ``end`` (exclusive) of window
-        number ``window``, float32 ``[end - begin, n_vocab]``. Raises FileError.
+        number ``window``, float32 ``[end - begin, n_vocab]``. Raises FileError if the file has
+        changed or a scale is not finite.
         """
         rows = np.array(self._rows[window, begin:end])
         self.map.check()
@@ -91,7 +92,7 @@ def save_logits(
     """Create a file of saved predictions of ``windows``; yield a function that appends logits,
     float32 ``[n, n_vocab]``, in the order of ``schedule``.
 
-    The file appears when ``with`` ends without an error. Raises FileError.
+    The file appears when ``with`` ends without an error. Raises FileError if it cannot be written.
     """
     path = Path(path)
     check_target(path, force=True)

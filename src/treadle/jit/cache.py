@@ -61,7 +61,9 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class CacheState:
-    """The cache's state, for ``treadle doctor``. ``problem`` is None if kernels can be stored."""
+    """The cache's state, for ``treadle doctor``. ``problem``: why kernels cannot be stored; None if
+    they can.
+    """
 
     folder: str
     n_kernels: int = 0
@@ -273,7 +275,7 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
 
 def write_whole(path: Path, *pieces: bytes) -> None:
     """Write ``pieces``, one after another, as a file that only its user can read, whole or not at
-    all. Raises OSError.
+    all. Raises OSError if that fails.
     """
     import tempfile  # only needed to write
 

@@ -141,9 +141,9 @@ def coordinates(k: Builder, entry: Val) -> list[Val]:
 
 @lru_cache(maxsize=1)
 def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a format's points as i32 entries, in two tables: the point of each cell of the quick
-    lookup, ``[cells ** 4]``, and the points near each of the larger cells, ``[alphabet ** 4,
-    NEARBY]``.
+    """Return the points of the format ``name`` as i32 entries, in two tables: the point of each
+    cell of the quick lookup, ``[cells ** 4]``, and the points near each of the larger cells,
+    ``[alphabet ** 4, NEARBY]``.
     """
     points: Nearest = by_name(name).search.points
     at = points.grid.points.astype(np.int32)

@@ -345,8 +345,8 @@ class Scan(Spec):
         keys: Sequence[Val],
         new: list[list[Val]],
     ) -> None:
-        """Update the state's columns from ``at`` on: multiply row n by ``keep(n)``, and add for
-        each of ``keys`` its n-th value times its vectors ``new``.
+        """Update the state's columns from ``at`` on: multiply row n by ``keep(n)``, and add to it,
+        for each of ``keys``, the key's n-th value times the key's vectors of columns in ``new``.
         """
         ty = block.ty
         source = here.source.v + 4 * at

@@ -83,7 +83,9 @@ class ImportanceMatrix:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a file in llama.cpp's GGUF layout, whole or not at all. Raises FileError."""
+        """Write a file in llama.cpp's GGUF layout, whole or not at all. Raises FileError if it
+        cannot be written.
+        """
         writer = GGUFWriter(path)
         writer.add("general.type", KIND)
         writer.add("imatrix.datasets", list(self.datasets), ValueType.STRING)
