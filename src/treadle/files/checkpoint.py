@@ -76,8 +76,8 @@ class _View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor(TensorData):
-    """One tensor of a checkpoint; ``kind`` is torch's element type ("BFloat16"), ``offset`` that of
-    the first element.
+    """One tensor of a checkpoint; ``kind`` is torch's element type ("BFloat16"), ``offset`` the
+    byte in the file at which the first element begins.
     """
 
     name: str
@@ -255,8 +255,9 @@ def _storage(pid: Any) -> _Storage:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _View:
-    """Return an unread view of a storage, as ``torch._utils._rebuild_tensor_v2`` would return a
-    tensor. Raises ValueError for invalid sizes or strides.
+    """Return the tensor that ``torch._utils._rebuild_tensor_v2`` would return for these arguments,
+    as a view of the storage that reads nothing yet; ``offset`` and ``stride`` count elements.
+    Raises ValueError for invalid sizes or strides.
     """
     if type(storage) is not _Storage:
         raise ValueError("a tensor without storage")

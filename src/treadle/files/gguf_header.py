@@ -62,8 +62,8 @@ class Header(FileReader):
     last_type = ValueType.FLOAT64
 
     def __init__(self, path: Path, *, stored: bool = False) -> None:
-        """Map the file and read its header. ``stored``: as an earlier process has stored it, if it
-        has; else store it.
+        """Map the file and read its header. ``stored``: take the header that an earlier process has
+        stored (``stored_header.py``); if there is none, read it from the file and store it.
         """
         super().__init__(path, "a GGUF file")
         self.metadata: dict[str, Value] = {}

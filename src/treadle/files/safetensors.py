@@ -79,7 +79,9 @@ class SafeTensors:
         self.maps = Mappings(file.map for file in files)
 
     def join(self, other: SafeTensors) -> None:
-        """Take over the files of ``other``, which this then closes; its tensors are not added."""
+        """Take over the files of ``other``: closing this object closes them too. The tensors of
+        ``other`` are not added.
+        """
         self.paths += other.paths
         self.n_bytes += other.n_bytes
         self.maps.files += other.maps.files

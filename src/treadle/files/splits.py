@@ -97,8 +97,8 @@ def first_shard(stem: Path) -> Path | None:
 
 
 def shown_name(path: Path) -> str:
-    """Return the name of a model's file or folder for people: that of its folder for CTranslate2's
-    model.bin, a name that all of them have.
+    """Return the name of a model's file or folder for people. For a CTranslate2 model it is the
+    folder's, because the file is always named model.bin.
     """
     folder = path.absolute().parent.name if path.name == CTRANSLATE2 else ""
     return folder or path.name

@@ -91,8 +91,8 @@ class Tensor(TensorData):
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
-        """The tensor's blocks, [.., K / block] of numpy's ``format.whole``: read-only and zero
-        copy, but a copy if rows of the format have scales of their own.
+        """The tensor's blocks, an array [.., K / block] of the numpy type ``format.whole``,
+        read-only: a view of ``data``, or a copy if rows of the format have scales of their own.
 
         Raises UnsupportedError if ``format`` is None.
         """
