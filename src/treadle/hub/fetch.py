@@ -139,6 +139,7 @@ def fetch_missing_projector(
 ) -> None:
     """Download the projector of a model that was downloaded without one. Where the hub cannot be
     reached, only ``say`` so: the model itself is here, and most models have no projector.
+    ``progress`` and ``say``: as in ``download``.
     """
     try:
         files = sizes_of(look_up(name))
@@ -155,8 +156,8 @@ def fetch_projector(
     progress: ProgressCallback | None,
     say: Say,
 ) -> None:
-    """Download the projector of ``model``, if the repository's ``files`` (path to bytes) have
-    one.
+    """Download the projector of ``model``, if the repository's ``files`` (path to bytes) have one.
+    ``progress`` and ``say``: as in ``download``.
     """
     found = find_projector(files, model)
     if found is not None:
@@ -167,8 +168,9 @@ def fetch_projector(
 def download_projector(
     ref: str, *, progress: ProgressCallback | None = None, say: Say = lambda text: None
 ) -> Path:
-    """Return the local path of the projector file that ``hf:`` names, or of the best one in a
-    repository or its folder, downloading it if it is not here yet.
+    """Return the local path of the projector file that ``ref`` (``hf:...``) names, or of the best
+    one in a repository or its folder, downloading it if it is not here yet. ``progress`` and
+    ``say``: as in ``download``.
 
     Raises FileError if there is none, or without network or permission.
     """
@@ -324,7 +326,8 @@ def fetch(
     n_bytes: int = 0,
 ) -> Path:
     """Download the files ``paths`` of a repository, unless they are here; return the first one's
-    path. ``n_bytes``: of all of them, 0 if unknown. Raises FileError; OSError for the local disk.
+    path. ``n_bytes``: of all of them, 0 if unknown; ``progress``: as in ``download``. Raises
+    FileError; OSError for the local disk.
     """
     from huggingface_hub import errors, hf_hub_download
 
