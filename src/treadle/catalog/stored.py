@@ -156,7 +156,9 @@ def models_in_cache(root: Path, notes: Iterable[UnfinishedDownload] = ()) -> Ite
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One revision of a repository; without a repository, a folder outside the hub's cache."""
+    """One revision of a repository (OWNER/REPO), at ``commit``; ``is_main``: the one of branch
+    ``main``. Without a repository, a folder outside the hub's cache.
+    """
 
     repo: str = ""
     commit: str = ""
