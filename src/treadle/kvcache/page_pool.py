@@ -67,7 +67,9 @@ class Cells:
 
 
 def page_bytes(spec: PoolSpec, kv: str) -> int:
-    """Return the bytes of one page, over all layers of the pool."""
+    """Return the bytes of one page, over all layers of the pool. ``kv``: the type of keys and
+    values.
+    """
     return layout_of(spec, kv).layer_bytes * len(spec.layers)
 
 
@@ -77,7 +79,7 @@ def state_bytes(spec: StateSpec) -> int:
 
 
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
-    """Return the layout of one layer's part of a page."""
+    """Return the layout of one layer's part of a page. ``kv``: the type of keys and values."""
     sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
     return PageLayout(kv, *sizes, spec.latent, rows_of(spec.unit))
 
