@@ -161,7 +161,8 @@ class Engine:
         """Load adapters, which sequences then choose (``Sequence.lora``). Call before any run.
         Batches without adapters keep their plans, except on a ``deterministic`` engine.
 
-        Raises UnsupportedError for a matrix that is used in no plain product.
+        Raises UnsupportedError for an adapter of a matrix that no plain matrix product of the graph
+        uses.
         """
         self.adapters = tuple(adapters)
         self._adapted = self._with_adapters(adapters)
@@ -231,8 +232,8 @@ class Engine:
         self.__dict__.pop("_with_media", None)
 
     def _adapter_kinds(self, lora: Lora) -> tuple[bool, bool]:
-        """Return whether a sequence with these scales has loaded adapters, and whether it has
-        control vectors.
+        """Return whether ``lora`` (adapters and control vectors of a sequence, by number) has
+        loaded adapters, and whether it has control vectors.
         """
         n = len(self.adapters)
         return bool(lora) and lora[0][0] < n, bool(lora) and lora[-1][0] >= n
@@ -276,7 +277,8 @@ class Engine:
 
     def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
         """Begin to compile the kernels of a plan in other processes, before ``plan_for`` needs it;
-        ``later``: after all others. Return whether this has begun; if not, nothing is gained.
+        ``later``: after all other plans. Return whether this has begun: False if no kernels are
+        missing, or if the device cannot.
         """
         key = self._key(asked)
         if key in self._ready:
@@ -286,8 +288,8 @@ class Engine:
         return self.device.compile_ahead(self._lowered[key], later=later)
 
     def lower(self, key: PlanKey, lowering: Callable[[Steps], PlanOps] | None = None) -> Plan:
-        """Return a plan that is not compiled yet. ``lowering``: in place of the usual one, for
-        hooks (``Device.plan``).
+        """Return the plan of ``key``, not compiled yet. ``lowering``: a function from steps to the
+        plan's operations in place of the usual one, for hooks (``Device.plan``).
         """
         return self.device.plan(
             self._with_media if key.media else self.config,
@@ -345,8 +347,8 @@ class Engine:
         meanwhile: Callable[[], object] | None = None,
     ) -> LogitsBatch:
         """Run a batch for samplers. Return the logits of its outputs, with the largest ones found
-        by each part's queries. ``meanwhile`` is called just before the device starts: it may wake
-        other threads, whose work then overlaps with the run.
+        by each part's queries. ``observer`` is called before and after the run; ``meanwhile`` just
+        before the device starts: it may wake other threads, whose work then overlaps with the run.
         """
 
         def begin(ready: PreparedPlan) -> None:
@@ -375,7 +377,7 @@ class Engine:
         self, parts: Seq[BatchItem], until: str | None = None
     ) -> tuple[Plan, np.ndarray]:
         """Run a batch by the kernels' numpy references, up to and including the step labelled
-        ``until``.
+        ``until`` (None: all steps).
 
         Return the plan and its arena (uint8), for a comparison of each step's result.
         """
@@ -498,7 +500,8 @@ class Engine:
         lora: Lora | None = None,
     ) -> Generator[np.ndarray, None, None]:
         """Run a text in a new sequence, whose pages are reserved first, in as many runs as it
-        needs. Yield what ``read`` returns after each run.
+        needs. Yield what ``read`` returns after each run. ``output``: the graph's output to
+        compute; ``lora``: as in ``embed``.
         """
         with interrupts_held() as held:  # around all, as in ``_with_new_sequences``
             with self.lock:

@@ -60,8 +60,8 @@ class TopLogits:
 class LogitsRow:
     """The logits of one output.
 
-    top: its largest logits, by its last query; None without queries.
-    raw: its largest logits without a mask, and their sum of exponentials, if queried.
+    top: the largest logits, as the last query found them; None without queries.
+    raw: the first query's result if that has no mask and includes ``TopLogits.total``; else None.
     """
 
     __slots__ = ("_index", "_rows", "raw", "top")
