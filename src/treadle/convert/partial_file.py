@@ -125,8 +125,8 @@ class PartFile:
 
 
 class Journal:
-    """The list of a job's complete tensors; ``done`` has those that an earlier, killed run
-    wrote.
+    """The list of a job's complete tensors, by index; ``done`` has those that an earlier, killed
+    run wrote. ``job``: the digest of the job; a journal of another job is begun anew.
     """
 
     def __init__(self, parts: Sequence[PartFile], job: str, *, resume: bool) -> None:
@@ -194,7 +194,7 @@ class Journal:
 
 
 def is_full(error: OSError) -> str | None:
-    """Return the reason if the error means that the disk is full or a size limit is reached, else
-    None.
+    """Return why ``error`` means that the disk is full or a size limit is reached, as a clause;
+    None if it means something else.
     """
     return FULL.get(error.errno or 0)

@@ -201,7 +201,8 @@ def _needs_names(config: Mapping[str, Any], drafter: bool) -> bool:
 
 def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict[str, Any]:
     """Return the config of the DSpark in a DeepSeek V4 folder, and leave only its tensors in
-    ``weights``. Other folders: raise UnsupportedError if there are no weights of the text model.
+    ``weights``. For other folders return ``config``; raise UnsupportedError if they have no weights
+    of the text model.
     """
     if not has_dspark(config):
         _check_text(config, folder, weights)
@@ -292,7 +293,9 @@ class HFModel(GGUF):
 
 
 class _Outline(GGUF):
-    """The keys and tensor shapes of a directory. The graph checks them before weights are read."""
+    """A directory's keys and tensor shapes as a GGUF model without data, for the checks of the
+    graph before weights are read.
+    """
 
     def __init__(self, checkpoint: HfFolder) -> None:
         self.path = checkpoint.path
@@ -410,9 +413,9 @@ def _without_mtp_heads(checkpoint: HfFolder) -> str:
 
 
 def _mtp_alone(checkpoint: HfFolder) -> str:
-    """Remove all layers but the MTP layers, as llama.cpp's converter does with ``--mtp``;
-    embeddings, output and its norm stay. Return "": there is no note. Raises UnsupportedError if
-    there are none.
+    """Remove all layers of ``checkpoint`` but the MTP layers, as llama.cpp's converter does with
+    ``--mtp``; the embeddings, the output and its norm stay. Return "", as there is no note for the
+    user. Raises UnsupportedError if there are no MTP layers.
     """
     n_layer = checkpoint.hyper.n_layer
     found: dict[str, MappedTensor] = {}
@@ -431,7 +434,7 @@ def _mtp_alone(checkpoint: HfFolder) -> str:
 
 
 def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
-    """Return notes for the user on MLX formats that GGUF lacks."""
+    """Return notes for the user on MLX formats of ``tensors`` that GGUF lacks."""
     kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
     return [
         f"{name} weights have no GGUF format: they are dequantised and written as {kind}, the type "
@@ -490,8 +493,8 @@ def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
 
 
 def _filled_up(named: MappedTensor, more: int) -> SourceTensor:
-    """Return a table with its first row appended ``more`` times: in llama.cpp it needs a row for
-    each token.
+    """Return the table ``named`` with its first row appended ``more`` times: llama.cpp requires a
+    row for each token.
     """
     shape = (named.shape[0] + more, *named.shape[1:])
 

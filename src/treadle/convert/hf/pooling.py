@@ -32,8 +32,9 @@ _VECTOR = "sentence_embedding"
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> dict[str, Any]:
-    """Return GGUF's pooling keys; {} if no file states a pooling. Raises FileError,
-    UnsupportedError.
+    """Return GGUF's pooling keys; {} if no file states a pooling. ``config``: config.json. Raises
+    FileError for damaged files, UnsupportedError for other poolings than mean, first and last
+    token.
     """
     arch = hyper.family.arch
     if hyper.scores:

@@ -2,6 +2,10 @@
 
 Old: ``rope_theta`` and ``rope_scaling``; new: ``rope_parameters``, one for all layers or one for
 each kind of layer.
+
+A function for one kind of scaling takes ``rope`` (the scaling's settings), ``keys`` (config.json),
+the RoPE base, and the number of rotated dims of a head. It returns GGUF's keys, and factors by GGUF
+name, f32 ``[dims / 2]``, by which frequencies are divided.
 """
 
 from __future__ import annotations
@@ -108,7 +112,7 @@ def read_rope(
 
 
 def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
-    """Pad factors, f32 [pairs], with ones to [n]."""
+    """Pad factors, f32 [pairs], with ones to ``n`` pairs."""
     return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
 
 
@@ -120,7 +124,9 @@ def _kind(rope: MetadataReader) -> str:
 
 
 def _given_keys(rope: MetadataReader) -> dict[str, Any]:
-    """Return all keys that are not null; the kind is always under ``rope_type``, never ``type``."""
+    """Return all settings in ``rope`` that are not null; the kind of scaling is always under
+    ``rope_type``, never ``type``.
+    """
     said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
     return {**said, "rope_type": _kind(rope)}
 
@@ -153,7 +159,8 @@ def _linear(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) 
 
 
 def _llama3(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Divide low frequencies by ``factor``, keep high ones, and interpolate in between.
+    """Return the factors of Llama 3's scaling: ``factor`` for low frequencies, 1 for high ones,
+    interpolated in between.
 
     A frequency is measured in rotations per context length before scaling. If both bounds are equal
     (Llama 4 Scout) there is no interpolation.
@@ -196,8 +203,8 @@ def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) ->
 
 
 def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return two factor tensors: for prompts within the context length before scaling, and for
-    longer ones.
+    """Return the keys of LongRoPE and its two factor tensors: for prompts within the context length
+    before scaling, and for longer ones.
     """
     n_ctx = keys.integer(_STRETCHED, hi=POSITION_MAX)
     original = _n_ctx_orig(rope, keys, lo=2)
@@ -219,8 +226,8 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
 
 
 def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return the flag of dynamic scaling, which equals plain RoPE within the model's context. With
-    ``alpha`` (Hunyuan) return a larger base instead, which applies at any length.
+    """Return the key that marks dynamic scaling, which equals plain RoPE within the model's
+    context. With ``alpha`` (Hunyuan) return a larger base instead, which applies at any length.
     """
     if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
         rope.number("factor", lo=1e-3, hi=1e6)
@@ -229,8 +236,8 @@ def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int)
 
 
 def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return Gemma 4's scaling: frequencies are computed over the whole head, but only the first
-    pairs rotate.
+    """Return the keys and factors of Gemma 4's scaling: frequencies are computed over the whole
+    head, but only the first pairs rotate.
     """
     if keys.get(_WIDE) is not None:
         head_dim, _ = wide_heads(keys)
@@ -274,8 +281,8 @@ def wide_heads(keys: MetadataReader) -> tuple[int, int]:
 
 
 def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return Alibaba's NTK scaling, which applies at all lengths: a larger base, and each
-    wavelength longer by one factor.
+    """Return the keys and factors of Alibaba's NTK scaling, which applies at all lengths: a larger
+    base, and one factor for all frequencies.
     """
     if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
         rope.refuse("type", "'ntk': treadle supports it only in GTE, without mixed_b")

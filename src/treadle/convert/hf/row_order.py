@@ -82,8 +82,8 @@ def _turned_stack(rows: Rows, n_head: int, share: float) -> Rows:
 
 
 def _first_turned(rows: Rows, n: int, n_head: int, share: float) -> Rows:
-    """Apply ``halves_to_pairs`` to the first ``n`` rows: the queries and keys of a fused qkv
-    matrix.
+    """Apply ``halves_to_pairs`` to the first ``n`` rows, the queries and keys of a fused qkv
+    matrix; ``n_head``: the heads of both together.
     """
     return np.concatenate([halves_to_pairs(rows[:n], n_head, share), rows[n:]])
 

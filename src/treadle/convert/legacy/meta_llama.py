@@ -175,8 +175,9 @@ class _Model:
     def _without_copies(
         self, name: str, pieces: list[CheckpointTensor]
     ) -> tuple[list[CheckpointTensor], list[tuple[CheckpointTensor, CheckpointTensor]]]:
-        """Return the pieces to join, and pairs of pieces that must be equal. If there are more
-        ranks than key heads, consecutive ranks hold copies of one head.
+        """Return the pieces of tensor ``name`` to join, one from each rank, and pairs of pieces
+        that must be equal. If there are more ranks than key heads, consecutive ranks hold copies of
+        one head: only the first of them is joined.
         """
         heads = self.n["n_head_kv"] * self.n["head_dim"]
         n_rows = pieces[0].shape[0] * len(pieces)

@@ -136,7 +136,9 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
 
 
 def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
-    """Return A and B of each matrix. Raises FileError for a tensor that is not half of a pair."""
+    """Return (matrix, A, B) for each matrix of a GGUF adapter. Raises FileError for a tensor that
+    is not half of a pair, and if there are none.
+    """
     found = []
     for name, tensor in file.tensors.items():
         stem = name[: -len(SUFFIXES[0])]
@@ -219,7 +221,9 @@ def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
 
 
 def _share(name: str, config: Config) -> float:
-    """Return the fraction of each head that RoPE rotates, in the layer of the matrix ``name``."""
+    """Return the fraction of each head that RoPE rotates in the layer of the matrix ``name``; 1 if
+    the layer has no RoPE.
+    """
     layer = config.layers[int(name.split(".")[1])]
     return 1.0 if layer.rope is None else config.ropes[layer.rope].dims / layer.head_dim
 

@@ -22,7 +22,9 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class ExpertPair:
-    """A and B of a module, stored in ``types``; ``factor`` multiplies B A."""
+    """A and B of a module, to be stored in ``types`` (names of ggml types); ``factor`` multiplies B
+    A.
+    """
 
     a: SafeTensor
     b: SafeTensor
@@ -31,8 +33,8 @@ class ExpertPair:
 
 
 def group_by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
-    """Group pairs by module name without the expert's index, then by that index; other modules get
-    one index of their own.
+    """Group pairs by module name without the expert's index, then by that index; a module that is
+    no expert's has the single index ALONE.
     """
     found: dict[str, dict[int, ExpertPair]] = {}
     for module, pair in pairs.items():

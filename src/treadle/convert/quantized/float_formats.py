@@ -48,7 +48,7 @@ _MOST = 1e9  # limit of a setting
 
 
 def is_float8(tensor: SafeTensor) -> bool:
-    """Whether the tensor's type is an 8-bit float that holds weights."""
+    """Return whether the tensor's type is an 8-bit float that holds weights."""
     return tensor.dtype in FLOAT8
 
 
@@ -83,8 +83,8 @@ def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> Non
 
 
 def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of scales with as many axes as the weights; zeros if it does not match
-    these.
+    """Return the shape ``scales`` with as many axes as ``shape``, that of the weights; zeros if it
+    does not match.
     """
     if math.prod(scales) == 1:
         return (1,) * len(shape)
@@ -148,7 +148,9 @@ def _factor(number: Array, divides: bool) -> Array:
 
 
 def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> Array:
-    """Return NVFP4 weights as BF16 bytes, for rows that are not whole blocks."""
+    """Return NVFP4 weights as BF16 bytes, for rows that are not whole blocks: pairs of E2M1 times
+    E4M3 ``scales``, times (or, if ``divides``, divided by) each of ``numbers``.
+    """
     each = float8(scales, E4M3)
     for number in numbers:
         each = each * _factor(number, divides)

@@ -200,7 +200,7 @@ def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
 
 
 def _broadcast(grid: tuple[int, int], values: Array) -> Array:
-    """Broadcast scales or zero points, one for all, [M] or [M, G], to [M, G]."""
+    """Broadcast scales or zero points, [M, G], [M] or a single one, to the shape ``grid`` [M, G]."""
     return np.broadcast_to(values.reshape(-1, grid[1]), grid)
 
 
@@ -219,8 +219,9 @@ def _scales_a_row(scale: SafeTensor, m: int) -> int:
 
 
 def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array | None:
-    """Return the scale group of each weight in a row, int64 [K], from ``g_idx`` if there is one;
-    None if groups are contiguous and whole. Raises FileError for invalid groups.
+    """Return the scale group of each of the ``k`` weights in a row, int64 [K], from ``order``
+    (``g_idx``) if it is given; None if groups of ``group`` weights are contiguous and whole. Raises
+    FileError for invalid groups.
     """
     in_turn = np.arange(k) // group
     if order is None:
@@ -236,8 +237,9 @@ def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array
 
 
 def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: SafeTensor) -> str:
-    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``middle``: every
-    zero point is the middle code.
+    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``group``: weights
+    per scale; ``middle``: every zero point is the middle code; ``groups``: as ``_order`` returns
+    them.
     """
     if groups is not None or group % BLOCK or (bits > 4 and not middle):
         return floats_of(scale)

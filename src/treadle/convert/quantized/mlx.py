@@ -110,18 +110,18 @@ class PackedModule:
 
     @property
     def arrays(self) -> tuple[SafeTensor, SafeTensor, SafeTensor]:
-        """Return the tensors in the order of the format's parts."""
+        """The tensors in the order of the format's parts."""
         return self.weight, self.scales, self.biases
 
     @property
     def bits_and_group(self) -> tuple[int, int]:
-        """Return the bits per code, and the weights per scale."""
+        """The bits per code, and the weights per scale."""
         group = self.shape[-1] // self.scales.shape[-1]
         return self.weight.shape[-1] * WORD // self.shape[-1], group
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of all three tensors in bytes."""
+        """The size of all three tensors in bytes."""
         return sum(tensor.n_bytes for tensor in self.arrays)
 
 
@@ -190,7 +190,8 @@ def find_packed(
     width: Callable[[SafeTensor], int | None],
 ) -> dict[str, PackedModule]:
     """Return every packed matrix by the name of its ``weight``. ``width(weight)`` returns the row
-    length K, None if unknown. Raises FileError, UnsupportedError.
+    length K, None if unknown. Raises FileError for missing or mismatched parts, UnsupportedError
+    for a format that treadle lacks.
     """
     packed: dict[str, PackedModule] = {}
     for name, tensor in tensors.items():

@@ -66,8 +66,8 @@ def to_bytes(values: F32Array, dtype: str) -> Array:
 
 
 def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: str) -> Array:
-    """Return 8-bit float codes, uint8 [.., M, K], times scales [.., R, C] of blocks [m, k], as
-    BF16, uint8 [.., M, 2 K].
+    """Return 8-bit float codes of type ``dtype``, uint8 [.., M, K], times their scales, [.., R, C],
+    as BF16, uint8 [.., M, 2 K]. ``block``: rows and columns of weights that share a scale.
     """
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     (m, k), (n_rows, n_columns) = block, codes.shape[-2:]
@@ -195,15 +195,15 @@ def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Ar
 
 
 def from_mxfp4(pairs: Array, scales: Array) -> Array:
-    """Convert pairs, uint8 [.., K / 2], and exponents [.., K / 32] to ggml's MXFP4 blocks, uint8
-    [.., row bytes].
+    """Convert pairs of E2M1, uint8 [.., K / 2], with a power of two per 32 weights (uint8 exponents
+    [.., K / 32]) to ggml's MXFP4 blocks, uint8 [.., row bytes].
     """
     return mxfp4_blocks(pairs.reshape(*scales.shape, -1), scales)
 
 
 def from_nvfp4(pairs: Array, scales: Array) -> Array:
-    """Convert pairs, uint8 [.., K / 2], and E4M3 scales [.., K / 16] to ggml's NVFP4 blocks, uint8
-    [.., row bytes].
+    """Convert pairs of E2M1, uint8 [.., K / 2], with E4M3 scales, uint8 [.., K / 16], to ggml's
+    NVFP4 blocks, uint8 [.., row bytes].
     """
     codes = split_bytes(pairs, 4).reshape(*scales.shape, 2, NV_GROUP // 2)
     joined = codes[..., 0, :] | codes[..., 1, :] << 4

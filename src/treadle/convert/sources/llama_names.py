@@ -117,8 +117,9 @@ def _joined(
 
 
 def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
-    """Return GGUF's keys of a llama model from its sizes: ``n_vocab n_ctx n_embd n_layer n_ff
-    n_head n_head_kv eps``, and optionally ``head_dim`` and ``rope_base``. ``path`` gives its name.
+    """Return GGUF's keys of a llama model from its sizes ``n``:
+    ``n_vocab n_ctx n_embd n_layer n_ff n_head n_head_kv eps``, and optionally ``head_dim`` and
+    ``rope_base``. The model is named after ``path``.
     """
     n_embd = n["n_embd"]
     n_head = n["n_head"]
@@ -142,7 +143,8 @@ def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
 
 
 def widths(n: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes by the words in ``models.structure.TensorRow.shape`` (``n_q``, ``n_k`` ..).
+    """Return sizes in weights by the words in ``models.structure.TensorRow.shape`` (``n_q``,
+    ``n_k`` ..).
 
     ``n`` has ``n_vocab n_embd n_ff n_head n_head_kv`` and optionally ``head_dim``.
     """

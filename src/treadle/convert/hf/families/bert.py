@@ -80,8 +80,9 @@ def _jina(keys: MetadataReader) -> Family | None:
 
 
 def _nomic_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of RoPE scaling: with ``rotary_scaling_factor``, the first version changes
-    RoPE for texts longer than ``max_trained_positions``.
+    """Return the keys of dynamic RoPE scaling and of the context length, if
+    ``rotary_scaling_factor`` is set; else {}. Nomic's first version scales RoPE only in texts
+    longer than ``max_trained_positions``, which becomes the context length.
     """
     if not keys.number("rotary_scaling_factor", 0.0, lo=0.0):
         return {}
@@ -113,8 +114,8 @@ _NOMIC = Family(
 
 
 def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for experts in one tensor: rows of all experts, [n * n_ff, n_embd]; the second
-    matrices are stored transposed.
+    """Return rules that split tensors with the rows of all experts, [n * n_ff, n_embd], by expert,
+    transposing the second matrices, and that rename the experts' bias.
     """
     n = keys.integer("num_experts")
 

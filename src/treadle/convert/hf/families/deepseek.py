@@ -29,8 +29,9 @@ _SPARSE = "sparse"
 
 
 def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, Any]:
-    """Return the keys of latent attention: all heads share one latent row of ``rank`` elements plus
-    those with RoPE. Keys with ``_mla`` are the sizes of the keys and values that it expands to.
+    """Return the keys of latent attention: all heads share one latent row of ``kv_lora_rank``
+    elements plus those with RoPE. Keys with ``_mla`` are the sizes of the keys and values that it
+    expands to. ``gating``: GGUF's number of the experts' gating function.
     """
     rank = keys.integer("kv_lora_rank")
     n_rope = keys.integer("qk_rope_head_dim")
@@ -73,8 +74,9 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return DeepSeek V2's keys. ``topk_method`` says whether groups of experts are used; all files
-    give a number of groups, so greedy sets it to 1.
+    """Return DeepSeek V2's keys. With a ``topk_method`` of "greedy" experts are in one group,
+    whatever number of groups config.json gives. Raises UnsupportedError for other methods than it
+    and "group_limited_greedy".
     """
     result = _latent_keys(keys, n_layer, _SOFTMAX)
     method = keys.text("topk_method", "greedy")
@@ -108,8 +110,8 @@ def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
-    """Return ``kv_b_proj`` as [n_head, n_nope + n_v, rank]: for each head the rows of keys, then
-    those of values.
+    """Return the rows of ``kv_b_proj`` as [n_head, n_nope + n_v, rank]: for each head ``n_nope``
+    rows of keys, then ``n_v`` of values.
     """
     heads = rows.reshape(n_head, -1, rows.shape[-1])
     if heads.shape[1] <= n_v:
@@ -119,7 +121,7 @@ def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
 
 def _k_b(rows: Rows, n_head: int, n_v: int) -> Rows:
     """Return the key part of ``kv_b_proj``, [n_head, rank, n_nope]: transposed, because it is
-    applied to queries.
+    applied to queries. ``n_v``: rows of values per head.
     """
     return transposed(_heads(rows, n_head, n_v)[:, :-n_v])
 
@@ -377,8 +379,8 @@ _V3 = DEEPSEEK_FAMILIES["deepseek_v3"]
 
 
 def joint_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return head sizes for ``kv_b_proj`` as one matrix: llama.cpp then caches the expanded keys
-    and values, not latents.
+    """Return the keys of latent attention for a file that has ``kv_b_proj`` as one matrix: the
+    sizes of the expanded keys and values, which llama.cpp then caches in place of latent rows.
     """
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     # transformers scales attention scores by it.

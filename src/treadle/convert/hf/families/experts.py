@@ -60,7 +60,9 @@ def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str,
 
 
 def expert_words(keys: MetadataReader) -> dict[str, str]:
-    """Return config.json's key for each of GGUF's expert counts, by GGUF key, where it has one."""
+    """Return by GGUF key (expert counts) the name of config.json's key that gives it; counts that
+    config.json does not give are left out.
+    """
     found = {}
     for name, words in _COUNTS.items():
         own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
@@ -92,8 +94,8 @@ def gate_and_up(stem: str, gate: str, up: str) -> DerivationRule:
 
 
 def scores(name: str, bias: str) -> DerivationRule:
-    """Return the rule that renames the bias of router scores from ``name`` to
-    ``bias``.bias, flat.
+    """Return the rule that renames the bias of router scores from ``name`` to "{bias}.bias", and
+    makes it one-dimensional.
     """
     return DerivationRule((name,), {f"{bias}.bias": flat})
 

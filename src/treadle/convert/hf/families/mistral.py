@@ -45,7 +45,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _all_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers; a ``layer_types`` list overrides this."""
+    """Return the layers with a window, bool [n_layer]: all; a ``layer_types`` list overrides this."""
     return [True] * n_layer
 
 

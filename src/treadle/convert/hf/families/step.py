@@ -78,8 +78,8 @@ def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
-    """Return RoPE parameters by kind of layer, taken from the first layer of each kind. Scaling
-    applies only to layers without a window.
+    """Return RoPE parameters by kind of layer, taken from the first layer of each kind. ``kinds``:
+    each layer's. Scaling applies only to layers without a window.
     """
     made: dict[str, Any] = {}
     for kind in (_WIDE, _NARROW):
@@ -117,8 +117,8 @@ def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for the bias of router scores, ``moe.router_bias`` in published folders and
-    within ``mlp.gate`` in those that transformers writes, and for experts.
+    """Return rules for experts, and for the bias of router scores: ``moe.router_bias`` in published
+    folders, ``mlp.gate.e_score_correction_bias`` in those that transformers writes.
     """
     return (
         scores("moe.router_bias", "moe.score"),

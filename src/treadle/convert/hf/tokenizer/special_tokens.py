@@ -64,10 +64,12 @@ class CheckpointSpecials:
     def keys(
         self, ids: Mapping[str, int], own: Mapping[str, int], adds: tuple[bool, bool]
     ) -> dict[str, Any]:
-        """Return GGUF's keys after ``tokenizer.ggml.``.
+        """Return GGUF's keys of special tokens, without the prefix ``tokenizer.ggml.``.
 
-        ids: token ids by text. own, adds: special token ids by role, and whether BOS and EOS go
-        around a text, as the vocabulary's own file states; used if no other file overrides them.
+        ids: token ids by text.
+        own, adds: special token ids by role ("bos", "eos" ..), and whether BOS goes before a text
+            and EOS after it, as the vocabulary's own file states; used if no other file overrides
+            them.
         """
         found: dict[str, int] = {}
         texts = {i: text for text, i in ids.items()}
@@ -245,8 +247,8 @@ def _added(
 
 
 def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
-    """Return the tokens that a post-processor puts before and after a single text; None without a
-    template. Raises UnsupportedError for an unknown post-processor.
+    """Return the tokens that a post-processor (``node`` of tokenizer.json) puts before and after a
+    single text; None without a template. Raises UnsupportedError for an unknown post-processor.
     """
     if not isinstance(node, dict):
         return None
@@ -283,8 +285,8 @@ def _first(pair: Any) -> str | None:
 
 
 def _n_separators(node: Any) -> int:
-    """Return how many tokens a post-processor puts between the two texts of a pair; 0 if
-    not given.
+    """Return how many tokens a post-processor (``node`` of tokenizer.json) puts between the two
+    texts of a pair; 0 if not given.
     """
     if not isinstance(node, dict):
         return 0
