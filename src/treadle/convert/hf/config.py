@@ -52,7 +52,7 @@ class HfConfig:
     n_layer: int
     n_head: int
     n_head_kv: int
-    tied: bool
+    tied: bool  # the output matrix is that of the embeddings
     factors: dict[str, npt.NDArray[np.float32]]
     packing: Quantization | None  # MLX's
     nested: bool = False  # the text part of a multimodal model

@@ -288,7 +288,9 @@ class HFModel(GGUF):
         self._maps = weights.maps
 
     def make(self, progress: Progress) -> None:
-        """Assemble all derived tensors in memory now. Raises FileError for damaged parts."""
+        """Assemble all derived tensors in memory now. ``progress("unpack", done, total)`` counts
+        tensors. Raises FileError for damaged parts.
+        """
         self._workshop.make(progress)
 
 

@@ -71,7 +71,7 @@ def pooling_file(folder: Path) -> Path:
 
 
 def read_modules(folder: Path) -> list[tuple[str, str]]:
-    """Return (kind, subfolder) of each module in modules.json, in order; [] without that file.
+    """Return (kind, subfolder) of each module, in the order of modules.json; [] without that file.
 
     Raises FileError for an invalid list, UnsupportedError for other kinds or another order than
     Transformer, Pooling, Dense, Normalize.

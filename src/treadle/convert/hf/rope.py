@@ -141,7 +141,7 @@ _STILL = 1e30  # factor of pairs that do not rotate, as llama.cpp's converter wr
 
 def _n_ctx_orig(rope: MetadataReader, keys: MetadataReader, lo: int = 1) -> int:
     """Return the context length before scaling, in tokens. As in transformers, the model's key
-    takes precedence over the one in ``rope``.
+    takes precedence over the one in ``rope``. Raises FileError if it is below ``lo``.
     """
     for said in (keys, rope):
         if said.get(_ORIGINAL) is not None:

@@ -306,8 +306,8 @@ def renamed(
 
 
 def _is_skipped(tensor: SafeTensor, hyper: HfConfig) -> bool:
-    """Whether to skip the tensor: it is no weight of the text model, belongs to an MTP layer, or is
-    empty (transformers writes matrices without rows for 0 shared experts).
+    """Return whether to skip the tensor: it is no weight of the text model, belongs to an MTP
+    layer, or is empty (transformers writes matrices without rows for 0 shared experts).
     """
     name = tensor.name
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
@@ -378,7 +378,7 @@ def _model(hyper: HfConfig) -> str:
 
 
 def _width(tensor: SafeTensor, hyper: HfConfig) -> int | None:
-    """Return the row length that config.json gives for a matrix, in weights; None if it gives none."""
+    """Return the row length of a matrix by config.json, in weights; None if it gives none."""
     return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
 
 

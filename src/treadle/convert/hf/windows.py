@@ -73,7 +73,7 @@ def all_but_first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def window_nope_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Return the layers with a window, bool [n_layer]: those without RoPE (SmolLM 3). None if
+    """Return the layers with a window, bool [n_layer]: those without RoPE (SmolLM 3); none if
     ``use_sliding_window`` is false. A ``layer_types`` list overrides this in any case.
     """
     used = keys.flag("use_sliding_window", False)

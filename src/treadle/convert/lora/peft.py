@@ -80,7 +80,7 @@ class Peft:
 
 
 def is_peft(path: Path) -> bool:
-    """Return whether ``path`` is a folder with adapter_config.json, or a .safetensors file in one."""
+    """Return whether ``path`` is a folder with adapter_config.json, or a safetensors file in it."""
     return ((path if path.is_dir() else path.parent) / CONFIG).is_file() and (
         path.is_dir() or path.suffix == ".safetensors"
     )

@@ -22,8 +22,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class ExpertPair:
-    """A and B of a module, to be stored in ``types`` (names of ggml types); ``factor`` multiplies B
-    A.
+    """A and B of a module; ``types``: their types in the file, safetensors' names; ``factor``
+    multiplies B A.
     """
 
     a: SafeTensor

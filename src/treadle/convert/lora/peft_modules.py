@@ -53,8 +53,8 @@ class PeftModule:
     ``make`` converts A or B, as ``side`` says ("A", "B"); None: both stay unchanged.
     """
 
-    name: str
-    family: Family
+    name: str  # GGUF's, with layer and suffix
+    family: Family  # whose table or rule has the module
     make: Make | None = None
     side: Side = ""
 

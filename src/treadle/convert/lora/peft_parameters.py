@@ -45,7 +45,7 @@ class Parameters(NamedTuple):
     """
 
     module: str
-    layer: str
+    layer: str  # its number
     n: int
     n_ff: int
     n_embd: int
@@ -123,8 +123,9 @@ def read_parameter(
 ) -> Iterator[tuple[str, str, LowRank]]:
     """Yield (parameter, GGUF name, pair with a factor of 1) for each matrix that a pair adds to.
 
-    ``straight``: the result of ``is_straight``, used if shapes fit either way. Raises FileError for
-    shapes of no parameter, UnsupportedError if they fit two.
+    ``read`` returns a tensor's values as float32. ``straight``: the result of ``is_straight``, used
+    if shapes fit either way. Raises FileError for shapes of no parameter, UnsupportedError if they
+    fit two.
     """
     of, a, b, targets = pair
     (n_rows, given), (gives, n_columns) = (

@@ -200,7 +200,7 @@ def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
 
 
 def _broadcast(grid: tuple[int, int], values: Array) -> Array:
-    """Broadcast scales or zero points, [M, G], [M] or a single one, to the shape ``grid`` [M, G]."""
+    """Broadcast scales or zero points, [M, G], [M] or a single one, to ``grid``, [M, G]."""
     return np.broadcast_to(values.reshape(-1, grid[1]), grid)
 
 

@@ -127,7 +127,7 @@ class PackedModule:
 
 def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
     """Return the tensors; each module packed in a mode of FLOATS (mxfp4, nvfp4, mxfp8) becomes one
-    tensor. Raises FileError for mismatched parts.
+    tensor. ``found``: config.json's settings. Raises FileError for mismatched parts.
     """
     result = dict(tensors)
     for name, scales in tensors.items():
@@ -155,7 +155,8 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
 def unpack(
     tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
 ) -> Found:
-    """Return the tensors; affine modules chosen by ``wanted`` become one tensor each.
+    """Return the tensors; affine modules chosen by ``wanted`` become one tensor each. ``found``:
+    config.json's settings.
 
     ``wanted(name of the weight)`` returns "" to leave a module packed, a float type, or BLOCKS:
     Q4_1 blocks where they hold the codes, else floats. Errors as ``find_packed``'s.
@@ -189,9 +190,9 @@ def find_packed(
     found: Quantization,
     width: Callable[[SafeTensor], int | None],
 ) -> dict[str, PackedModule]:
-    """Return every packed matrix by the name of its ``weight``. ``width(weight)`` returns the row
-    length K, None if unknown. Raises FileError for missing or mismatched parts, UnsupportedError
-    for a format that treadle lacks.
+    """Return every packed matrix by the name of its ``weight``. ``found``: config.json's settings;
+    ``width(weight)`` returns the row length K, None if unknown. Raises FileError for missing or
+    mismatched parts, UnsupportedError for a format that treadle lacks.
     """
     packed: dict[str, PackedModule] = {}
     for name, tensor in tensors.items():

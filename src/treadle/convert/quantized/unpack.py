@@ -32,8 +32,8 @@ INFINITIES = {"F8_E5M2": 124}  # larger codes are NaNs; E4M3 has only one NaN: 1
 
 
 def float8(codes: Array, dtype: str) -> F32Array:
-    """Decode uint8 to float32: shift exponent and mantissa into place, then multiply by the
-    difference of the exponent biases. NaNs and infinities are kept.
+    """Decode 8-bit floats of type ``dtype``, uint8, to float32: shift exponent and mantissa into
+    place, then multiply by the difference of the exponent biases. NaNs and infinities are kept.
     """
     shift, bias = FLOAT8[dtype]
     bits = codes.view(np.int8).astype(np.int32)  # sign-extends: the sign bit is in place
@@ -48,7 +48,7 @@ def float8(codes: Array, dtype: str) -> F32Array:
 
 
 def is_nonfinite(codes: Array, dtype: str) -> Array:
-    """Return a bool per uint8 code: whether it is an infinity or a NaN."""
+    """Return a bool per 8-bit float of type ``dtype``: whether it is an infinity or a NaN."""
     return np.asarray(codes & 127 >= INFINITIES.get(dtype, 127))
 
 

@@ -264,8 +264,8 @@ def elements_of(tensor: SafeTensor) -> tuple[int, ...]:
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """Return the weights and the bytes of a block of ``dtype``; safetensors' own types have 1
-    weight.
+    """Return the number of weights and of bytes in a block of ``dtype``, a ggml type's name;
+    safetensors' own types have one weight.
     """
     if dtype in DTYPES:
         return 1, DTYPES[dtype] // 8

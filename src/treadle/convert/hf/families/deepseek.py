@@ -245,7 +245,9 @@ def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _indexed(arch: str, defaults: Mapping[str, Any]) -> Family:
-    """Return a family with DeepSeek V3's layers and an indexer, of GGUF architecture ``arch``."""
+    """Return a family with DeepSeek V3's layers and an indexer, of GGUF architecture ``arch``.
+    ``defaults``: as in ``Family``, besides those of DeepSeek V3.
+    """
     common = {"index_head_dim": 128, "index_topk": 2048}
     family = _family({**common, **defaults}, _V3_ONLY, extra_layers=_N_MTP, more=_indexed_keys)
     return replace(family, arch=arch, names=INDEXED_NAMES)

@@ -115,7 +115,7 @@ LLAMA_EMBED = Family("llama-embed", _DEFAULTS)
 
 
 def _embeds(keys: MetadataReader) -> Family | None:
-    """Return the family of Llama as an encoder if ``is_causal`` is false; else None, the decoder."""
+    """Return Llama's family of encoders if ``is_causal`` is false; else None."""
     return LLAMA_EMBED if keys.get("is_causal") is False else None
 
 
