@@ -13,12 +13,13 @@ POSITION_MAX = 1 << 31  # tokens
 
 
 class MetadataReader:
-    """Typed access to the metadata of one GGUF or JSON file. Errors name the file and the full key.
+    """Typed access to ``values``, the metadata of the GGUF or JSON file ``path``. Errors name the
+    file and the full key.
 
     A key that is absent or None (JSON's null) takes its value from ``defaults``, else from the
     call's ``default``. If there is none either, or the value has another type or is out of range,
-    FileError is raised; ``missing`` is its text for no value. ``prefix`` is prepended to keys in
-    errors only.
+    FileError is raised. ``missing``: the error's text for a key without a value. ``prefix`` is
+    prepended to keys in errors only.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def entries_folder() -> Path:
 
 
 def read_entry(name: str) -> memoryview | None:
-    """Return the contents of the entry in file ``name``; None if there is none, or it is damaged."""
+    """Return the contents of the entry in file ``name``; None if it is missing or damaged."""
     try:
         data = memoryview((entries_folder() / name).read_bytes())
     except (OSError, CacheError):
