@@ -189,7 +189,9 @@ def download_projector(
 
 
 def sizes_of(info: Any) -> dict[str, int]:
-    """Return the files of a repository, path to bytes, from the hub's data ``info`` about it."""
+    """Return the files of a repository, path to bytes, from ``info``, a ``ModelInfo`` of
+    huggingface_hub.
+    """
     return {s.rfilename: s.size or 0 for s in info.siblings or ()}
 
 
@@ -277,7 +279,7 @@ def in_folder(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_up(name: HubName) -> Any:
-    """Return the hub's data about a repository: its files with their sizes, its architecture.
+    """Return huggingface_hub's ``ModelInfo`` of a repository, with the files and their sizes.
     Raises FileError.
     """
     from huggingface_hub import HfApi
@@ -289,8 +291,8 @@ def look_up(name: HubName) -> Any:
 
 
 def check_architecture(name: HubName, said: Any) -> None:
-    """Raise UnsupportedError if treadle lacks the architecture in ``said``, the hub's data about a
-    GGUF model, so that no gigabytes are downloaded for nothing.
+    """Raise UnsupportedError if treadle lacks the architecture in ``said``, the hub's ``gguf``
+    facts about a model (a dict, None if unknown), so that no gigabytes are downloaded for nothing.
     """
     arch = said.get("architecture") if isinstance(said, dict) else None
     if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
