@@ -26,7 +26,7 @@ class Cells:
     """
 
     what: str  # for messages
-    cell_name: str
+    cell_name: str  # "page" or "state", for messages
 
     def __init__(
         self, device: Storage, name: str, layers: tuple[int, ...], layer_bytes: int, n: int
