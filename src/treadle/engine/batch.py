@@ -207,8 +207,9 @@ class Inputs:
 
     @property
     def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield the groups of rows with adapters: first row, number of rows, and their scales, f32.
-        The scales' array begins at the first adapter and ends with the block.
+        """Yield the groups of rows with adapters: first row, number of rows, and the scales of each
+        row, f32. The scales' array begins at the first row's first scale and extends to the end of
+        the block.
         """
         for i, record in enumerate(self._array("loras", "n_loras", LORA)):
             token, n, scales = record.tolist()

@@ -735,7 +735,9 @@ class Engine:
         return starts
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
-        """Return a function that reads the last run's logits, float32 ``[n_outputs, n_vocab]``."""
+        """Return a function that reads the last run's logits, float32 ``[n_outputs, n_logits]``;
+        ``Config.n_logits`` is ``n_vocab``, except in drafters with fewer logits.
+        """
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Seq[BatchItem], ready: PreparedPlan) -> LogitsBatch:
