@@ -94,8 +94,9 @@ class Shard:
 
 
 def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
-    """Choose every tensor's type, file and offset. Raises UnsupportedError for a type that cannot
-    be written, FileError if the result would be an invalid file.
+    """Choose every tensor's type, file and offset for an output at ``target``. Raises
+    UnsupportedError for a type that cannot be written, FileError if the result would be an invalid
+    file.
     """
     entries = plan_entries(source, options.type)
     metadata = build_metadata(source, options, entries)
@@ -109,7 +110,8 @@ def lay_out(
     alignment: int,
     split_max: int = 0,
 ) -> list[Shard]:
-    """Return the output file, or its shards if ``split_max`` (bytes) is not 0, with all offsets.
+    """Return the output file ``target``, or its shards if ``split_max`` (bytes) is not 0, with the
+    given ``metadata`` and tensors (``entries``) at offsets that are multiples of ``alignment``.
     Raises FileError if the result would be invalid.
     """
 

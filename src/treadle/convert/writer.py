@@ -143,7 +143,7 @@ class _Coder:
 
 
 def write(work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
-    """Write all shards and return their paths.
+    """Write all shards of ``work`` and return their paths.
 
     A killed run, or one that filled the disk, leaves its part next to the target; the same job
     resumes it and reports so through ``say``. ``progress(stage, done, total)`` counts bytes of the

@@ -230,8 +230,9 @@ def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Si
 
 
 def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = None) -> Size:
-    """Return the size in config.json's key ``word``, one integer or a list with one for each layer,
-    as (the largest, the list). The list is [] if all layers have the same size.
+    """Return the size in config.json's key ``word``, one integer (``default`` if it is missing) or
+    a list with one for each layer, as (the largest, the list). The list is [] if all layers have
+    the same size.
     """
     each = keys.get(word)
     if not isinstance(each, list):

@@ -172,8 +172,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
 
 
 def _with_mtp(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
-    """Return the folder with its MTP layers added. If these are incomplete or unsupported, return
-    it without them, with the reason in ``mtp_problem``.
+    """Return the folder ``checkpoint`` with its MTP layers, the tensors ``further``, added. If
+    these are incomplete or unsupported, return it without them, with the reason in ``mtp_problem``.
     """
     from treadle.convert.hf.mtp import check_mtp, mtp_keys, name_mtp
 
@@ -195,7 +195,9 @@ def _with_mtp(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFold
 
 
 def _needs_names(config: Mapping[str, Any], drafter: bool) -> bool:
-    """Return whether the names of tensors decide what is read of the folder (``_part_of``)."""
+    """Return whether the names of tensors are needed before the config is read, because
+    ``_part_of`` chooses by them; ``drafter``: as in ``open_hf``.
+    """
     return (drafter and has_dspark(config)) or str(config.get("model_type")) in TEXT_APART
 
 
@@ -217,8 +219,8 @@ def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict
 
 
 def _check_text(config: Mapping[str, Any], folder: Path, weights: SafeTensors) -> None:
-    """Raise UnsupportedError if a multimodal folder has no weights of its text model: some publish
-    these in a repository of their own.
+    """Raise UnsupportedError if a multimodal folder has no weights of its text model, because these
+    were published in another repository.
     """
     if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
         return
@@ -400,9 +402,9 @@ def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source
 
 
 def _without_mtp_heads(checkpoint: HfFolder) -> str:
-    """Remove MTP layers that mix their streams with tensors of their own (DeepSeek V4): GGUF has no
-    names for these beside the model's layers. Return a note for the user, "" if nothing was
-    removed.
+    """Remove from ``checkpoint`` MTP layers that mix their streams with tensors of their own
+    (DeepSeek V4): GGUF has no names for these beside the model's layers. Return a note for the
+    user, "" if nothing was removed.
     """
     if not any(HEAD in name for name in checkpoint.tensors):
         return ""

@@ -4,8 +4,8 @@ Old: ``rope_theta`` and ``rope_scaling``; new: ``rope_parameters``, one for all 
 each kind of layer.
 
 A function for one kind of scaling takes ``rope`` (the scaling's settings), ``keys`` (config.json),
-the RoPE base, and the number of rotated dims of a head. It returns GGUF's keys, and factors by GGUF
-name, f32 ``[dims / 2]``, by which frequencies are divided.
+the RoPE base, and the number of rotated dims of a head. It returns GGUF's keys, and by GGUF name
+tensors of factors by which frequencies are divided, f32, one for each pair.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def read_rope(
     keys: MetadataReader, family: Family, head_dim: int
 ) -> tuple[dict[str, Any], Factors]:
     """Return GGUF's keys of RoPE's base, dims and scaling, and RoPE factor tensors by GGUF name.
+    ``head_dim``: elements of a head.
 
     They come from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``. Raises
     FileError for invalid values, UnsupportedError for scaling that treadle lacks.
@@ -307,7 +308,9 @@ _SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scal
 
 
 def f32(value: float) -> float:
-    """Round to float32, as GGUF stores it: a folder run in place and its GGUF file then agree."""
+    """Round ``value`` to float32, as GGUF stores it: a folder run in place and its GGUF file then
+    agree.
+    """
     return float(np.float32(value))
 
 

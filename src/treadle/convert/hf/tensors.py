@@ -179,8 +179,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
 
 
 def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
-    """Return the tensors without an output matrix that equals the embeddings, for a converter. Both
-    are read up to the first difference.
+    """Return the tensors ``found`` without an output matrix that equals the embeddings, for a
+    converter. Both are read up to the first difference.
     """
     kept = dict(found)
     output = kept.get(OUTPUT)
@@ -403,8 +403,8 @@ def _check(
 
 
 def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> str:
-    """Return the checkpoint's name of GGUF's tensor ``name``, in the style of the tensors
-    ``found``, for messages.
+    """Return the checkpoint's name of GGUF's tensor ``name``, for messages, with the prefixes that
+    the tensors ``found`` have in the checkpoint.
     """
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")

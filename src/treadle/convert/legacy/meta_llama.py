@@ -119,7 +119,8 @@ class _Model:
 
     def _context(self, eps: float, theta: float) -> int:
         """Return the trained context length in tokens. Unless ``max_seq_len`` gives it, it is
-        deduced from settings that identify the release, with a note for the user.
+        deduced from settings that identify the release (norm epsilon ``eps``, RoPE base ``theta``
+        ..), with a note for the user.
         """
         if self.params.get("max_seq_len") is not None:
             return self.params.integer("max_seq_len", hi=POSITION_MAX)

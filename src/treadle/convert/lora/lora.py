@@ -76,8 +76,8 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
 
 
 def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
-    """Load adapters into an engine; new requests use them. Each is a path or (path, scale), with
-    scale 1 by default.
+    """Load adapters into an engine; new requests use them. ``given``: each a path or (path, scale),
+    with scale 1 by default.
 
     A duplicate name gets a number appended. Errors as ``open_adapter``'s, and TreadleError for
     other values.
@@ -242,8 +242,8 @@ def _heads(name: str, config: Config) -> int:
 
 
 def _pairs_to_halves(tensor: Tensor, n_head: int, share: float) -> Floats:
-    """Reorder B's rows from GGUF's adjacent RoPE pairs to halves of a head, for a model run in
-    place; only within the rotated ``share`` of each head.
+    """Reorder the rows of B (``tensor``, with ``n_head`` heads) from GGUF's adjacent RoPE pairs to
+    halves of a head, for a model run in place; only within the rotated ``share`` of each head.
     """
     rows = _floats(tensor)
     heads = rows.reshape(n_head, -1, rows.shape[1])
@@ -283,7 +283,9 @@ def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
-    """Raise FileError or UnsupportedError unless ``low`` fits the model's matrix ``name``."""
+    """Raise FileError or UnsupportedError unless ``low``, A and B of ``adapter``, fits the model's
+    matrix ``name``.
+    """
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")

@@ -45,8 +45,8 @@ def group_by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, Expe
 
 
 def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
-    """Stack the pairs of single experts to one pair, A [E, rank, k] and B [E, m, rank], zeros for
-    experts without one; if factors differ, they go into B.
+    """Stack the pairs of single experts to one pair for all ``n_expert`` of the model, A [E, rank,
+    k] and B [E, m, rank], zeros for experts without one; if factors differ, they go into B.
 
     Raises FileError for an expert that the model lacks, and for experts of different shapes.
     """

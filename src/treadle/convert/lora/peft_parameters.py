@@ -167,8 +167,8 @@ def _half(read: Callable[[], tuple[Floats, Floats]], which: int, rows: Any = sli
 def _matrices(
     of: Parameters, parameter: str, shape: tuple[int, int], modules: Modules
 ) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """Yield the GGUF name of each matrix made from a parameter of ``shape`` [m, k], and the
-    parameter's rows that it takes, int [n].
+    """Yield the GGUF name of each matrix that conversion makes from ``parameter`` of the experts
+    ``of``, of ``shape`` [m, k], and the parameter's rows that the matrix takes, int [n].
     """
     if own := _rule(parameter, modules):
         family, rule = own

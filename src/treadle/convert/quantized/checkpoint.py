@@ -80,7 +80,8 @@ def quantization_section(config: MetadataReader) -> MetadataReader | None:
 
 
 def unquantised(tensors: Mapping[str, SafeTensor], settings: MetadataReader) -> Found:
-    """Return the tensors with packed parts replaced by matrices.
+    """Return the tensors with packed parts replaced by matrices. ``settings``: as ``find_settings``
+    returns them.
 
     Raises FileError for parts that are missing or do not match, UnsupportedError for a format that
     treadle does not unpack.

@@ -61,8 +61,8 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
 
 
 def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
-    """Replace bitsandbytes' I8 ``name`` [M, K] in ``found`` by Q8_0 or BF16. Code 127 stands for
-    the row's largest magnitude, ``scale`` [M].
+    """Replace bitsandbytes' I8 ``name`` [M, K] in ``found`` by Q8_0 or BF16. ``scale`` [M] has the
+    largest magnitude of each row, which code 127 stands for.
     """
     tensor = found.get(name)
     if tensor is None or tensor.dtype != INT8:
@@ -142,6 +142,7 @@ class GptqLayout:
 def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) -> None:
     """Unpack GPTQ's int32 words along K, [K * bits / 32, M], into ``found[name]``, with ``qzeros``
     [G, M * bits / 32], ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
+    ``said``: the settings of config.json.
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
@@ -237,9 +238,9 @@ def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array
 
 
 def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: SafeTensor) -> str:
-    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``group``: weights
-    per scale; ``middle``: every zero point is the middle code; ``groups``: as ``_order`` returns
-    them.
+    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``bits``: per
+    code; ``group``: weights per scale; ``middle``: every zero point is the middle code; ``groups``:
+    as ``_order`` returns them.
     """
     if groups is not None or group % BLOCK or (bits > 4 and not middle):
         return floats_of(scale)

@@ -232,8 +232,9 @@ def _pack(
     found: Quantization,
     width: int | None,
 ) -> PackedModule:
-    """Return the module of these three tensors. Raises FileError if their shapes do not match each
-    other and the settings. ``width``: K if known, from which bits and group size follow.
+    """Return the module of these three tensors. ``width``: K if known, from which bits and group
+    size follow; else those of the settings ``found`` apply. Raises FileError if shapes do not match
+    each other and the settings.
     """
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)

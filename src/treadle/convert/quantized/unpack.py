@@ -58,7 +58,7 @@ def powers(exponents: Array) -> F32Array:
 
 
 def to_bytes(values: F32Array, dtype: str) -> Array:
-    """Convert float32 [.., K] to F16 or BF16, uint8 [.., 2 K]."""
+    """Convert float32 [.., K] to ``dtype``, F16 or BF16, as bytes, uint8 [.., 2 K]."""
     return by_name(dtype).quantize_rows(np.ascontiguousarray(values, np.float32))
 
 
@@ -131,8 +131,8 @@ def split_awq(words: Array) -> Array:
 def whole_numbers(
     dtype: str, codes: Array, scales: F32Array, zeros: Array, groups: Array | None = None
 ) -> Array:
-    """Compute ``scales * (codes - zeros)`` in ``dtype``: codes [M, K] of any integer type, scales
-    and zeros [M, G]; uint8 [M, bytes of a row].
+    """Compute ``scales * (codes - zeros)`` in ``dtype``, Q4_0, Q4_1, Q8_0 or a float type: codes
+    [M, K] of any integer type, scales and zeros [M, G]; return uint8 [M, bytes of a row].
 
     ``groups`` [K]: each weight's group; None: groups are contiguous. Q4_0 needs all zeros equal and
     codes from 8 below to 7 above them; Q4_1 needs codes from 0 to 15. Raises OverflowError for
@@ -167,9 +167,9 @@ def whole_numbers(
 
 
 def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Array:
-    """Compute ``scales * codes + minimums`` in Q4_1 or floats: codes [M, K] from 0 on, the others
-    [M, G]; uint8 [M, bytes of a row]. Raises OverflowError for block scales or minimums that are
-    not finite.
+    """Compute ``scales * codes + minimums`` in ``dtype``, Q4_1 or a float type: codes [M, K] from 0
+    on, the others [M, G]; return uint8 [M, bytes of a row]. Raises OverflowError for block scales
+    or minimums that are not finite.
     """
     m, k = codes.shape
     group = k // scales.shape[1]
@@ -217,8 +217,9 @@ def from_nvfp4(pairs: Array, scales: Array) -> Array:
 
 
 def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> Array:
-    """Look up 4-bit codes, uint8 [n / 2] with the even weight in the upper half, in ``table`` [16],
-    times one scale per block of neighbours, regardless of rows. Return F16 or BF16, uint8 [2 n].
+    """Look up 4-bit codes (``pairs``, uint8 [n / 2] with the even weight in the upper half) in
+    ``table`` [16], times one scale per block of neighbours, regardless of rows. Return ``dtype``,
+    F16 or BF16, as uint8 [2 n].
     """
     a_block = 2 * pairs.size // scales.size
     byte = np.arange(256)

@@ -78,8 +78,8 @@ def join(
     ggml_type: int,
     copies: Sequence[tuple[TensorData, TensorData]] = (),
 ) -> SourceTensor:
-    """Return a source tensor that joins ``pieces`` along ``axis``; None: all are copies of the
-    first.
+    """Return a source tensor in ``ggml_type`` that joins ``pieces`` along ``axis``; None: all are
+    copies of the first.
 
     ``copies`` are pairs of tensors that must be equal, of which only the first is among the pieces;
     reading raises FileError if they differ.
@@ -103,7 +103,9 @@ def join(
 def _joined(
     pieces: Sequence[TensorData], axis: int | None, copies: Sequence[tuple[TensorData, TensorData]]
 ) -> Bytes:
-    """Return a whole tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
+    """Return the pieces joined along ``axis``, uint8 [n_bytes]: a view if there is one piece, else
+    one new array. Raises FileError if two tensors of a pair in ``copies`` differ.
+    """
     for first, copy in copies:
         if not np.array_equal(first.data, copy.data):
             what = f"differs from {first.path.name}: these are not shards of the same checkpoint"

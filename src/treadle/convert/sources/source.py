@@ -122,7 +122,9 @@ class SourceTensor:
         return kind
 
     def error(self, what: str, expected: str | None = None, where: str = "") -> FileError:
-        """Return a FileError about the tensor, or about the part ``where`` of it."""
+        """Return a FileError about the tensor, or about the part ``where`` of it; ``what`` and
+        ``expected`` are clauses for the message.
+        """
         path = self.ranges[0].path if self.ranges else self.origin
         own = self.origin.removeprefix(f"{path}: ") if self.ranges else self.name
         name = own if own == self.name else f"{own} ({self.name})"  # the checkpoint's comes first
@@ -154,7 +156,9 @@ def f32_bytes(values: npt.NDArray[Any]) -> Bytes:
 
 
 def f32_tensor(name: str, values: npt.NDArray[np.float32], origin: str) -> SourceTensor:
-    """Return an F32 tensor of ``values``, which the checkpoint stores in another form."""
+    """Return an F32 tensor of ``values``, which the checkpoint stores in another form; ``origin``:
+    where, for messages.
+    """
     data = f32_bytes(values)
     return SourceTensor(name, values.shape, F32.ggml_id, lambda: data, origin)
 

@@ -180,9 +180,9 @@ def _tensors(file: Ct2File) -> dict[str, Tensor]:
 def _named(
     file: Ct2File, variable: Ct2Variable, ours: Sequence[str], suffix: str
 ) -> dict[str, Tensor]:
-    """Return a variable as tensors by treadle's name. ``ours``: names without suffix, which split
-    the variable's rows equally; ``suffix``: "weight" or "bias". Biases of keys are left out:
-    Whisper has none, and the file has zeros.
+    """Return a variable as tensors by treadle's name. ``ours``: the names between which its rows
+    are split equally, without ``suffix`` ("weight" or "bias"); after the first only last words.
+    Biases of keys are left out: Whisper has none, and the file has zeros.
     """
     prefix = ours[0].rpartition(".")[0]
     names = [ours[0], *(f"{prefix}.{name}" for name in ours[1:])]

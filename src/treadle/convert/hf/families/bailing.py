@@ -117,7 +117,9 @@ BAILING_V2 = Family(
 
 
 def _version(keys: MetadataReader) -> Family | None:
-    """Return the second version's family if queries and keys have norms, else None."""
+    """Return the second version's family if queries and keys have norms; else None, the first
+    version's.
+    """
     return BAILING_V2 if keys.flag("use_qk_norm", False) else None
 
 

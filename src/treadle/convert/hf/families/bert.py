@@ -337,8 +337,9 @@ def _distilbert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _electra_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the activation of the scoring head. Raises UnsupportedError for small models, whose
-    narrower embeddings are projected by a matrix that GGUF's BERT lacks.
+    """Return the key of the scoring head's activation, {} without that head. Raises
+    UnsupportedError for small models, whose narrower embeddings are projected by a matrix that
+    GGUF's BERT lacks.
     """
     width = keys.integer("embedding_size")
     if width != (n_embd := keys.integer("hidden_size")):

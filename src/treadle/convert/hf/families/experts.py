@@ -74,8 +74,8 @@ def expert_words(keys: MetadataReader) -> dict[str, str]:
 
 
 def count_of(keys: MetadataReader, word: str) -> int:
-    """Return the count in key ``word``. A list with one count per layer (Hunyuan) is accepted if
-    all are equal, else UnsupportedError.
+    """Return the count in key ``word``. A list with one count per layer (Hunyuan) stands for its
+    value if all are equal. Raises UnsupportedError if they differ.
     """
     given = keys.get(word)
     if not isinstance(given, list) or not given:

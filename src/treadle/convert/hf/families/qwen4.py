@@ -117,8 +117,8 @@ _MASK = (1 << 64) - 1
 
 
 def _multipliers(n_vocab: int, n: int, seed: int) -> list[int]:
-    """Return ``n`` odd multipliers of the hash, from SplitMix64, so small that their product with a
-    token id fits 63 bits.
+    """Return ``n`` odd multipliers of the hash, from SplitMix64 with ``seed``, so small that their
+    product with a token id fits 63 bits.
     """
     step = 0x9E3779B97F4A7C15
     half = max(1, ((1 << 63) - 1) // n_vocab // 2)

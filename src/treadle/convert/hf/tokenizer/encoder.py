@@ -45,9 +45,9 @@ Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
 
 
 def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tokenizer.json (``spec``) as transformers' BERT class reads it: it replaces the
-    normalizer's settings by those of tokenizer_config.json (``settings``), or by the class's
-    defaults.
+    """Return tokenizer.json (``spec``) as transformers' BERT class reads it: with the normalizer's
+    settings replaced by those of tokenizer_config.json (``settings``), or by the class's defaults.
+    Other tokenizers' are returned unchanged.
     """
     node = spec.get("normalizer")
     ours = settings.get("tokenizer_class") in _BERT or "do_lower_case" in settings
@@ -118,8 +118,8 @@ def _normalizer(spec: dict[str, Any]) -> Any:
 
 
 def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: Path) -> None:
-    """Raise UnsupportedError if tokenizer.json (``spec``) splits words in another way than BERT:
-    GGUF has keys for BERT's only.
+    """Raise UnsupportedError if tokenizer.json (``spec``, and its ``normalizer``) splits words in
+    another way than BERT: GGUF has keys for BERT's only.
     """
     before = spec.get("pre_tokenizer")
     found = {

@@ -112,9 +112,9 @@ class CheckpointSpecials:
     def _adds_bos_eos(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
     ) -> tuple[bool, bool]:
-        """Return whether BOS goes before a text, and EOS after it. ``found``: special token ids by
-        role; the template's own tokens are added. Raises UnsupportedError for other tokens around a
-        text.
+        """Return whether BOS goes before a text, and EOS after it. ``ids``, ``adds``: as in
+        ``keys``; ``found``: special token ids by role, to which the template's own tokens are
+        added. Raises UnsupportedError for other tokens around a text.
         """
         sides = list(adds)
         if self.template is not None:
@@ -204,7 +204,7 @@ def _numbers(value: Any, path: Path, key: str) -> list[int]:
 
 
 def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, AddedToken]:
-    """Return the added tokens of a tokenizer.json by id."""
+    """Return the added tokens of tokenizer.json (``spec``) by id."""
     entries = spec.get("added_tokens") or []
     if not isinstance(entries, list):
         _fail(path, "added_tokens", entries, "a list")

@@ -151,7 +151,7 @@ def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> No
 
 
 def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
-    """Insert the added tokens into ``pieces``, and names for ids without a piece."""
+    """Insert the added tokens of ``special`` into ``pieces``, and names for ids without a piece."""
     missing = n_vocab - len(pieces.texts)
     pieces.texts += [None] * missing
     pieces.types += [TokenType.UNUSED] * missing
@@ -182,7 +182,9 @@ def _apply_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
 
 
 def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
-    """Set whether a space goes before a text, overriding what the vocabulary's file says."""
+    """Set in GGUF's ``keys`` whether a space goes before a text (``adds``), overriding what the
+    vocabulary's file says.
+    """
     if "add_space_prefix" in keys:
         keys["add_space_prefix"] = adds
     before, _, prepend = keys.get(SPACES, "").rpartition(" ")
@@ -265,8 +267,8 @@ def _from_unigram_model(path: Path, settings: Mapping[str, Any], n_vocab: int) -
 
 
 def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Convert sentencepiece BPE from tokenizer.json: a piece's score is the negative rank of its
-    merge.
+    """Convert sentencepiece BPE from tokenizer.json (``spec``): a piece's score is the negative
+    rank of its merge.
 
     sentencepiece merges any two pieces that make a piece. If the file lacks one of these merges, no
     scores can express that: raises UnsupportedError.
@@ -435,7 +437,7 @@ def _vocabulary(
 
 def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[str, str]]:
     """Return merges, "left right" or lists of two, as pairs of pieces. Raises FileError unless both
-    halves and the result are pieces.
+    halves and the result are pieces in ``vocab`` (ids by piece).
 
     All are checked at once, since there are hundreds of thousands; the loop only finds the first
     wrong one.
