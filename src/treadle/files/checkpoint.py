@@ -152,8 +152,9 @@ class Checkpoint(MappedReader):
         return found
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Return the byte offset of a member's data. It follows the member's local header, whose
-        lengths may differ from those in the archive's directory.
+        """Return the byte offset in the file at which the data of the archive member ``info``
+        begins: after the member's local header, whose lengths may differ from those in the
+        archive's directory.
         """
         at = info.header_offset
         head = self.map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""

@@ -231,8 +231,8 @@ class Header(FileReader):
         raise self.error(f"ggml type {ggml_type}", where=name, expected="a ggml type")
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
-        """Return the tensors by name. Raises FileError unless they are aligned, inside the file and
-        do not overlap.
+        """Return the tensors that ``infos`` describe, by name. Raises FileError unless they are
+        aligned, inside the file and do not overlap.
         """
         size = len(self.file)
         data_at = _align(self.at, self.alignment)

@@ -43,7 +43,7 @@ class MetadataReader:
         return FileError(found, path=self.path, where=self.prefix + key, expected=expected)
 
     def fail(self, key: str, found: str, expected: str | None = None) -> NoReturn:
-        """Raise the FileError that ``error`` returns."""
+        """Raise the FileError that ``error`` returns for these arguments."""
         raise self.error(key, found, expected)
 
     def refuse(self, key: str, why: str) -> NoReturn:

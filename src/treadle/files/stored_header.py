@@ -71,7 +71,9 @@ def read_header(key: str) -> StoredHeader | None:
 
 
 def metadata_of(stored: StoredHeader, file: Bytes) -> tuple[dict[str, Value], dict[str, ValueType]]:
-    """Return a header's metadata, whose arrays are views of ``file``, and their types."""
+    """Return the metadata of a stored header, whose arrays are views of ``file``, and the value
+    types, both by key.
+    """
     metadata: dict[str, Value] = {}
     types: dict[str, ValueType] = {}
     for key, number, value in stored.metadata:
