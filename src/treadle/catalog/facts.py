@@ -103,7 +103,9 @@ def facts_of(model: StoredModel) -> ModelFacts:
 
 
 def read_header(path: Path, projector: Path | None = None) -> ModelFacts:
-    """Return the facts of a file or folder. Unreadable contents give a ``problem``, no error."""
+    """Return the facts of a model's file or folder. ``projector``: the projector file beside it, if
+    any. Unreadable contents give a ``problem``, no error.
+    """
     from treadle.convert.open import open_model
 
     try:
@@ -221,9 +223,9 @@ def modalities_of(gguf: GGUF, config: Config, projector: Path | None) -> tuple[s
 
 
 def _reads(metadata: Mapping[str, Any], part: str, config: Config) -> bool:
-    """Return whether treadle reads the ``part`` ("vision", "audio") of a projector for a model. If
-    the model's own file does not say that it reads media, the projector's rows must be as wide as
-    the model's states.
+    """Return whether treadle reads the ``part`` ("vision", "audio") of a projector, whose keys are
+    ``metadata``, for a model. If the model's own file does not say that it reads media, the
+    projector's rows must be as wide as the model's states.
     """
     from treadle.media.families import FAMILIES
 
