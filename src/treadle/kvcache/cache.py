@@ -60,8 +60,8 @@ def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
 
 
 def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
-    """Return the bytes that the pools and the state slots take for one sequence of ``n_ctx``
-    tokens. ``kv``: the type of keys and values.
+    """Return the bytes that pools and state slots of these ``specs`` take for one sequence of
+    ``n_ctx`` tokens. ``kv``: the type of keys and values.
     """
     pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
     states = sum(state_bytes(spec) for spec in specs if isinstance(spec, StateSpec))

@@ -187,8 +187,8 @@ class Folder:
                     self._queued = 0
 
     def _write_or_touch(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
-        """Write the file ``name`` and set its time of use; without ``head`` only set the time.
-        Return the problem, "" if there is none.
+        """Write the file ``name``, ``head(data)`` and then ``data``, and set its time of use to
+        ``stamp`` (ns); without ``head`` only set the time. Return the problem, "" if there is none.
         """
         try:
             if head is not None:
