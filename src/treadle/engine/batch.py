@@ -86,7 +86,9 @@ def merge_pooled_runs(
 def group_texts(
     texts: Iterable[Seq[int]], max_tokens: int, max_texts: int
 ) -> Iterator[list[Seq[int]]]:
-    """Group ``texts``, in order, into lists that fit one run; a longer text gets its own list."""
+    """Group ``texts``, in order, into lists that fit one run of at most ``max_tokens`` tokens and
+    ``max_texts`` texts; a longer text gets its own list.
+    """
     batch: list[Seq[int]] = []
     for ids in texts:
         if batch and (sum(map(len, batch)) + len(ids) > max_tokens or len(batch) == max_texts):
@@ -207,9 +209,9 @@ class Inputs:
 
     @property
     def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield the groups of rows with adapters: first row, number of rows, and the scales of each
-        row, f32. The scales' array begins at the first row's first scale and extends to the end of
-        the block.
+        """Yield the groups of rows with the same adapters: first row, number of rows, and the
+        scales of each of its rows, f32, one per adapter. The array extends beyond these to the end
+        of the block.
         """
         for i, record in enumerate(self._array("loras", "n_loras", LORA)):
             token, n, scales = record.tolist()
@@ -381,8 +383,8 @@ class RunInputs(Inputs):
             at_pages += sum(map(len, seq.pages))
 
     def lay_out_encoder(self, encoded: EncodedKeys) -> None:
-        """Write the inputs of a run that stores an encoder's keys and values; it has one row per
-        key.
+        """Write the inputs of a run that stores an encoder's keys and values in the pages of
+        ``encoded``; it has one row per key.
         """
         n = encoded.n_keys
         COUNTS.pack_into(self._bytes, 0, n, 0, 0, 0)
@@ -520,8 +522,8 @@ class _Loras:
         COUNT.pack_into(self._block, run_offset("n_loras"), count)
 
     def _write_scales(self, first: int, lora: Lora, adapter: int) -> None:
-        """Write a row's scales from f32 index ``first`` on: 1 for ``adapter``, the number of an
-        adapter within the model (0: none), then the scales of ``lora``.
+        """Write the scales of a group of rows from f32 index ``first`` on: 1 for ``adapter``, the
+        number of an adapter within the model (0: none), then the scales of ``lora``.
         """
         for i in range(self._n_scales):
             self._floats[first + i] = 0.0

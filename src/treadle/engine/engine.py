@@ -268,17 +268,17 @@ class Engine:
         return ready
 
     def _key(self, asked: PlanKey) -> PlanKey:
-        """Return the key of the plan that serves batches of this kind: their sizes rounded up to
-        plan sizes.
+        """Return the key of the plan that serves batches of the kind ``asked``: its sizes rounded
+        up to plan sizes.
         """
         limits = self.max_tokens, OUTPUTS
         sizes = plan_sizes(asked.n_tokens, asked.n_outputs, self._sizes, limits, CHUNK)
         return PlanKey(*sizes, asked.output, asked.adapted, asked.media, asked.steered)
 
     def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
-        """Begin to compile the kernels of a plan in other processes, before ``plan_for`` needs it;
-        ``later``: after all other plans. Return whether this has begun: False if no kernels are
-        missing, or if the device cannot.
+        """Begin to compile the kernels of the plan ``asked`` in other processes, before
+        ``plan_for`` needs it; ``later``: after all other plans. Return whether this has begun:
+        False if no kernels are missing, or if the device cannot.
         """
         key = self._key(asked)
         if key in self._ready:
@@ -425,9 +425,9 @@ class Engine:
         unit: bool = True,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray | None, None, None]:
-        """Yield None after each run but the last, then the vectors that ``embed`` returns. Only a
-        text longer than ``max_tokens`` takes several runs; other threads may use the engine in
-        between. Close the generator: it holds pages.
+        """Yield None after each run but the last, then the vectors that ``embed`` returns for these
+        arguments. Only a text longer than ``max_tokens`` takes several runs; other threads may use
+        the engine in between. Close the generator: it holds pages.
         """
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
@@ -439,8 +439,8 @@ class Engine:
     def _embed_together(
         self, texts: Seq[Seq[int]], seconds: Seq[int], unit: bool, lora: Lora | None
     ) -> np.ndarray:
-        """Return the vectors of texts that fit one run. Texts for which there are too few pages are
-        run one by one.
+        """Return the vectors of texts that fit one run; arguments as in ``embed``. Texts for which
+        there are too few pages are run one by one.
         """
 
         def run(seqs: Seq[Sequence]) -> np.ndarray:
@@ -481,7 +481,9 @@ class Engine:
     def _embed_long(
         self, ids: Seq[int], unit: bool, lora: Lora | None
     ) -> Generator[np.ndarray | None, None, None]:
-        """Yield None after each run of a text but the last, then its vector ``[1, n_embd]``."""
+        """Yield None after each run of a text but the last, then its vector ``[1, n_embd]``, of
+        length 1 if ``unit``.
+        """
         read = partial(self._read, "pooled", "n_parts")
         step = self.max_tokens
         pooled: list[np.ndarray] = []
@@ -601,8 +603,9 @@ class Engine:
     def _walk(
         self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
     ) -> bool:
-        """Run the steps of a plan; return False if a signal stopped it. ``times`` gets each step's
-        seconds. Masks still being computed are awaited just before the first step that reads them.
+        """Run the steps of a plan; return False if a signal stopped it, which only happens if
+        ``stoppable``. ``times`` gets each step's seconds. Masks still being computed are awaited
+        just before the first step that reads them.
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
         if ready.run.media is not None:
@@ -641,8 +644,9 @@ class Engine:
         return ready, starts
 
     def _plan_of(self, parts: Seq[BatchItem], output: str = "logits") -> PreparedPlan:
-        """Check a batch's sizes, ids and media; return its prepared plan. Raises TreadleError,
-        UnsupportedError.
+        """Check a batch's sizes, ids and media; return its prepared plan for the graph's
+        ``output``. Raises TreadleError for an invalid batch, UnsupportedError for a decoder's
+        without an encoded prompt.
         """
         if self._closed:
             raise TreadleError("the model is closed")
@@ -680,7 +684,9 @@ class Engine:
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
 
     def _no_prompt_error(self, output: str) -> UnsupportedError:
-        """Return the error for a run of a decoder whose sequence has no encoded prompt."""
+        """Return the error for a run of a decoder whose sequence has no encoded prompt; ``output``:
+        the graph's output that was asked for.
+        """
         name = self.config.arch.name
         if output not in OF_ROWS:
             return UnsupportedError(f"no {output}: {name} generates text, of a prompt's encoding")

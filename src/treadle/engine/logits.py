@@ -79,7 +79,7 @@ class LogitsRow:
         return self._rows.copy(self._index, slice(None))
 
     def take(self, ids: Tokens) -> npt.NDArray[np.float32]:
-        """Return the logits of the tokens ``ids``, f32."""
+        """Return the logits of the tokens ``ids``, f32 ``[len(ids)]``."""
         return self._rows.copy(self._index, ids)
 
 

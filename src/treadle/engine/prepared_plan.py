@@ -60,8 +60,8 @@ class PreparedPlan:
         return self.reader(buffer, n, columns)()
 
     def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
-        """Return a function that returns what ``rows`` does, at the time of its call, even if the
-        plan has been moved to another arena.
+        """Return a function without arguments that returns what ``rows`` returns for these, even if
+        the plan has been moved to another arena by then.
         """
         arena = self.arena
         at = self.plan.offsets[buffer]
