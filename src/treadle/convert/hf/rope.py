@@ -254,7 +254,8 @@ def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims:
 
 def wide_heads(keys: MetadataReader) -> tuple[int, int]:
     """Return head size and number of key heads of layers without a window (Gemma 4). They are two
-    keys, or per-layer values in files that transformers wrote.
+    keys, or per-layer values in files that transformers wrote. Raises UnsupportedError if these
+    layers differ from each other.
     """
     n_kv = keys.integer("num_key_value_heads")
     if (layers := keys.within("per_layer_config")) is not None:

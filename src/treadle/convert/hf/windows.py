@@ -81,7 +81,9 @@ def window_nope_layers(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def has_attention(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: true for attention with a KV cache, false for a recurrent state."""
+    """Return a flag per layer: true for attention with a KV cache, false for a recurrent state.
+    Raises FileError if ``layer_types`` is no list of ``n_layer`` kinds.
+    """
     kinds = keys.get("layer_types")
     if kinds is None:
         every = keys.integer(INTERVAL, _EVERY)

@@ -32,7 +32,7 @@ def open_gguf_v1(path: Path, tokenizer: Path | None = None) -> Source:
 
 def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
     """Open a GGML, GGMF or GGJT file as a source; the first two may be split (``FILE``, ``FILE.1``
-    ...). ``tokenizer`` is unused.
+    ...). ``tokenizer`` is unused. Raises FileError for damaged files, and parts of several models.
     """
     first = Legacy(path)
     parts = [first]

@@ -103,8 +103,9 @@ def read_float4(
     """Replace the pairs of E2M1 ``name`` in ``found`` by blocks: with powers of two in
     ``name``_scale MXFP4, with E4M3 scales NVFP4.
 
-    ``whole``: name of a factor that multiplies (or divides) all weights of NVFP4; "": none. Rows
-    that are not whole NVFP4 blocks become BF16.
+    ``whole``: name of a factor that multiplies (if ``divides``, divides) all weights of NVFP4; "":
+    none. Rows that are not whole NVFP4 blocks become BF16. Raises FileError for scales of another
+    shape.
     """
     scale = pop_companion(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrix_shape(tensor)
@@ -161,7 +162,8 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     """Replace bitsandbytes' 4-bit weights ``name`` in ``found`` by F16 or BF16.
 
     Each code selects one of 16 values, scaled by ``absmax`` per ``blocksize`` weights; the scales
-    may be 8-bit codes of a second table. ``state``: the tensor with the settings as JSON.
+    may be 8-bit codes of a second table. ``state``: the tensor with the settings as JSON. Raises
+    FileError for parts that are missing or do not match.
     """
     if name not in found:
         raise state.error(f"has no {name}")

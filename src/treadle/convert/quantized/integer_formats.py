@@ -1,4 +1,8 @@
-"""Matrices of quantised checkpoints in integers: ``w = scale * (code - zero)``."""
+"""Matrices of quantised checkpoints in integers: ``w = scale * (code - zero)``.
+
+Functions that unpack a matrix raise FileError for parts that are missing or do not match.
+``found``: a checkpoint's tensors by name, which they change.
+"""
 
 from __future__ import annotations
 

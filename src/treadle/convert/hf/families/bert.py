@@ -274,8 +274,8 @@ _NEO: Names = {
 
 
 def _neo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the FFN's width, two thirds of ``intermediate_size`` rounded up to a multiple of 8,
-    and the pooling by the first token.
+    """Return the keys of the FFN's width, two thirds of ``intermediate_size`` rounded up to a
+    multiple of 8, and of pooling, by the first token.
     """
     n_ff = int(2 * keys.integer("intermediate_size") / 3)
     return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": _FIRST_TOKEN}
@@ -300,7 +300,9 @@ _GTE_UP_FIRST = DerivationRule(
 
 
 def _gte_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the number of token types, 1 for gte-base-en, which has no table of them."""
+    """Return the key of the number of token types, 1, for models without a table of them
+    (gte-base-en); else {}.
+    """
     return {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
 
 

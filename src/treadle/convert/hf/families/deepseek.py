@@ -97,7 +97,8 @@ def _glm_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the key of the number of leading dense layers from ``mlp_layer_types``, a list of
-    kinds that transformers writes; {} without it.
+    kinds that transformers writes; {} without it. Raises UnsupportedError if a dense layer follows
+    a sparse one.
     """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
@@ -210,8 +211,9 @@ def index_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def indexer_types(keys: MetadataReader, n_layer: int, kinds: Any) -> dict[str, Any]:
-    """Return the flags of the layers with an indexer of their own, if other layers reuse the
-    selection of an earlier one; else {}. ``kinds``: "full" or "shared" for each layer.
+    """Return the key with a flag per layer: whether it has an indexer of its own. {} if all have
+    one; the others reuse the selection of an earlier layer. ``kinds``: "full" or "shared" for each
+    layer. Raises UnsupportedError for other lists.
     """
     names = FULL, _SHARED
     if not isinstance(kinds, list) or len(kinds) != n_layer or not all(k in names for k in kinds):
@@ -383,6 +385,7 @@ _V3 = DEEPSEEK_FAMILIES["deepseek_v3"]
 def joint_keys(keys: MetadataReader) -> dict[str, Any]:
     """Return the keys of latent attention for a file that has ``kv_b_proj`` as one matrix: the
     sizes of the expanded keys and values, which llama.cpp then caches in place of latent rows.
+    Raises UnsupportedError if YaRN scales attention scores (``mscale_all_dim``).
     """
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     # transformers scales attention scores by it.

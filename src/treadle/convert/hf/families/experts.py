@@ -38,7 +38,7 @@ _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
     """Return GGUF's expert keys of a family: counts, gating function, normalisation and scale; {}
-    if the model has no experts.
+    if the model has no experts. Raises UnsupportedError if experts end before the last layer.
     """
     made: dict[str, Any] = {name: count_of(keys, word) for name, word in expert_words(keys).items()}
     if not made.get("expert_count"):  # no experts in this model
@@ -120,8 +120,8 @@ def always(*rules: DerivationRule) -> Any:
 
 def leading_dense(keys: MetadataReader, n_layer: int, usual: int) -> int:
     """Return the number of leading layers without experts, by ``mlp_layer_types`` or
-    ``first_k_dense_replace``; ``usual`` is the default. Raises UnsupportedError if dense layers
-    follow sparse ones.
+    ``first_k_dense_replace``; ``usual`` is the default. Raises FileError for an invalid list,
+    UnsupportedError if dense layers follow sparse ones.
     """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:

@@ -35,7 +35,7 @@ _NO_EXPERTS = {"num_experts": 0}
 
 
 def _scales(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return MiniCPM's scales of embeddings, residuals and logits."""
+    """Return the keys of MiniCPM's scales of embeddings, residuals and logits."""
     base = keys.number("dim_model_base", lo=1e-6)
     return {
         "embedding_scale": f32(keys.number("scale_emb", lo=1e-6)),

@@ -35,8 +35,8 @@ class TextPart:
 
 
 def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
-    """Return a ``Family.more`` that gives M-RoPE's sections: how many RoPE pairs of a head take
-    each of a position's numbers. ``usual``: transformers' defaults.
+    """Return a ``Family.more`` that gives the key of M-RoPE's sections: how many RoPE pairs of a
+    head take each of a position's numbers. ``usual``: transformers' defaults.
     """
 
     def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _ENUM = "moe_layers_enum"
 
 def by_layer(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
     """Return the list in ``key``, one value per layer; published folders append those of MTP
-    layers, which are dropped.
+    layers, which are dropped. Raises FileError if it is no list of that length.
     """
     found = keys.get(key)
     most = n_layer + keys.integer(_N_MTP, 0, lo=0)

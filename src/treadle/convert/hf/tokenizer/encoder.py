@@ -64,7 +64,8 @@ def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]
 def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
     """Return pieces and types by id, None for scores, and further keys of tokenizer.json
     (``spec``). A GGUF piece that begins a word has a mark in front; in WordPiece all others have
-    one (``##``).
+    one (``##``). Raises FileError for invalid ids, UnsupportedError for rules that GGUF's BERT
+    lacks.
     """
     model = spec["model"]
     if model.get("continuing_subword_prefix", "##") != "##":

@@ -179,7 +179,9 @@ def read_specials(
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file; an empty one if the file does not exist."""
+    """Return the object of a JSON file; {} if the file does not exist. Raises FileError if it is
+    damaged.
+    """
     return read_json(path) if os.path.lexists(path) else {}
 
 
