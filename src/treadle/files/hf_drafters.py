@@ -87,8 +87,8 @@ def stage_name(name: str) -> str:
 
 
 def stages_config(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
-    """Return the config of the DSpark in a DeepSeek V4 folder, from the main model's ``config`` and
-    the names of all tensors.
+    """Return the config.json of the DSpark in a DeepSeek V4 folder as if it were a folder of its
+    own, from the main model's ``config`` and the names of all tensors.
     """
     found = [int(match["layer"]) for name in names if (match := MTP_NAME.fullmatch(name))]
     n = 1 + max(found, default=0)

@@ -186,7 +186,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
-    """Return the JSON object ``raw``, which is at byte ``offset`` of ``path``. Raises FileError."""
+    """Return the JSON object ``raw``, which is at byte ``offset`` of ``path``. Raises FileError if
+    it is no JSON object.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
