@@ -110,7 +110,8 @@ def fetch_blob(
 def receive(url: str, part: Path, size: int, bar: Any) -> bool:
     """Append the missing bytes of the file at ``url``, which has ``size`` bytes, to ``part``;
     return whether ``part`` held some before. A lost connection is retried until ``ATTEMPTS`` in a
-    row brought nothing. ``bar``: a progress bar with tqdm's methods.
+    row brought nothing. ``bar``: a progress bar with tqdm's methods. Raises FileError or the HTTP
+    library's errors.
     """
     if size_of(part) > size:
         part.unlink()
