@@ -176,7 +176,9 @@ def usual_speed(path: Path) -> UsualSpeed:
 
 
 def read_facts(path: Path, version: str) -> dict[str, Any] | None:
-    """Return the stored facts of a model; None if there are none of this ``version``."""
+    """Return the stored facts of a model, the fields of ``ModelFacts`` by name; None if there are
+    none of this ``version``, which the caller chooses.
+    """
     found = record_path(path, FACTS)
     try:
         about = None if found is None else json.loads(read_some(found))
@@ -188,8 +190,8 @@ def read_facts(path: Path, version: str) -> dict[str, Any] | None:
 
 
 def write_facts(path: Path, version: str, facts: Mapping[str, Any]) -> None:
-    """Store the facts of a model, of this ``version``. Does nothing where records cannot be
-    written.
+    """Store the facts of a model, the fields of ``ModelFacts`` by name, as those of this
+    ``version``. Does nothing where records cannot be written.
     """
     found = writable(path, FACTS)
     with suppress(OSError):
