@@ -32,8 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class PartFile:
-    """One file of the output, ``n_bytes`` long, open for writing and locked against other
-    conversions.
+    """The part file of one file of the output, ``target``: ``n_bytes`` long, open for writing and
+    locked against other conversions.
     """
 
     def __init__(self, target: Path, n_bytes: int) -> None:
@@ -126,7 +126,8 @@ class PartFile:
 
 class Journal:
     """The list of a job's complete tensors, by index; ``done`` has those that an earlier, killed
-    run wrote. ``job``: the digest of the job; a journal of another job is begun anew.
+    run wrote. ``job``: the digest of the job. A journal of another job is begun anew; without
+    ``resume``, any.
     """
 
     def __init__(self, parts: Sequence[PartFile], job: str, *, resume: bool) -> None:

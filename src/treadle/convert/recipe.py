@@ -86,7 +86,9 @@ class OutputTensor:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One file of the output: path, header with tensor offsets, and tensors in order."""
+    """One file of the output: path, layout (header and tensor offsets), and tensors in the order of
+    the file.
+    """
 
     path: Path
     layout: GgufLayout

@@ -35,7 +35,9 @@ GENERATION = "generation_config.json"
 
 
 class AddedToken(NamedTuple):
-    """An added token. ``lstrip``, ``rstrip``: it strips white space before it, after it."""
+    """An added token. ``special``: it is a control token; ``lstrip``, ``rstrip``: it strips white
+    space before it, after it.
+    """
 
     text: str
     special: bool
