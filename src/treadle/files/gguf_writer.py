@@ -33,7 +33,9 @@ class _Entry(NamedTuple):
 
 
 class GgufLayout(NamedTuple):
-    """Layout of a file: the bytes before the tensors, and each tensor's byte offset by name."""
+    """Layout of a file: ``header``, the bytes before the tensors, and each tensor's byte offset by
+    name.
+    """
 
     header: bytes
     offsets: dict[str, int]  # absolute
