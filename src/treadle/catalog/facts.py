@@ -40,12 +40,15 @@ SPEECH_TEXT = "speech"  # the text of sound
 class ModelFacts:
     """Facts of one model.
 
-    kind: of its output: "text", "vectors", "scores", or "speech" (text of sound). format: of most
-    of its weights. n_context: tokens that it was trained for. kv_bytes: bytes of keys, values and
-    states of one text of USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes:
-    of ``n_context``. reads_media: whether its architecture reads pictures or sounds through a
-    projector. modalities: what it reads with the projector that is there: "image", "audio".
-    license: as the file states it. problem: why treadle does not run it, "" if it does.
+    title: the name that the file gives itself. kind: of its output: "text", "vectors", "scores", or
+        "speech" (text of sound).
+    format: the one that most bytes of its weights have. n_context: tokens that it was trained for.
+    kv_bytes: bytes of keys, values and states of one text of USUAL_CONTEXT tokens, or of
+        ``n_context`` if that is less; full_kv_bytes: of ``n_context``.
+    reads_media: whether its architecture reads pictures or sounds through a projector. modalities:
+        what it reads with the projector that is there: "image", "audio".
+    has_template: whether it has a chat template. license: as the file states it.
+    problem: why treadle does not run it, "" if it does.
     """
 
     architecture: str = ""
