@@ -76,10 +76,13 @@ def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16"
 
 class KVCache:
     """The pools of one model, with room for ``n_sequences`` sequences of at most ``n_ctx`` tokens
-    each; ``kv_tokens`` limits the tokens of all sequences, ``kv_bytes`` the bytes of all pages.
+    each; ``kv_tokens`` limits the tokens of all sequences, ``kv_bytes`` the bytes of all pages
+    (None: no limit).
 
-    ``n_batch``: tokens that a run writes before pages are freed. ``n_encoded``: prompts of an
-    encoder whose keys and values fit at once, by default ``n_sequences``.
+    specs: the pools and states that the model's layers need. kv: the type of keys and values.
+    n_batch: tokens that a run writes before pages are freed.
+    n_encoded: prompts of an encoder whose keys and values fit at once, by default ``n_sequences``.
+    n_vocab: size of the vocabulary; ids of pictures' and sounds' rows are above it.
     """
 
     is_borrowed: ClassVar[bool] = False  # whether its pages are another model's, and read-only

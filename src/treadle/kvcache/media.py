@@ -75,7 +75,8 @@ class MediaEntry:
 class MediaRegistry:
     """The pictures and sounds of one model, by number and by digest, least recently used first.
 
-    ``rows_bytes``: limit in bytes of the rows that are kept although no request will read them.
+    ``n_vocab``: size of the vocabulary, above which the ids of rows are. ``rows_bytes``: limit in
+    bytes of the rows that are kept although no request will read them.
     """
 
     def __init__(self, n_vocab: int, rows_bytes: int = ROWS_BYTES) -> None:
