@@ -63,6 +63,9 @@ class Engine:
     returns the largest logits of each output. Both raise ContextFullError if a part does not fit,
     FileError if the model's file shrank or was written to; then no sequence has changed.
     Thread-safe: threads take turns.
+
+    ``deterministic``: results are bit-identical whatever else is in a batch. The arguments from
+    ``n_ctx`` to ``n_encoded`` that are not named here are those of ``KVCache``.
     """
 
     cache_type: ClassVar[type[KVCache]] = KVCache
