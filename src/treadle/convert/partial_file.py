@@ -163,7 +163,9 @@ class Journal:
             raise
 
     def add(self, index: int, n_bytes: int) -> None:
-        """Queue tensor ``index`` as written; ``save`` records it once it is on the disk."""
+        """Queue tensor ``index``, of ``n_bytes``, as written; ``save``, called here after every
+        SYNC bytes, records it once it is on the disk.
+        """
         self._waiting.append(index)
         self._n_unsaved += n_bytes
         if self._n_unsaved >= SYNC:

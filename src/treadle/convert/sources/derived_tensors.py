@@ -66,7 +66,7 @@ class DerivationRule:
     side: Side = ""
 
     def applies(self, layer: int) -> bool:
-        """Return whether the rule applies to layer number ``layer``; 0 stands for outside
+        """Return whether the rule applies to layer number ``layer``; pass 0 for tensors outside
         layers.
         """
         within = self.first_layer <= layer <= self.last_layer

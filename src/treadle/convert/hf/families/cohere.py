@@ -104,7 +104,9 @@ def _compass_kinds(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _rope_by_kind(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the RoPE parameters of each kind of layer in ``kinds`` that has RoPE, by kind."""
+    """Return config.json's RoPE parameters by kind of layer, for those of ``kinds`` that have RoPE.
+    Raises FileError for a kind without an entry.
+    """
     given = keys.get("rope_parameters")
     if not isinstance(given, dict):
         keys.fail("rope_parameters", f"is {given!r:.60}", "parameters by kinds of layers")

@@ -202,7 +202,9 @@ _SHARED = "shared"
 
 
 def index_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys of an indexer: its heads, their size, and how many tokens it selects."""
+    """Return the keys of an indexer: the number of its heads, their size, and how many tokens it
+    selects.
+    """
     return {
         INDEX_HEADS: keys.integer("index_n_heads"),
         INDEX_DIM: keys.integer("index_head_dim"),

@@ -20,7 +20,9 @@ from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM
 
 
 def _mamba1_rules(at: str) -> tuple[DerivationRule, ...]:
-    """Return rules for a Mamba mixer's tensors, whose names begin with ``at``."""
+    """Return rules for the tensors of a Mamba mixer that GGUF stores in another form; their names
+    begin with ``at``.
+    """
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
         DerivationRule((f"{at}.A_log",), {f"{at}.decay.weight": decay}, floats=True),
@@ -197,8 +199,8 @@ def _in_groups(rows: Rows, n: int) -> Rows:
 
 
 def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
-    """Return rules for a Mamba-2 mixer's tensors, whose names begin with ``at``; ``n_group``:
-    groups of its norm.
+    """Return rules for the tensors of a Mamba-2 mixer that GGUF stores in another form; their names
+    begin with ``at``. ``n_group``: groups of its norm.
     """
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),

@@ -21,8 +21,8 @@ _BLOCKS = "minimax_m3_sparse"
 
 
 def _halves(at: str) -> DerivationRule:
-    """Return the rule that splits a fused FFN matrix into gate and up; ``at``: prefix of
-    the names.
+    """Return the rule that splits a fused FFN matrix into gate (upper half of the rows) and up;
+    ``at``: prefix of the tensors' names.
     """
     gives = {f"{at}gate_proj.weight": upper, f"{at}up_proj.weight": lower}
     return DerivationRule((f"{at}gate_up_proj.weight",), gives, side="B")

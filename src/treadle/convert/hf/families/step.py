@@ -63,8 +63,8 @@ _HEADS = "num_attention_heads"
 
 
 def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return each layer's FFN kind, "dense" or "sparse"; the layers with experts are listed in one
-    string.
+    """Return each layer's FFN kind, "dense" or "sparse". config.json lists the numbers of the
+    layers with experts in one string; by default all but the first three have them.
     """
     found = keys.get(_ENUM)
     if found is None:
