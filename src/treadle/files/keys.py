@@ -78,12 +78,12 @@ class MetadataReader:
         return float(self._read(key, default, (int, float), expected, lo, hi))
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean ``key``. Raises FileError for other types."""
+        """Return the boolean ``key``. Raises FileError for a value of another type."""
         value: bool = self._read(key, default, bool, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return the string ``key``. Raises FileError for other types."""
+        """Return the string ``key``. Raises FileError for a value of another type."""
         value: str = self._read(key, default, str, "a string")
         return value
 

@@ -67,7 +67,9 @@ def key_of(*given: object) -> str:
 
 
 def entries_folder() -> Path:
-    """Return the folder of entries, inside that of kernels. Raises CacheError."""
+    """Return the folder of entries, inside that of kernels. Raises CacheError if it cannot be
+    created, belongs to another user, or others may write to it.
+    """
     return checked_folder(checked_folder() / "plans")
 
 

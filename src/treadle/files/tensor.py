@@ -124,8 +124,8 @@ class Tensor(TensorData):
 
 
 class LateTensor(Tensor):
-    """A tensor whose format is that of its ggml type, imported on first use: runs of a stored plan
-    need none.
+    """A tensor whose format is that of its ggml type, imported when it is first used: runs of a
+    stored plan never use it.
     """
 
     @classmethod
