@@ -144,8 +144,8 @@ class Folder:
             return self._changed.wait_for(lambda: self._seen and not self._queue, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Wait until the queue is empty and end the thread, at most ``timeout_s`` seconds each.
-        Idempotent.
+        """Wait until the queue is empty, then end the thread; each takes at most ``timeout_s``
+        seconds. Idempotent.
         """
         if self._is_forked:
             return
