@@ -130,7 +130,7 @@ class Engine:
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
 
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
-        """Return a new cache of the engine's kind; the arguments are those of ``KVCache``."""
+        """Return a new cache of type ``cache_type``; the arguments are those of ``KVCache``."""
         return self.cache_type(*given, **named)
 
     def attend(self, seq: Sequence, source: Seq[int]) -> None:

@@ -45,7 +45,7 @@ class TopLogits:
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Their tokens, int32 ``[N_TOP]``."""
+        """The tokens of ``values``, int32 ``[N_TOP]``."""
         return np.frombuffer(self._data, np.int32, N_TOP, self._at + 4 * N_TOP)
 
     @property
