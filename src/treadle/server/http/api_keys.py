@@ -42,8 +42,9 @@ CHARGES = "/treadle/charges"  # path at which a router asks for the tokens of ea
 
 @dataclass(frozen=True)
 class ApiKey:
-    """One key and its limits; None is no limit. ``tokens_per_minute`` counts tokens of prompts and
-    outputs, when a request ends. ``models``: names of the models that the key may use; empty: all.
+    """One API key and its limits; None is no limit. ``requests``: open at once.
+    ``tokens_per_minute`` counts tokens of prompts and outputs, when a request ends. ``models``:
+    names of the models that the key may use; empty: all.
     """
 
     secret: bytes
@@ -99,7 +100,9 @@ FIELDS: Mapping[str, tuple[Callable[[str], Any], str]] = {  # reader, and what i
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Read a file of keys. Raises FileError that names the line; no message shows a key."""
+    """Read a file of keys: one a line, with its limits, as ``_read_line`` reads it. Raises
+    FileError that names the line; no message shows a key.
+    """
     try:
         with open(path, "rb") as file:
             raw = file.read(MAX_FILE + 1)
@@ -191,12 +194,16 @@ class RateBucket:
         self._at = now
 
     def wait_s(self, n: float, now: float) -> float:
-        """Return the seconds until the bucket has ``n`` units; 0 if it has them now."""
+        """Return the seconds from the time ``now`` until the bucket has ``n`` units; 0 if it has
+        them.
+        """
         self._fill(now)
         return max(n - self._left, 0.0) * MINUTE_S / self.per_minute
 
     def take(self, n: float, now: float) -> None:
-        """Take ``n`` units, even if the bucket has fewer: it is then overdrawn."""
+        """Take ``n`` units at the time ``now``, even if the bucket has fewer: it is then
+        overdrawn.
+        """
         self._fill(now)
         self._left -= n
 
@@ -208,7 +215,8 @@ class RateBucket:
 
 class KeyUse:
     """The use of one key so far; it survives a new reading of the key file. ``number``: 0 for the
-    key that was seen first, and so on; requests of different numbers share the engine fairly.
+    key that was seen first, 1 for the second, and so on; requests of different numbers share the
+    engine fairly.
     """
 
     def __init__(self, number: int) -> None:
@@ -217,8 +225,9 @@ class KeyUse:
         self._allowances: dict[str, RateBucket] = {}
 
     def allowance(self, what: str, per_minute: int | None, now: float) -> RateBucket | None:
-        """Return the bucket for ``what`` ("requests" or "tokens"), a new one if the limit has
-        changed; None without a limit.
+        """Return the bucket for ``what``: "requests" or "tokens". It is a new, full one if the
+        limit ``per_minute`` has changed; None without a limit. ``now``: seconds, as for
+        ``RateBucket``.
         """
         if per_minute is None:
             return None

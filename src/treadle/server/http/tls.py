@@ -67,8 +67,9 @@ class TlsFiles:
 
 
 def _check_pem(path: Path, mark: bytes, what: str, option: str) -> None:
-    """Raise FileError if the file cannot be read, or does not contain ``mark``, the PEM line of
-    ``what``. ``option``: the command-line option for the message.
+    """Raise FileError if the file cannot be read, or does not contain ``mark``, bytes of a PEM
+    line. For the message: ``what`` was looked for ("a certificate" or "a private key"), and the
+    command-line ``option``.
     """
     try:
         text = path.read_bytes()

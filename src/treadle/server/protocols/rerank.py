@@ -67,8 +67,8 @@ async def cohere_rerank(request: HttpRequest) -> Response:
 
 
 async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair]) -> list[float]:
-    """Return the reranker's score of each pair of texts, and count their tokens. Batches alternate
-    with steps of the scheduler.
+    """Return the reranker's score of each pair of texts, and charge their tokens to the API key.
+    Batches alternate with steps of the scheduler.
     """
     scores: list[float] = []
     for batch in reranker.batches(pairs):
@@ -119,8 +119,8 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
 
 
 def _documents(value: Any, name: str) -> list[str]:
-    """Return the texts of the documents in field ``name``: strings, or objects with a ``text``.
-    Raises ApiError.
+    """Return the texts of the documents in ``value``, of the field ``name``: strings, or objects
+    with a ``text``. Raises ApiError.
     """
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
         raise wrong(name, value, f"1 to {MAX_INPUTS} texts")
@@ -140,9 +140,10 @@ def _read(
     most: int | None,
     per_document: int | None,
 ) -> tuple[Reranker, list[Pair]]:
-    """Return a reranker, and the token ids of the query with each document. ``most``: tokens to
-    which a pair is truncated; ``per_document``: tokens to which a document is, before. Raises
-    ApiError.
+    """Return a reranker with the adapters ``lora``, and the token ids of the query with each
+    document. ``most``: tokens to which a pair is truncated; ``per_document``: tokens to which each
+    document is truncated before that; None: not truncated. ``name``: the documents' field, for
+    errors. Raises ApiError.
     """
     try:
         reranker = Reranker(model, lora)

@@ -43,7 +43,9 @@ class ClientSlots:
         return self._slots[id]
 
     def take(self, output: OutputStream, wanted: int = NONE) -> None:
-        """Assign a free slot to the output, if there is one: number ``wanted`` if that is free."""
+        """Assign a free slot to the output, if there is one: number ``wanted`` if that is free,
+        else the best one. Otherwise the output has no slot.
+        """
         free = [slot for slot in self._slots if slot.output is None]
         if not free:
             return

@@ -58,8 +58,8 @@ class ServerStats:
         self.step_tokens = Histogram(EDGES_TOKENS)
 
     def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
-        """Count one scheduler step, which ran ``n_tokens`` and gave ``n_fed`` requests new
-        output.
+        """Count one scheduler step, which ran ``n_tokens`` in ``seconds`` and gave ``n_fed``
+        requests new output.
         """
         if n_tokens:
             self.step_tokens.note(n_tokens)

@@ -117,14 +117,16 @@ class ToolCallLoop:
             self.stream.close()
 
     def add_usage(self, used: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the token counts of an answer, and return the sums of all answers."""
+        """Add ``used``, the token counts of an answer in OpenAI's form, and return the sums of all
+        answers.
+        """
         self.usage = added(self.usage, used)
         return self.usage
 
 
 def added(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sums of counts by key, also within inner objects; other values are those of
-    ``second``.
+    """Return the sums of counts in ``first`` and ``second`` by key, also within inner objects;
+    values that are no counts are those of ``second``.
     """
     total = dict(first)
     for key, value in second.items():

@@ -23,8 +23,8 @@ LINE = 1 << 20  # bytes of a report
 
 
 class EngineProcess:
-    """The process of one engine. ``reports``: a queue of what it reports; the last is ``{"exit":
-    code}``.
+    """The process of one engine. ``reports``: a queue of the JSON objects that it reports
+    (``engine.ReportPipe``); the last is ``{"exit": code}``.
     """
 
     def __init__(self) -> None:
@@ -86,8 +86,8 @@ def environment() -> dict[str, str]:
 
 
 class ForkedEngine(EngineProcess):
-    """An engine that the warm process has forked; ``number``: by which the warm process knows
-    it.
+    """An engine that the warm process has forked; ``number``: the one by which the warm process
+    knows it.
     """
 
     def __init__(self, parent: ForkLauncher, number: int) -> None:
@@ -96,8 +96,8 @@ class ForkedEngine(EngineProcess):
         self._number = number
 
     def signal(self, number: int) -> None:
-        """Send a signal through the warm process, which knows whether the engine's process still
-        exists.
+        """Send signal ``number`` through the warm process, which knows whether the engine's process
+        still exists.
         """
         if not self.ended.done():
             self._parent.command({"child": self._number, "signal": number})

@@ -28,8 +28,8 @@ REPORT_S = 0.2
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """Progress of a download: ``done`` of ``total`` bytes of ``file``. The last one has only
-    ``path``, of the model.
+    """Progress of a download: ``done`` of ``total`` bytes of ``file``. The last one has only the
+    downloaded model's ``path``.
     """
 
     file: str = ""

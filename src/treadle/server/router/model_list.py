@@ -42,8 +42,9 @@ class EngineOptions:
     )  # of presets without a MODEL, by their names
 
     def applied(self, name: str, ref: str, source: str) -> ServedModel:
-        """Return a model that was found in a folder or the library, with the settings of its
-        preset. ``ref``: its path; ``source``: where it was found, for messages.
+        """Return a model that was found in a folder or the library, with the settings of the preset
+        ``name`` or, without one, these options. ``name``: the model's; ``ref``: its path;
+        ``source``: where it was found, for messages.
         """
         own = self.settings.get(name)
         if own is None:
@@ -137,8 +138,8 @@ class ModelList:
         self, name: str | None, shown: Callable[[ServedModel], bool] = lambda model: True
     ) -> ServedModel:
         """Return the model with this name or alias, in any letter case; else the only one whose
-        name contains the parts of ``name``, among those that ``shown`` accepts. No name:
-        ``default``. Raises ApiError with the available names.
+        name contains the parts of ``name``, among those that ``shown`` accepts. ``default`` for
+        None and "". Raises ApiError with the available names.
         """
         if not name:
             return self.default()
@@ -205,8 +206,8 @@ def where(model: ServedModel) -> str:
 
 
 def scan_folder(folder: Path, options: EngineOptions) -> Scan:
-    """Return a function that lists the models in a folder. Raises FileError if the folder does not
-    exist.
+    """Return a function that lists the models in a folder, with ``options`` for their engines.
+    Raises FileError if the folder does not exist.
     """
     if not folder.is_dir():
         raise FileError("no such folder", path=str(folder), expected="a folder of models")
@@ -227,7 +228,9 @@ def scan_folder(folder: Path, options: EngineOptions) -> Scan:
 
 
 def scan_library(options: EngineOptions) -> Scan:
-    """Return a function that lists the downloaded models of this machine."""
+    """Return a function that lists the downloaded models of this machine, with ``options`` for
+    their engines.
+    """
 
     def scan() -> list[ServedModel]:
         from treadle.catalog.names import name_models

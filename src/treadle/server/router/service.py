@@ -46,7 +46,7 @@ class RouterSettings:
     """Settings of the router besides ``ServerSettings``.
 
     memory, idle_s, most_loaded: as of ``PoolSettings``. library: whether clients may download,
-    remove and copy models. autoload: whether a call loads its model.
+    remove and copy models. autoload: whether a call loads the model that it names.
     """
 
     memory: int | None = None
@@ -207,8 +207,8 @@ class RouterService:
         owner: str = "",
     ) -> EngineAnswer | None:
         """Send a request of the router itself to an engine and return the response; None if the
-        engine has ended. ``target``: path and query; ``owner``: name of the API key on whose
-        behalf.
+        engine has ended. ``target``: path and query; ``owner``: name of the API key for which the
+        router asks, "" for none.
         """
         headers = [
             (b"host", b"localhost"),
@@ -276,8 +276,8 @@ def service_of(request: HttpRequest) -> RouterService:
 
 
 def keep_seconds(value: Any) -> float | None:
-    """Return the seconds in Ollama's ``keep_alive``: a number, or a duration such as "5m"; negative
-    ones are infinite. None for null and "". Raises ApiError.
+    """Return the seconds in ``value``, Ollama's ``keep_alive``: a number, or a duration such as
+    "5m"; negative ones are infinite. None for null and "". Raises ApiError.
     """
     if value is None or value == "":
         return None

@@ -69,7 +69,7 @@ class SpeechService:
         key.check(self.name)
 
     def note_ended(self, job: SpeechJob) -> None:
-        """Count a transcription that has ended, and its seconds of sound."""
+        """Count the transcription of ``job``, which has ended, and its seconds of sound."""
         self.n_requests += 1
         self.seconds_done += job.transcription.seconds_done
 

@@ -89,13 +89,14 @@ def _opened(service: SpeechService, asked: TranscriptionRequest) -> Any:
 
 
 def _wrong_sound(error: TreadleError) -> ApiError:
-    """Return the client's error (400) for a sound that cannot be read."""
+    """Return the error (400) for a sound that cannot be read: the client's fault."""
     return ApiError(400, str(error), param=PLACE)
 
 
 class JobStream:
-    """The segments of a job as they come. Raises an error if the client leaves, or when the ``end``
-    (a time of ``perf_counter``) of its limit, ``within_s`` seconds, has come.
+    """The segments of a job as they come. ``end``: the time limit, by ``perf_counter``;
+    ``within_s``: its length in seconds, for the error. The iteration raises an error at the limit,
+    and if the client leaves.
     """
 
     def __init__(self, service: SpeechService, job: SpeechJob, end: float, within_s: float) -> None:

@@ -87,8 +87,9 @@ def error_event(error: ApiError) -> bytes:
 
 
 def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
-    """Return log-probabilities in the form of ``/v1/completions``. ``offsets``: for each entry, the
-    index of the character of the output at which its token begins.
+    """Return the log-probabilities ``entries`` in the form of ``/v1/completions``: an object of
+    lists, an element for each token. ``offsets``: for each entry, the index of the character of the
+    output at which its token begins.
     """
     tokens: list[str] = []
     result: dict[str, list[Any]] = {

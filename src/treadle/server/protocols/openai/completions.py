@@ -163,8 +163,9 @@ def _head(service: Service) -> dict[str, Any]:
 
 
 def _choice(stream: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
-    """Return a choice of an answer or a chunk. ``first``: the first of its output, which begins
-    with the echoed prompt if requested.
+    """Return an object for ``choices`` of a response or chunk: text, log-probabilities and finish
+    reason of ``piece``. ``first``: it is the first piece of its output, so the echoed prompt
+    precedes it if requested.
     """
     more = stream.generation.more
     output = piece.output

@@ -226,7 +226,9 @@ class ResponseToolLoop(ToolCallLoop):
     # -- answers --------------------------------------------------------------------------------
 
     def _running(self, piece: StreamPiece, items: list[OutputItem]) -> list[OutputItem]:
-        """Return those items of a finished answer that are calls for the server to run now."""
+        """Return those of ``items``, the items of a finished answer, that are calls for the server
+        to run now; none if ``piece``, its last, says that a limit cut the answer.
+        """
         if piece.finish_reason != "stop":
             return []
         return [item for item in items if item.type == "mcp_call"]
@@ -239,7 +241,9 @@ class ResponseToolLoop(ToolCallLoop):
         return bool(running) and len(calls) == len(running)
 
     async def _run(self, items: list[OutputItem]) -> AsyncIterator[None]:
-        """Run the calls in ``items``, and set their results. Yields each second meanwhile."""
+        """Run the calls in ``items``, and set their results. Yields None each second meanwhile, for
+        keep-alives.
+        """
         calls = [item.call._replace(arguments=item.text) for item in items if item.call]
         async for found in self.call(calls):
             if found is None:
@@ -302,8 +306,8 @@ class ResponseToolLoop(ToolCallLoop):
             told.items = []
 
     def _called(self, told: ResponseEvents, item: OutputItem, status: str) -> bytes:
-        """Return the events that end an item ``mcp_call``. ``status``: of the answer that it is
-        in.
+        """Return the events, numbered by ``told``, that end an item ``mcp_call``. ``status``: the
+        item's.
         """
         place = {"item_id": item.id, "output_index": told.index(item)}
         kind = "completed" if item.output is not None else "failed"
