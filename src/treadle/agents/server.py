@@ -149,6 +149,8 @@ SEQUENCES = 2  # agents ask for titles and summaries beside the conversation
 
 
 def folder_of(cache: Path, agent: str, url: str) -> Path:
-    """Return the folder for an agent's files: one for each server, because several may run."""
+    """Return the folder below ``cache`` for the files of ``agent`` (its name) with the server at
+    ``url``: one for each server, because several may run.
+    """
     place = url.partition("://")[2].replace(":", "-").replace("/", "-").strip("-[]")
     return cache / "agents" / agent / place

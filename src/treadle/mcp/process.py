@@ -30,7 +30,9 @@ class ToolServerProcess:
 
     @classmethod
     async def start(cls, config: ToolServerConfig, bounds: ToolBounds) -> ToolServerProcess:
-        """Start the server's program. Raises TreadleError if it cannot be started."""
+        """Start the program of ``config``, whose messages ``bounds`` limit. Raises TreadleError if
+        it cannot be started.
+        """
         environment = config.environment()
         program = shutil.which(config.command, path=environment.get("PATH"))
         if program is None:
@@ -74,7 +76,7 @@ class ToolServerProcess:
             raise self.flood_error(f"a message of more than {most} bytes") from None
 
     def noise(self) -> None:
-        """Count a line that is no message. Raises TreadleError for too many."""
+        """Count a line of output that is no message. Raises TreadleError for too many."""
         self._n_noise += 1
         if self._n_noise > NOISE:
             raise self.flood_error(f"more than {NOISE} lines that are no messages")

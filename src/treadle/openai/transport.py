@@ -20,20 +20,26 @@ CLOSED = "the client was closed during this request"
 
 
 class TransportTypes(NamedTuple):
-    """The transports for clients with and without ``async`` of one HTTP package."""
+    """The transports for one HTTP package: ``plain`` for its clients without ``async``,
+    ``asynchronous`` for those with it.
+    """
 
     plain: Any
     asynchronous: Any
 
 
 def read_timeout(request: Any) -> float | None:
-    """Return how many seconds a request's client waits for the next part of the response."""
+    """Return how many seconds a request's client waits for the next part of the response; None:
+    without limit.
+    """
     timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
     return timeouts.get("read")
 
 
 def exchange_of(server: InProcessServer, request: Any, body: bytes) -> Exchange:
-    """Return the exchange of an HTTP client's request, not yet begun."""
+    """Return the exchange on ``server`` for an HTTP client's request with ``body``, not yet
+    begun.
+    """
     url = str(request.url)
     return Exchange(server, LocalRequest(server.app, request.method, url, request.headers, body))
 

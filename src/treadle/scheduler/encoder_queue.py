@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PromptGroup:
-    """Prompts that are being encoded together; ``encoding`` runs one slice for each ``next``."""
+    """Prompts that are being encoded together; ``keys``: where the encoder's keys and values of
+    each are stored. ``encoding`` runs one slice of time for each ``next``.
+    """
 
     keys: list[EncodedKeys]
     encoding: Generator[None, None, None]

@@ -130,11 +130,12 @@ class RequestQueue:
                 break
 
     def _rank_by_key(self, now: float) -> None:
-        """Set the levels of waiting requests that have a key, from the key as a whole.
+        """Set the levels (``effective_priority``; lower runs first) of waiting requests that have a
+        key, from the key as a whole. ``now``: the time, in the clock's seconds.
 
         A key has the priority of its most urgent request and ages since it was last served, so
         hundreds of old requests of one key do not delay another key's first. Each request of a key,
-        running ones included, moves its next one back by one level.
+        running ones included, moves the key's next one back by one level.
         """
         of_key: dict[Hashable, list[Request]] = {}
         for request in sorted(
