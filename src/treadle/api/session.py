@@ -78,8 +78,8 @@ class Session:
     def feed(self, ids: Seq[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
         """Append ``ids`` and run them. Return the logits after the last one, float32 ``[n_vocab]``.
 
-        ``between`` is called before each batch; if it raises, the session keeps the batches already
-        run. Raises ContextFullError before any run if they do not fit.
+        ``between``, unless None, is called before each batch; if it raises, the session keeps the
+        batches already run. Raises ContextFullError before any run if they do not fit.
         """
         if between is not None and not callable(between):
             raise TreadleError(f"between is {type(between).__name__}: expected a function")

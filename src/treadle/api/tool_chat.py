@@ -37,7 +37,9 @@ Tool = Mapping[str, Any] | Function
 
 
 class ChatModel(Protocol):
-    """The attributes of ``treadle.Model`` that this module uses."""
+    """The attributes of ``treadle.Model`` that this module uses; ``Model`` documents their
+    arguments.
+    """
 
     @property
     def template(self) -> ChatTemplate:
@@ -65,8 +67,8 @@ class ChatModel(Protocol):
         render: Callable[[list[dict[str, Any]]], str],
         given: Any,
     ) -> int:
-        """Return how many of a prompt's ids are its system prompt; 0 if that need not be stored
-        apart.
+        """Return how many of a prompt's ``ids`` are its system prompt; 0 if that need not be stored
+        apart. Arguments as of ``Model.system_end``.
         """
 
     def build_request(self, prompt: Sequence[int], **settings: Any) -> Request:
@@ -210,14 +212,14 @@ def reply(
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
-    """Return the answer of a chat with tools or a reasoning budget, not started.
+    """Return the answer to ``conversation``, a chat with tools or a reasoning budget, not started.
 
     ``tool_choice``: "auto", "required", "none" or a tool's name; ``parallel``: allow several calls
     in one answer; ``reasoning_budget``: maximum reasoning tokens, -1 for no limit;
     ``reasoning_budget_message`` is written before reasoning is ended; ``continue_final_message``:
     continue a last assistant message, or its "reasoning_content"; ``own``: keyword arguments of
-    ``generate``, of the names ``settings``; ``template``, ``variables``: of the chat template.
-    Raises GrammarError and the errors of ``generate``.
+    ``generate``; ``settings``: the names of all of these, for errors; ``template``, ``variables``:
+    of the chat template. Raises GrammarError and the errors of ``generate``.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
@@ -331,9 +333,9 @@ def run_tools(
     """Let a model answer a conversation and call functions, until it answers without calls. Each
     call's result is appended to the conversation.
 
-    Return the added messages, the last of which is the answer; ``told`` is called with each as it
-    is added. ``most``: maximum number of the model's answers; ``settings``: those of
-    ``Model.chat``; ``tool_choice`` applies to the first answer only. The model is told of a
+    Return the added messages, the last of which is the answer; ``told``, unless None, is called
+    with each as it is added. ``most``: maximum number of the model's answers; ``settings``: those
+    of ``Model.chat``; ``tool_choice`` applies to the first answer only. The model is told of a
     function's exception. Raises TreadleError if the last allowed answer still has calls.
     """
     if not callable(getattr(model, "chat", None)):

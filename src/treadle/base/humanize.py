@@ -45,7 +45,9 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def counted(n: int, what: str) -> str:
-    """Format a count: ``1 token``, ``2 tokens``."""
+    """Return a count with its noun ``what``, in the plural unless ``n`` is 1: ``1 token``, ``2
+    tokens``.
+    """
     return f"{n} {what}{'s' * (n != 1)}"
 
 

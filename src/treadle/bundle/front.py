@@ -33,7 +33,7 @@ def candidates():  # type: () -> list[str]
 
 
 def is_ours(path):  # type: (str) -> bool
-    """Return whether the file belongs to this user or root."""
+    """Return whether the file or folder ``path`` belongs to this user or root."""
     return os.stat(path).st_uid in (os.getuid(), 0)
 
 

@@ -67,8 +67,9 @@ def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
 
 
 def write_wheel(path: Path, info: str, files: Iterable[tuple[str, bytes]], level: int = 1) -> None:
-    """Write a wheel from ``files``, (name, content) pairs; ``info`` is the name of its .dist-info
-    folder. ``level``: zlib's compression; 6 makes it a tenth smaller and takes five times as long.
+    """Write the wheel ``path`` from ``files``, (name, content) pairs; ``info`` is the name of its
+    .dist-info folder. ``level``: zlib's compression; 6 makes it a tenth smaller and takes five
+    times as long.
     """
     record = []
     with zipfile.ZipFile(path, "w") as archive:
@@ -180,7 +181,7 @@ def requirement(name: str) -> str:
 
 
 def any_python(path: Path) -> Path:
-    """Replace the wheel by one tagged for any Python 3, and return its path.
+    """Replace the wheel ``path`` by one tagged for any Python 3, and return its path.
 
     Raises TreadleError for one with Python extension modules.
     """

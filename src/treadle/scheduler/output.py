@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Timings:
-    """Times and token counts of one generation."""
+    """Times, in seconds, and token counts of one generation."""
 
     n_prompt: int = 0  # tokens of the prompt
     n_cached: int = 0  # of these, found in the KV cache
-    prefill_s: float = 0.0
-    n_generated: int = 0
-    decode_s: float = 0.0
-    load_s: float = 0.0
+    prefill_s: float = 0.0  # runs of the prompt, and waiting for them
+    n_generated: int = 0  # tokens of the output
+    decode_s: float = 0.0  # runs and sampling of all tokens after the first
+    load_s: float = 0.0  # opening the model
     compile_s: float = 0.0  # loading or compiling kernels; in no other field
     n_drafted: int = 0  # draft tokens that were checked
     n_accepted: int = 0  # of these, accepted

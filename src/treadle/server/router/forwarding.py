@@ -66,7 +66,7 @@ class ModelCall:
 
     path: str
     body: bytes
-    fields: Mapping[str, Any]  # those of FIELDS that a JSON object has
+    fields: Mapping[str, Any]  # values of those keys in FIELDS that a JSON body has
     name: str | None  # of the model
     has_text: bool = False  # messages or a prompt
 
