@@ -35,7 +35,8 @@ run_process()
 
 
 class AgentServer:
-    """``treadle serve`` with ``arguments``, as a child process. A context manager, which stops it.
+    """``treadle serve`` with ``arguments``, as a child process; ``api_key``: the key that it
+    demands, None for none. A context manager, which stops it.
 
     Raises TreadleError if no Python interpreter is found, and OSError if it cannot be started.
     """

@@ -247,7 +247,9 @@ class Trace(Hook):
 
 
 class Patch(Hook):
-    """Changes what steps write while it is entered, as ``Model.patch`` describes."""
+    """Hook that changes the values that steps write while it is entered. ``functions``: by label,
+    as of ``Model.patch``.
+    """
 
     changes = True
 

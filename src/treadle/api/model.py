@@ -222,7 +222,9 @@ def load_session(path: str | os.PathLike[str], model: Model) -> Session:
 
 
 class Model:
-    """A loaded model; ``load`` makes it. Use it as a context manager, or ``close`` it."""
+    """A loaded model; ``load`` makes it, from the same arguments. Use it as a context manager, or
+    ``close`` it.
+    """
 
     engine_type: ClassVar[type[Engine]] = Engine  # made by ``__init__``, as is the device
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)

@@ -25,6 +25,7 @@ class Session:
     as a context manager, or ``close`` it; a session without references is closed when its pages are
     needed.
 
+    ``lora``: pairs of number and scale of the adapters to run with, None for the engine's defaults.
     ``source``: for an encoder-decoder model, the ids that the encoder reads now; the session's
     tokens are the decoder's. Raises ContextFullError if they do not fit, NoRoomError if other
     sequences hold the pages.

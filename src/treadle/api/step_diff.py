@@ -233,8 +233,8 @@ def record(
 @dataclass(frozen=True)
 class StepDifference:
     """The relative error of one key: ``error`` in the free run, ``own`` in the aligned run (None if
-    there is none), the ``tolerance`` that applies, and the index of the token with the largest
-    error.
+    there is none), and the ``tolerance`` that applies. ``label``, ``part``: as of ``StepFacts``.
+    ``worst_token``: index of the token with the largest error.
     """
 
     key: str

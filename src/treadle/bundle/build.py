@@ -51,8 +51,8 @@ exit 1
 
 @dataclass(frozen=True)
 class BuiltBundle:
-    """A written bundle: its size and those of its parts in bytes, the machines it runs on, and the
-    command that it starts.
+    """A written bundle: its size (``n_bytes``) and those of its parts in bytes, the machines it
+    runs on (``targets``), and the command that it starts.
     """
 
     path: Path

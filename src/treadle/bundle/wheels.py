@@ -136,7 +136,9 @@ def installed_wheel(of: installed.Distribution, to: Path) -> Path:
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU architecture and a Python version that a bundle runs on: Linux, glibc, CPython."""
+    """A CPU architecture (``machine``, as "x86_64") and a Python version (as (3, 12)) that a bundle
+    runs on; always with Linux, glibc and CPython.
+    """
 
     machine: str
     python: tuple[int, int]

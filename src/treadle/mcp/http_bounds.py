@@ -28,7 +28,7 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
 
 
 class BoundedStream(httpx2.AsyncByteStream):
-    """A body of at most ``most`` bytes."""
+    """A body of at most ``most`` bytes, read from ``stream``."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
         self._stream = stream

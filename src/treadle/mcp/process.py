@@ -18,7 +18,9 @@ NOISE = 1000  # lines that are no messages, after which it is stopped
 
 
 class ToolServerProcess:
-    """A server that reads and writes one JSON message a line. ``close`` it."""
+    """The process of a server that reads and writes one JSON message a line; ``bounds`` limit its
+    messages. ``close`` it.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, bounds: ToolBounds) -> None:
         self._process = process

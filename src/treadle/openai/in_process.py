@@ -62,7 +62,9 @@ def find_endpoint(method: str, path: str) -> tuple[Handler, dict[str, str]]:
 
 
 class InProcessServer:
-    """The service of one model, shared by all clients of the model; see ``join``."""
+    """The service of one model, shared by all clients of the model; ``join`` makes it. ``owned``:
+    close the model with the last client.
+    """
 
     _of_models: dict[int, InProcessServer] = {}  # noqa: RUF012 - by id of the model, which they hold
     _lock = threading.Lock()

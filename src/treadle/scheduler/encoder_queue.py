@@ -30,7 +30,9 @@ class PromptGroup:
 
 
 class EncoderQueue:
-    """The prompts to encode for the requests that wait for them, in order of arrival."""
+    """The prompts to encode for the requests that wait for them, in order of arrival. ``clock``
+    returns seconds.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine

@@ -28,8 +28,8 @@ MOST_TOGETHER = 256
 
 @dataclass(frozen=True, eq=False)
 class EncodingGroup:
-    """Pictures or sounds that are being encoded together; ``encoding`` runs one slice of time for
-    each ``next`` and returns the rows of all.
+    """Pictures or sounds (``entries``) that are being encoded together; ``encoding`` runs one slice
+    of time for each ``next``, and returns the rows of each entry at its end.
     """
 
     entries: list[MediaEntry]
@@ -37,7 +37,9 @@ class EncodingGroup:
 
 
 class MediaQueue:
-    """The pictures and sounds that requests wait for, first come, first encoded."""
+    """The pictures and sounds that requests wait for, first come, first encoded. ``clock`` returns
+    seconds.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine

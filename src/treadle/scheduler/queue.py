@@ -276,8 +276,8 @@ class RequestQueue:
     def reserve_or_preempt(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
         """Reserve pages for ``n`` more tokens of a running request; return whether there was room.
 
-        If necessary, running requests of lower rank are preempted; unless ``by_rank``, only those
-        whose priority is lower too.
+        If necessary, running requests of lower rank are preempted; if not ``by_rank``, only those
+        among them whose priority is lower too.
         """
         assert request.seq is not None
 

@@ -81,7 +81,7 @@ class MediaPrompt(list[int]):
 
 
 class Request:
-    """One generation request.
+    """One generation request. ``sampler`` chooses its tokens, ``answer`` receives them.
 
     ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
     own. ``look_ahead``: pieces of output that may wait for the caller before the request pauses.

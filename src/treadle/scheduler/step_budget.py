@@ -82,7 +82,8 @@ class StepCost:
 
 class StepCostModel:
     """Predicts step times by plan. ``sizes``: the token counts of the plans for few tokens,
-    ascending; one further plan serves all larger steps.
+    ascending; one further plan serves all larger steps. ``target_s``: the longest that a step
+    should take.
     """
 
     def __init__(self, target_s: float = TARGET_S, sizes: Iterable[int] = ()) -> None:

@@ -221,8 +221,8 @@ async def _client_left(request: HttpRequest, error: Exception) -> Response:
 
 
 class RequestGuard:
-    """ASGI middleware around all routes: checks keys, hosts and origins, sets request ids, counts
-    open requests, and writes the access log.
+    """ASGI middleware around all routes of ``app``: checks keys, hosts and origins, sets request
+    ids, counts open requests, and writes the access log. ``page``: routes that need no key.
     """
 
     def __init__(self, app: ASGIApp, service: Any, page: list[Route]) -> None:

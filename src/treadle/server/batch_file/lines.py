@@ -28,8 +28,8 @@ HEAD = b'{"id":"%b' % NAMED.encode()  # the beginning of each answer
 
 @dataclass(frozen=True)
 class InputLine:
-    """A line of the input file, without white space at its ends, and its number from 1; blank lines
-    are counted but skipped.
+    """A line of the input file: ``raw``, its bytes without white space at the ends, and its
+    ``number`` from 1; blank lines are counted but skipped.
     """
 
     number: int
@@ -46,8 +46,9 @@ class InputLine:
 
 @dataclass(frozen=True)
 class LineJob:
-    """The request of a line. ``url``: the endpoint's path, ``body``: the request's body.
-    ``simple``: the line is in treadle's short form, and so is its answer.
+    """The request of a line. ``url``: the endpoint's path; ``body``: the request's body;
+    ``custom_id``: None without one. ``simple``: the line is in treadle's short form, and so is its
+    answer.
     """
 
     url: str

@@ -22,8 +22,8 @@ MAX_LINES = 256 << 20  # bytes of lines being answered; one larger line is answe
 
 @dataclass(frozen=True)
 class OutputLine:
-    """A line of the output. ``n_tokens``: generated tokens; ``failed``: it holds an error, not an
-    answer.
+    """A line of the output: ``data``, its bytes with the newline. ``n_tokens``: generated tokens;
+    ``failed``: it holds an error, not an answer.
     """
 
     data: bytes

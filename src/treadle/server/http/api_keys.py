@@ -255,9 +255,9 @@ class RequestLease:
 
 class ApiKeyStore:
     """The API keys of a server: those of the command line (``options``), and those of a ``file``,
-    which is read again when it changes. Without keys everyone on this machine may call. ``tell``
-    gets a message if a changed file cannot be used: the former keys then stay. Raises FileError for
-    the first reading.
+    which is read again when it changes. Without keys everyone on this machine may call. Raises
+    FileError if the file cannot be used at first; if a changed file cannot be used, the former keys
+    stay, and ``tell`` is called with a message. ``clock`` returns seconds.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class Response:
 
 
 class Json(Response):
-    """A JSON response of known length, encoded when it is constructed."""
+    """A JSON response with ``value``, which is encoded when the response is constructed."""
 
     def __init__(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -191,14 +191,16 @@ def _too_large(most: int) -> ApiError:
 
 
 async def read_json(request: HttpRequest) -> dict[str, Any]:
-    """Return the body as a JSON object, whatever its content type. Raises ApiError and
-    GoneError.
+    """Return the body as a JSON object, whatever its content type. Raises ApiError if it is none or
+    cannot be read, GoneError if the client left.
     """
     return _object(await read_any(request))
 
 
 async def read_any(request: HttpRequest) -> Any:
-    """Return the body as any JSON value. Raises ApiError and GoneError."""
+    """Return the body as any JSON value. Raises ApiError if it is not valid JSON or cannot be read,
+    GoneError if the client left.
+    """
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
         raw = await read_body(request, weigh, bodies.most)
@@ -265,7 +267,7 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
 
 def seconds_of(request: HttpRequest) -> float:
     """Return the seconds in the request's header ``X-Request-Timeout``, infinity without it. Raises
-    ApiError.
+    ApiError for a value that is no positive number.
     """
     said = request.headers.get("x-request-timeout")
     if said is None:

@@ -112,8 +112,8 @@ def error_dict(error: ApiError) -> dict[str, Any]:
 
 @named(NAMES)
 def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body of ``/v1/messages``. Raises ApiError and
-    TreadleError.
+    """Return the generation request of a body of ``/v1/messages``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
     """
     given = read_fields(body, FIELDS)
     if "max_tokens" not in given:
@@ -173,7 +173,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Return the number of prompt tokens of a body's conversation, even if it exceeds the context.
-    Raises ApiError and TreadleError.
+    Raises ApiError for invalid fields, TreadleError for messages that the template refuses.
     """
     prompt = conversation_prompt(chat_of(body), service)
     return len(chat_ids(prompt, service.model, service.addresses, bounded=False))

@@ -101,7 +101,10 @@ async def embeddings(request: HttpRequest) -> Response:
 
 
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the response body of ``/v1/embeddings``. Raises ApiError and TreadleError."""
+    """Return the response body of ``/v1/embeddings`` for the request's ``body``: OpenAI's list of
+    vectors, and token counts. Raises ApiError for invalid fields, TreadleError for adapters that
+    are not loaded.
+    """
     given = read_fields(body, FIELDS)
     if given.get("pooling") == "none":
         raise ApiError(

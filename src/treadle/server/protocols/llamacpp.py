@@ -90,8 +90,8 @@ COMPLETION: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body of ``/completion``. Raises ApiError and
-    TreadleError.
+    """Return the generation request of a body of ``/completion``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
     """
     given = read_fields(body, COMPLETION)
     generation = read_generation(
@@ -121,7 +121,7 @@ INFILL: Table = {
 
 def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Return the generation request of a body of ``/infill``: a completion of a fill-in-the-middle
-    prompt. Raises ApiError and TreadleError.
+    prompt. Raises ApiError for invalid fields, TreadleError for settings out of range.
     """
     given = read_fields(body, INFILL)
     model = service.model

@@ -132,8 +132,8 @@ def _images_named() -> Iterator[None]:
 
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body of ``/api/chat``. Raises ApiError and
-    TreadleError.
+    """Return the generation request of a body of ``/api/chat``. Raises ApiError for invalid fields,
+    TreadleError for settings out of range.
     """
     given = read_fields(body, FIELDS)
     generation = _asked(service, body)
@@ -168,7 +168,7 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Return the generation request of a body of ``/api/generate``: the prompt is one chat message,
     with ``raw`` it is used unchanged, and with ``suffix`` it is a fill-in-the-middle prompt. Raises
-    ApiError and TreadleError.
+    ApiError for invalid fields, TreadleError for settings out of range.
     """
     given = read_fields(body, FIELDS)
     generation = _asked(service, body)

@@ -79,8 +79,9 @@ async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair])
 
 
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
-    """Return the response body of ``/v1/rerank``, best document first: an object, or for ``texts``
-    a list. Raises ApiError and TreadleError.
+    """Return the response body of ``/v1/rerank`` for the request's ``body``, best document first:
+    an object, or for ``texts`` a list. Raises ApiError for invalid fields, TreadleError for
+    adapters that are not loaded.
     """
     name = "texts" if "texts" in body else "documents"
     given = read_fields(body, FIELDS)

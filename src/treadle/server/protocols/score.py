@@ -65,7 +65,10 @@ async def score(request: HttpRequest) -> Response:
 
 
 async def score_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the response body of ``/score``. Raises ApiError and TreadleError."""
+    """Return the response body of ``/score`` for the request's ``body``: a list of the pairs'
+    scores, in order, and token counts. Raises ApiError for invalid fields, TreadleError for
+    adapters that are not loaded.
+    """
     given = read_fields(body, FIELDS)
     first, first_name = _side(body, FIRST)
     second, second_name = _side(body, SECOND)

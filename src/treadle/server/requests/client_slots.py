@@ -14,7 +14,9 @@ BLOCK = 256  # tokens that ``alike`` compares at once
 
 
 class ClientSlot:
-    """One slot: its running output, if any, and the tokens of the last one that has ended."""
+    """One slot, number ``id``: its running output, if any, and the tokens of the last output that
+    has ended.
+    """
 
     def __init__(self, id: int) -> None:
         self.id = id

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 
 class IgnoredField(NamedTuple):
-    """The reason why a field has no effect, and the values that need no warning because they ask
-    for what happens anyway.
+    """The reason ``why`` a field has no effect, and its ``harmless`` values, which need no warning
+    because they ask for what happens anyway.
     """
 
     why: str

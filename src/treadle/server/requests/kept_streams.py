@@ -26,8 +26,9 @@ MAX_ID = 256  # characters
 
 
 class KeptStream:
-    """The bytes of one streamed answer, at most the last ``MAX_BYTES``. ``stream``: the request
-    that writes them, cancelled when nobody has read for ``UNREAD_S`` seconds.
+    """The bytes of one streamed answer, at most the last ``MAX_BYTES``. ``conversation``: its id.
+    ``stream``: the request that writes them, cancelled when nobody has read for ``UNREAD_S``
+    seconds.
     """
 
     def __init__(self, conversation: str, stream: AbortableStream) -> None:

@@ -38,8 +38,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The most recently used responses by id, and their items by id. The event loop stores them,
-    pool threads look them up.
+    """The most recently used responses by id, and their items by id: at most ``most`` responses,
+    and ``most_characters`` in all. The event loop stores them, pool threads look them up.
     """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:

@@ -25,8 +25,9 @@ Read = Callable[["Service", dict[str, Any]], "GenerationRequest"]
 
 class ToolCallLoop:
     """The answers to one HTTP request, one stream after the other; the server runs tool calls
-    between them. For its response it is one stream: ``abort`` and ``close`` end the answer or the
-    calls that run now.
+    between them. ``read(service, body)`` returns an answer's generation request. For the HTTP
+    response the loop is one stream: its ``abort`` and ``close`` end the answer or the calls that
+    run now.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ MAX_TOOLS = 512
 
 @dataclass(frozen=True)
 class RequestTools:
-    """Tools in OpenAI's chat format, all shown to the model. ``allowed``: names that it may call;
-    ``forced``: names of which it must call one (empty: none); ``parallel``: whether it may make
-    several calls in one answer.
+    """Tools (``functions``) in OpenAI's chat format, all shown to the model. ``allowed``: names
+    that it may call; ``forced``: names of which it must call one (empty: none); ``parallel``:
+    whether it may make several calls in one answer.
     """
 
     functions: tuple[dict[str, Any], ...] = ()

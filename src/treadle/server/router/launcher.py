@@ -105,7 +105,8 @@ class ForkedEngine(EngineProcess):
 
 class ForkLauncher:
     """Starts a warm process, which has imported everything, and lets it fork engines. If the warm
-    process was killed, its engines ended with it, and the next start makes a new one.
+    process was killed, its engines ended with it, and the next start makes a new one. ``module``:
+    the one that the warm process runs.
     """
 
     def __init__(self, module: str = "treadle.cli.engine_process") -> None:
@@ -212,7 +213,7 @@ class NewEngine(EngineProcess):
 
 
 class NewProcessLauncher:
-    """Starts a new Python for each engine."""
+    """Starts a new Python, which runs ``module``, for each engine."""
 
     def __init__(self, module: str = "treadle.cli.engine_process") -> None:
         self.module = module

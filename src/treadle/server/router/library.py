@@ -120,7 +120,9 @@ def remove_model(model: ServedModel) -> int:
 
 
 class CopiedNames:
-    """Further names that clients gave models, kept in a JSON file in treadle's cache folder."""
+    """Further names that clients gave models, kept in the JSON file ``path``, by default one in
+    treadle's cache folder.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = folder() / COPIES if path is None else path

@@ -135,8 +135,8 @@ class ModelSlot:
 
 
 class EnginePool:
-    """The engines of a router: loads, unloads, and the memory of all. ``needs``: estimates a
-    model's memory. Call ``close`` at the end.
+    """The engines of a router: loads, unloads, and the memory of all. ``needs(model, most)``:
+    estimates a model's memory, as ``memory_need.need_of``. Call ``close`` at the end.
     """
 
     def __init__(

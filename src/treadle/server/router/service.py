@@ -85,7 +85,9 @@ class NoEngine:
 
 
 class RouterService:
-    """The state of a router. ``end`` ends its engines."""
+    """The state of a router: its ``models``, their engines (``pool``), API keys, and ``own``, the
+    settings besides those of every server. ``end`` ends the engines.
+    """
 
     def __init__(
         self,

@@ -27,8 +27,8 @@ SOUND_SECONDS = 24 * 3600
 
 @dataclass
 class SpeechService:
-    """One served speech model, its thread and counters. ``close`` ends the thread; the owner closes
-    the model.
+    """One served speech model (``recognizer``), its thread and counters. ``close`` ends the thread;
+    the owner closes the model.
     """
 
     recognizer: SpeechRecognizer

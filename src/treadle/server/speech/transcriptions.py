@@ -169,8 +169,9 @@ def _whole(transcript: Transcript, asked: TranscriptionRequest) -> Response:
 
 
 class StreamedTranscript(Response):
-    """A transcript as server-sent events: ``transcript.text.delta`` for each segment (with format
-    ``verbose_json`` also ``transcript.text.segment``), and ``transcript.text.done`` at the end.
+    """A transcript of ``stream`` as server-sent events: ``transcript.text.delta`` for each segment
+    (with format ``verbose_json`` also ``transcript.text.segment``), and ``transcript.text.done`` at
+    the end. ``asked``: the request.
     """
 
     def __init__(self, stream: JobStream, asked: TranscriptionRequest) -> None:

@@ -74,7 +74,9 @@ FIELDS: Table = {
 
 
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/v1/chat/completions``. Raises ApiError for
+    invalid fields, TreadleError for settings out of range.
+    """
     model = service.model
     given = read_fields(body, FIELDS)
     generation = read_generation({"n": given.get("n_cmpl"), **body}, model, service.defaults)

@@ -60,8 +60,8 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 
 class ChatToolLoop(ToolCallLoop):
-    """The answers to one chat request with tools of MCP servers. ``added``: chat messages so far of
-    the calls that the server ran, and of their results.
+    """The answers to one chat request, ``body``, with tools of MCP servers. ``added``: chat
+    messages so far of the calls that the server ran, and of their results.
     """
 
     def __init__(

@@ -93,7 +93,9 @@ NAMES = {
 
 @named(NAMES)
 def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/v1/responses``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
+    """
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
@@ -250,7 +252,9 @@ class OutputItem:
 
 
 class ResponseObject:
-    """The response object of one request: its id, and the body fields that it repeats."""
+    """The response object of the request of ``stream``: its id, and the body fields that it
+    repeats. ``earlier``: output items of the request's earlier answers.
+    """
 
     def __init__(self, service: Service, stream: RequestStream, body: Mapping[str, Any]) -> None:
         self.service = service
@@ -365,8 +369,8 @@ def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
 
 
 class ResponseEvents:
-    """The events of one streamed response, numbered in order. ``items``: those of the current
-    answer, of which the last may be open.
+    """The events of one streamed response, ``reply``, numbered in order. ``items``: those of the
+    current answer, of which the last may be open: more of its content may come.
     """
 
     def __init__(self, reply: ResponseObject) -> None:

@@ -65,7 +65,7 @@ class ToolLoopResponse(plain.ResponseObject):
 
 
 class ResponseToolLoop(ToolCallLoop):
-    """The answers to one request of ``/v1/responses`` with tools of MCP servers."""
+    """The answers to one request of ``/v1/responses``, ``body``, with tools of MCP servers."""
 
     def __init__(
         self,
