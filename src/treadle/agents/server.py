@@ -66,8 +66,9 @@ class AgentServer:
         self._told.set()
 
     def wait(self, waiting: Callable[[], object]) -> str:
-        """Return the address when the server is ready; ``waiting`` is called meanwhile. Raises
-        TreadleError, with the server's own message, if it ends before.
+        """Wait until the server is ready, and return its address; ``waiting`` is called every
+        ``POLL_S`` seconds meanwhile. Raises TreadleError, with the server's own message, if it ends
+        before.
         """
         while not self._told.wait(POLL_S):
             waiting()

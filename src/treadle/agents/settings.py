@@ -41,12 +41,14 @@ class Endpoint:
 
     @property
     def key(self) -> str:
-        """The key that clients send."""
+        """The API key that clients send; a placeholder if the server wants none."""
         return self.api_key or NO_KEY
 
     @property
     def max_answer(self) -> int:
-        """The most tokens of one answer that an agent asks for."""
+        """The maximum tokens of one answer that an agent requests: a quarter of the context, at
+        most ``MOST_ANSWER``.
+        """
         return min(MOST_ANSWER, max(self.n_context // 4, 1))
 
 

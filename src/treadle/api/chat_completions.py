@@ -95,7 +95,9 @@ class ChatCompletions:
         return self._completion(reply)
 
     async def acreate(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Return what ``create`` returns, computed in threads. Cancelling it ends the answer."""
+        """Return the object that ``create`` returns, computed in threads. Cancelling the task ends
+        the answer.
+        """
         reply = await asyncio.to_thread(self.start, messages, **fields)
         await reply.afinish()
         return self._completion(reply)
@@ -116,7 +118,7 @@ class ChatCompletions:
     async def astream(
         self, messages: Sequence[Mapping[str, Any]], **fields: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield what ``stream`` yields, computed in threads."""
+        """Yield the objects that ``stream`` yields, computed in threads."""
         reply = await asyncio.to_thread(self.start, messages, **fields)
         with closing(reply):
             chunks = _Chunks(reply, self._head("chat.completion.chunk"))

@@ -204,7 +204,7 @@ def _name_of(given: object) -> object:
 
 def _opened(given: object) -> ControlVector:
     """Return a control vector with checked directions, read from a file if ``given`` is a path.
-    Raises FileError, TreadleError.
+    Raises FileError for a damaged file, TreadleError for another type or invalid directions.
     """
     if isinstance(given, str | bytes | os.PathLike):
         return ControlVector.open(given)

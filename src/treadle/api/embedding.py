@@ -125,7 +125,7 @@ class Embedder:
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
         """Return vectors, float32 ``[n_texts, n]``, for any number of tokenized texts, run in
-        batches. Raises ContextFullError.
+        batches. Raises ContextFullError for a text that does not fit the context.
         """
         batches = self._model.engine.together(texts)
         made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]

@@ -1,6 +1,7 @@
 """Hooks of ``Model``: traces and patches of steps, states, attention weights, logit lens.
 
 Labels are those of the plan's steps (``treadle plan``), and "L5" for the states after layer 5.
+Layers count from 0, so these are the states with the number 6: number 0 is before the first layer.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class StepValues:
 
     def part(self, name: str) -> Floats:
         """Return the columns of one product, such as "q": the part of the last axis that ``parts``
-        names. Raises TreadleError.
+        names. Raises TreadleError if there is no such part.
         """
         if name not in self.parts:
             has = ", ".join(self.parts) or "none"
@@ -362,8 +363,9 @@ def patched(
 
 
 def chosen_layers(layers: Sequence[int] | str | None, n_layer: int) -> list[int]:
-    """Return the numbers of states, from 0 (before the first layer) to ``n_layer``; negative ones
-    count from the end, None and "all" mean all. Raises TreadleError.
+    """Return the chosen numbers of states between layers, from 0 (before the first layer) to
+    ``n_layer``; negative ones count from the end, None and "all" mean all. Raises TreadleError for
+    other values.
     """
     if layers is None or layers == "all":
         return list(range(n_layer + 1))
@@ -528,8 +530,8 @@ class AttentionWeights:
 
 
 class AttentionReader(Hook):
-    """Hook that computes the attention weights of one layer: ``found`` has an array
-    ``[n_head, n_queries, n_keys]`` for each run.
+    """Hook that computes the attention weights of one layer, whose keys are in ``pool``: ``found``
+    has an array, float32 ``[n_head, n_queries, n_keys]``, for each run.
     """
 
     stops_early = True

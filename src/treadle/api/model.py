@@ -917,8 +917,9 @@ class Model:
             t["L5.ffn.down"].values  # float32 [n_tokens, n_embd]
 
         ``labels``: those of the plan's steps (``treadle plan``), with ``*`` for any characters;
-        "L5" for the states after layer 5. ``t[label]`` is a ``StepValues`` of all runs: values with
-        named axes, and each row's token, position and sequence; ``t.runs`` has each run by itself.
+        "L5" for the states after layer 5 (layers count from 0). ``t[label]`` is a ``StepValues`` of
+        all runs: values with named axes, and each row's token, position and sequence; ``t.runs``
+        has each run by itself.
 
         Texts that begin beside a trace use no cached prefix, so all of their tokens have rows;
         tokens that a session holds already have none, and neither has the token that reaches

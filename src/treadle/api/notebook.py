@@ -31,8 +31,8 @@ Bundle = dict[str, str]
 
 
 def display(generation: Generation) -> None:
-    """Show an answer while it is generated, to its end: in a notebook one display that is updated,
-    on IPython's terminal text.
+    """Show an answer while it is generated, to its end: in a notebook as one display that is
+    updated, on IPython's terminal as text.
     """
     from IPython.core.getipython import get_ipython
     from IPython.display import display as show

@@ -126,7 +126,8 @@ class Session:
 
     def match(self, ids: Seq[int]) -> int:
         """Replace the session's tokens by the longest prefix of ``ids`` that it holds or that the
-        prefix cache has; return its length. At least the last of ``ids`` is left for ``feed``.
+        prefix cache has; return the prefix's length. At least the last of ``ids`` is never
+        included, so that ``feed`` can run it.
         """
         return self.engine.match(self.seq, self._checked(ids))
 

@@ -154,8 +154,8 @@ class StepRecorder(Hook):
 
 
 def last_before_layers(keys: Iterable[str]) -> str | None:
-    """Return the last of ``keys`` before those of layer 0: its step wrote the states before the
-    first layer. None without such a key.
+    """Return the last of ``keys``, in the plan's order, before those of layer 0: its step wrote the
+    states before the first layer. None without such a key.
     """
     before = None
     for key in keys:
@@ -248,7 +248,9 @@ class StepDifference:
 
     @property
     def judged(self) -> float:
-        """The error that is compared with the tolerance: ``own``, else ``error``."""
+        """The error that is compared with the tolerance: ``own`` or, without an aligned run,
+        ``error``.
+        """
         return self.error if self.own is None else self.own
 
     @property
@@ -314,7 +316,9 @@ def compare(
 
 
 def is_state(key: str) -> bool:
-    """Return whether a key means the states between layers: ``L5``, or START."""
+    """Return whether a key means states between layers: ``L5`` (after layer 5), or START (before
+    the first layer).
+    """
     return key == START or (key.startswith("L") and key[1:].isdigit())
 
 
@@ -508,8 +512,8 @@ def rounding(tensor: Tensor) -> float:
 
 
 def activation_rounding(bits: int) -> float:
-    """Return the relative rounding of packed activations with so many ``bits`` a value; 0 for
-    float32. With 8 bits a block has one scale, and its largest value may be ten times the root mean
+    """Return the relative rounding of packed activations with ``bits`` per value; 0 for float32
+    (32). With 8 bits a block has one scale, and its largest value may be ten times the root mean
     square.
     """
     if bits >= 32:

@@ -185,7 +185,9 @@ class Reply(Generation):
         return isinstance(guide, ConstrainedDecoder) and guide.end_reasoning()
 
     def message(self) -> dict[str, Any]:
-        """Return the answer as an assistant message in OpenAI's form."""
+        """Return the answer as an assistant message in OpenAI's form: ``content`` and, if there are
+        any, ``reasoning_content`` and ``tool_calls``.
+        """
         result: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             result["reasoning_content"] = self.reasoning
@@ -304,8 +306,8 @@ def tools_by_name(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of tools one of which must be called, () if none must. Raises TreadleError
-    for an unknown ``choice``.
+    """Return the names of tools one of which must be called, by ``choice``: all ``names`` for
+    "required", one for a tool's name, () for "auto" and "none". Raises TreadleError for any other.
     """
     if not isinstance(choice, str):
         raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")

@@ -37,7 +37,7 @@ def plain(name: str) -> str:
 
 
 def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
-    """Return the installed distributions that treadle needs with these extras, itself included, by
+    """Return the installed distributions that treadle needs with ``extras``, itself included, by
     normalised name.
 
     Raises TreadleError for one that is not installed.
@@ -107,7 +107,8 @@ def own_wheel(to: Path) -> Path:
 
 
 def installed_wheel(of: installed.Distribution, to: Path) -> Path:
-    """Write a wheel of an installed distribution into the folder ``to``, and return its path.
+    """Write a wheel of the installed distribution ``of`` into the folder ``to``, and return its
+    path.
 
     Raises TreadleError for one without a list of its files, or with missing files.
     """
@@ -147,7 +148,7 @@ class Target:
         return f"{self.machine} CPython {self.python[0]}.{self.python[1]}"
 
     def complete(self) -> str:
-        """Return pex's description of the platform, as JSON."""
+        """Return pex's description of the platform, its markers and wheel tags, as JSON."""
         from packaging.tags import compatible_tags, cpython_tags
 
         platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in GLIBC]

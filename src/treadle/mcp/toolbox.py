@@ -43,7 +43,9 @@ class ServerTool:
 
     @property
     def function(self) -> dict[str, Any]:
-        """The tool in the form of OpenAI's chat API."""
+        """The tool in the form of OpenAI's chat API: ``{"type": "function", "function":
+        {...}}``.
+        """
         own = {"name": self.name, "description": self.description, "parameters": self.schema}
         return {"type": "function", "function": own}
 
@@ -188,7 +190,7 @@ class Toolbox:
         self.close()
 
     def close(self) -> None:
-        """End the servers: in a bounded time."""
+        """End the servers, within a bounded time."""
         if self._closed:
             return
         self._closed = True
@@ -283,7 +285,7 @@ def public_name(server: str, tool: str) -> str:
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """Return a name that is not taken: with a number, if need be."""
+    """Return ``name``, with a number appended if it is in ``taken``."""
     at = 2
     found = name
     while found in taken:

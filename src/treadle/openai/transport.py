@@ -74,7 +74,9 @@ def _plain_type(package: Any) -> Any:
             self._exchange.leave()
 
     class InProcessTransport(package.BaseTransport):  # type: ignore[misc]
-        """Hands requests to the service of ``model``."""
+        """Hands requests to the service of ``model``. ``owned``: close the model with its last
+        client.
+        """
 
         def __init__(self, model: Model, *, owned: bool) -> None:
             self._server = InProcessServer.join(model, owned=owned)
@@ -137,7 +139,9 @@ def _async_type(package: Any) -> Any:
             self._exchange.leave()
 
     class AsyncInProcessTransport(package.AsyncBaseTransport):  # type: ignore[misc]
-        """Hands requests to the service of ``model``; the caller's event loop stays free."""
+        """Hands requests to the service of ``model``; the caller's event loop stays free.
+        ``owned``: close the model with its last client.
+        """
 
         def __init__(self, model: Model, *, owned: bool) -> None:
             self._server = InProcessServer.join(model, owned=owned)

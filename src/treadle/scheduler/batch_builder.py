@@ -47,7 +47,8 @@ class BatchBuilder:
         """Admit waiting requests, and return the items of the next batch, with their pages
         reserved.
 
-        The batch is empty if no request can run now. If none will be able to, one of them fails.
+        The batch is empty if no request can run now. If none could run later either, because all
+        lack pages, one of them fails.
         """
         queue = self._queue
         self._media.begin_step()

@@ -60,8 +60,8 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens per second, not counting the first, which is a result of prefill; sampling
-        included.
+        """Tokens per second of decoding, sampling included, without the first token, which prefill
+        yields; 0 if there are no others.
         """
         return (
             (self.n_generated - 1) / self.decode_s
@@ -280,8 +280,8 @@ class IndentStop:
         self._blanks: int | None = None  # indentation so far; None after it
 
     def end(self, new: str) -> int | None:
-        """Return the index in ``new``, the next piece of text, at which the output ends, or
-        None.
+        """Return the index in ``new``, the next piece of text, at which the output ends; None if it
+        goes on.
         """
         now = self._clock()
         began = self._began = now if self._began is None else self._began

@@ -70,8 +70,8 @@ class RequestQueue:
         self.remove_request(request)
 
     def remove_request(self, request: Request) -> None:
-        """Remove a request. Its sequence stays cached for prompts with the same prefix, or with its
-        session, without tokens that a cancelled request's caller has not seen.
+        """Remove a request. Its sequence stays cached for prompts with the same prefix; a session
+        keeps its sequence, but without tokens that a cancelled request's caller has not taken.
         """
         for queue in (self.waiting, self.running):
             if request in queue:
@@ -296,8 +296,9 @@ class RequestQueue:
                     return False
 
     def _reserve(self, request: Request, n: int) -> None:
-        """Reserve pages for ``n`` more tokens, and in an encoder-decoder model for the encoder's
-        rows, which requests with the same source share. Raises NoRoomError.
+        """Reserve pages for ``n`` more tokens, and in an encoder-decoder model for the keys and
+        values of the encoder's rows, which requests with the same source share. Raises NoRoomError
+        without enough pages.
         """
         seq = request.seq
         cache = self.engine.cache

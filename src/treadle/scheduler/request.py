@@ -173,8 +173,8 @@ class Request:
         return self.effective_priority, self.number
 
     def look_up(self, cache: KVCache) -> int:
-        """Return how many of the request's tokens the cache has; ``n_known`` keeps the number until
-        it is set to -1.
+        """Return how many of the request's tokens ``cache`` holds as a prefix. The number is kept
+        in ``n_known``; -1 there means that it has to be looked up again.
         """
         if self.n_known < 0:
             self.n_known = cache.n_cached_tokens(self.ids, self.lora) if self.reuse else 0
@@ -214,8 +214,8 @@ class Request:
 
     @property
     def max_draft_ids(self) -> int:
-        """Number of draft tokens that fit the sequence's last page and the token limit; no draft if
-        it is 0 or less.
+        """Number of draft tokens that fit the sequence's last page and the token limit; 0 or less
+        means no draft.
         """
         if self.lookup is None or self.seq is None:
             return 0
@@ -234,7 +234,9 @@ class Request:
         return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
 
     def track(self, source: str) -> AcceptanceTracker:
-        """Return the acceptance tracker of this request's drafts from ``source``."""
+        """Return the acceptance tracker of this request's drafts from ``source``, the name of a
+        kind of draft.
+        """
         return self.tracks.setdefault(source, AcceptanceTracker())
 
     def take(self, rows: Seq[LogitsRow], draft: Seq[int]) -> None:

@@ -94,7 +94,7 @@ class StepCostModel:
         self.token_s = 0.0  # seconds per prompt token of recent steps; read by any thread
 
     def cost(self, n_tokens: int) -> StepCost:
-        """Return the cost model of the plan that serves ``n_tokens``."""
+        """Return the cost model of the plan that serves steps of ``n_tokens``."""
         return self._costs[next((size for size in self._sizes if n_tokens <= size), MANY)]
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
@@ -116,8 +116,8 @@ class StepCostModel:
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Return the number of prompt tokens, up to ``most``, for a step with ``decode`` decoding
-        tokens. These have ``context`` tokens before them in all; each prompt token has about
-        ``before``. The step's total is a multiple of TILE, unless ``most`` cuts it.
+        tokens. ``context``: the number of tokens before these, summed over them; ``before``: that
+        of about each prompt token. The step's total is a multiple of TILE, unless ``most`` cuts it.
 
         The result has the highest prefill throughput within the target time, or within 1.5 times a
         step without prompt tokens if that is longer. A step may take up to LONGEST times the target
@@ -202,7 +202,9 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 class DeficitRoundRobin:
-    """Deficit round robin over clients: shares the prompt tokens of a step."""
+    """Deficit round robin over clients, which shares the prompt tokens of a step: a client's turn
+    is QUANTUM tokens.
+    """
 
     def __init__(self) -> None:
         self._order: deque[Hashable] = deque()  # clients with pending prompts, the next first

@@ -135,8 +135,8 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def _read_line(words: list[str], name: str) -> ApiKey:
-    """Return the key of a line's ``words``: the secret, then FIELD=VALUE. ``name``: the key's name
-    if the line gives none. Raises ValueError.
+    """Return the key of a line's ``words``: the secret, then limits as FIELD=VALUE. ``name``: the
+    key's name if the line gives none. Raises ValueError if the line is not of this form.
     """
     if words[0].partition("=")[0].lower().replace("_", "-") in FIELDS:
         raise ValueError("the line begins with a field: expected the key first")
@@ -310,8 +310,8 @@ class ApiKeyStore:
         return found[0] if found else None
 
     def fairness_number(self, key: ApiKey) -> int | None:
-        """Return the number by which the requests of keys share the engine fairly; None if there is
-        only one key.
+        """Return the number of ``key`` (``KeyUse.number``), by which requests of different keys
+        share the engine fairly; None if there is only one key.
         """
         return self._uses[key.secret].number if len(self.keys) > 1 else None
 
@@ -333,13 +333,17 @@ class ApiKeyStore:
         return RequestLease(use)
 
     def charge_by_name(self, charges: Mapping[str, int]) -> None:
-        """Charge numbers of tokens to several keys, by the keys' names."""
+        """Charge numbers of tokens, ``charges`` by name of the key, to several keys' tokens per
+        minute.
+        """
         for key in self.keys:
             if key.name in charges:
                 self.charge(key, charges[key.name])
 
     def charge(self, key: ApiKey, n_tokens: int) -> None:
-        """Charge tokens that a request has read and written to the key's tokens per minute."""
+        """Charge ``n_tokens``, which a request has read and written, to the key's tokens per
+        minute.
+        """
         now = self._clock()
         tokens = self._uses[key.secret].allowance("tokens", key.tokens_per_minute, now)
         if tokens is not None:

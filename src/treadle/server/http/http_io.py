@@ -153,9 +153,9 @@ class Bodies:
 async def read_body(
     request: HttpRequest, weigh: Callable[[int], None], most: int = MAX_BODY
 ) -> bytes:
-    """Return the whole body of a request. ``weigh`` is called with the bytes so far; ``most``:
-    bytes allowed. Raises ApiError if the body is too large, compressed or late, GoneError if the
-    client left.
+    """Return the whole body of a request. ``weigh`` is called with the number of bytes so far;
+    ``most``: bytes allowed. Raises ApiError if the body is too large, compressed or late, GoneError
+    if the client left.
     """
     packed = request.headers.get("content-encoding", "identity")
     if packed.lower() != "identity":

@@ -20,7 +20,7 @@ class _EncryptedKeyError(Exception):
 class TlsFiles:
     """A server's TLS ``context`` and its files. ``certificate``: a PEM file with the server's
     certificate, followed by those of the authorities that signed it; ``key``: a PEM file with its
-    private key, by default in the certificate's file. Raises FileError.
+    private key, by default in the certificate's file. Raises FileError if one cannot be used.
     """
 
     def __init__(self, certificate: Path, key: Path | None = None) -> None:

@@ -102,7 +102,9 @@ TYPES = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Return an error as Anthropic's error object."""
+    """Return an error as Anthropic's error object: ``{"type": "error", "error": {"type",
+    "message"}}``.
+    """
     other = "invalid_request_error" if error.status < 500 else "api_error"
     made = {"type": TYPES.get(error.status, other), "message": error.message}
     if "details" in error.more:

@@ -176,8 +176,8 @@ def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
 
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
-    """Return an embedder with the options in ``given``: pooling, dimensions, adapters. Raises
-    ApiError and TreadleError.
+    """Return an embedder with the options in ``given``, a body's fields: pooling, dimensions,
+    adapters. Raises ApiError and TreadleError for those that the model does not support.
     """
     pooling = given.get("pooling")
     own = model.config.pooling

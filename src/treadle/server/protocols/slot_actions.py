@@ -94,7 +94,9 @@ def _slot(service: Service, word: str) -> ClientSlot:
 
 
 def _path(service: Service, body: dict[str, Any]) -> Path:
-    """Return the path of the body's ``filename``, in the operator's folder. Raises ApiError."""
+    """Return the path of the body's ``filename`` in ``slot_save_path``, the operator's folder.
+    Raises ApiError for a missing or invalid name, and if the server has no such folder.
+    """
     folder = service.settings.slot_save_path
     if folder is None:
         raise ApiError(

@@ -265,7 +265,7 @@ class GenerationRequest:
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """Return a scheduler's request for each output, with the index of its prompt. Raises
-        TreadleError; ApiError for a prompt after which no token fits.
+        TreadleError for invalid settings, ApiError for a prompt after which no token fits.
         """
         sampling: Sampling = self.settings["sampling"]
         result = []
@@ -522,8 +522,8 @@ def _is_lenient(form: Mapping[str, Any]) -> bool:
 
 
 def check_length(ids: list[int], model: Model) -> list[int]:
-    """Return ``ids`` if they are a prompt that fits the context. Raises ApiError for an empty or
-    too long prompt, TreadleError for an id that is not in the vocabulary.
+    """Return ``ids``, unchanged, if they are a prompt that fits the context. Raises ApiError for an
+    empty or too long prompt, TreadleError for an id that is not in the vocabulary.
     """
     if not ids:
         raise ApiError(400, "the prompt is empty", param="prompt")

@@ -246,8 +246,8 @@ class Wakeup:
         self._waiter: asyncio.Future[bool] | None = None
 
     def notify(self, result: bool = True) -> None:
-        """Wake the waiting coroutine; ``result``: what its ``wait`` returns. Call it in the loop's
-        thread.
+        """Wake the waiting coroutine, whose ``wait`` returns ``result``. If none waits, only a True
+        is kept for the next ``wait``. Call it in the loop's thread.
         """
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(result)
@@ -255,7 +255,9 @@ class Wakeup:
             self._notified = True
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until ``notify`` and return True; return False after ``timeout_s`` seconds."""
+        """Wait until ``notify``, and return its ``result``, usually True; return False after
+        ``timeout_s`` seconds.
+        """
         if not self._notified:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(timeout_s, self.notify, False)

@@ -379,12 +379,12 @@ class Service:
         return stream
 
     def check_key(self, key: ApiKey) -> None:
-        """Raise ApiError (403) if the key may not use the model."""
+        """Raise ApiError (403) if the key may not use this server's model."""
         key.check(self.name)
 
     def note_embedded(self, n_tokens: int, seconds: float) -> None:
-        """Count tokens that were processed for vectors or scores, the seconds this took, and charge
-        the key.
+        """Count ``n_tokens`` that were processed in ``seconds`` for vectors or scores, and charge
+        them to the current request's API key.
         """
         self.stats.note_embedded(n_tokens, seconds)
         charge_tokens.get()(n_tokens)
@@ -402,8 +402,8 @@ class Service:
         log(level="warning", message=message)
 
     def check_room(self, n: int) -> None:
-        """Raise ApiError if ``n`` more outputs are too many, or if too many seconds of prefill are
-        queued.
+        """Raise ApiError (503) if ``n`` more outputs exceed ``max_requests``, or if the queued
+        prefill takes more than ``max_queue_s`` seconds.
         """
         self.check_ready()
         if len(self.engine.outputs) + n > self.settings.max_requests:

@@ -89,7 +89,9 @@ class TokenRules:
 
 
 def read_rules(body: Any, model: Model) -> TokenRules:
-    """Return the token rules of a body. Raises ApiError and TreadleError."""
+    """Return the token rules in a body's fields. Raises ApiError for invalid fields, TreadleError
+    for a text that cannot be tokenized.
+    """
     given = read_fields(body, FIELDS)
     for name in ("allowed_token_ids", "stop_token_ids"):
         ids = given.get(name, [])

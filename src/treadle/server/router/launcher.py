@@ -42,7 +42,7 @@ class EngineProcess:
         raise NotImplementedError
 
     def terminate(self) -> None:
-        """Send SIGTERM: the engine ends in order."""
+        """Send SIGTERM: the engine stops its server, and ends."""
         self.signal(int(signal.SIGTERM))
 
     def kill(self) -> None:
@@ -58,7 +58,9 @@ class EngineLauncher(Protocol):
     """Starts engine processes."""
 
     async def prepare(self) -> None:
-        """Do in advance what makes the first start quick."""
+        """Do the part of a start that no engine needs to be known for, so that the first start is
+        quick.
+        """
 
     async def start(self, order: EngineOrder) -> EngineProcess:
         """Start an engine process for ``order``. Raises OSError."""

@@ -32,12 +32,12 @@ class MemoryNeed:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all together."""
+        """Bytes of weights, KV cache and program together."""
         return self.weights + self.cache_bytes + self.program
 
     @property
     def least(self) -> int:
-        """Bytes of all together with the smallest KV cache."""
+        """Bytes of weights, the smallest KV cache and program together."""
         return self.weights + self.least_cache_bytes + self.program
 
     def within(self, n_bytes: int) -> MemoryNeed:

@@ -84,12 +84,12 @@ class ModelList:
 
     @property
     def is_stale(self) -> bool:
-        """Whether folders were not read for a second."""
+        """Whether the folders were last read more than a second ago."""
         return bool(self.scans) and time.monotonic() - self._scanned > RESCAN_S
 
     def refresh(self) -> list[str]:
         """Read the folders and the library again; return the names of models that are gone, or
-        whose file is another one.
+        whose file was replaced by another one.
         """
         old = self._models
         found = {model.name: model for model in self.fixed}
@@ -201,7 +201,7 @@ def check_names(models: Iterable[ServedModel]) -> None:
 
 
 def where(model: ServedModel) -> str:
-    """Return, for messages, where a model was named, and its file."""
+    """Return a text for messages: the source that named a model, and its file."""
     return f"{model.source} ({model.ref})" if model.source else model.ref
 
 

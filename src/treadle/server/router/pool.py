@@ -271,7 +271,9 @@ class EnginePool:
             self._wake()
 
     async def load(self, model: ServedModel) -> None:
-        """Load a model without a call, and wait until it is loaded. Raises ApiError."""
+        """Load a model without a call, and wait until it is loaded. Raises ApiError if it cannot be
+        loaded.
+        """
         slot = self.slot(model)
         if slot.engine is not None and not (slot.engine.stopping or slot.engine.retiring):
             return
@@ -303,8 +305,8 @@ class EnginePool:
                 self.slots.pop(name, None)
 
     def replace(self, model: ServedModel) -> None:
-        """Retire the engine of a model whose file has been replaced; ``model``: with the new file.
-        An engine that is being loaded is retired once it has answered the calls that wait for it.
+        """Retire the engine of a model whose file has been replaced; ``model`` has the new file. An
+        engine that is being loaded is retired once it has answered the calls that wait for it.
         """
         slot = self.slots.get(model.name)
         if slot is not None:

@@ -80,7 +80,7 @@ class NoEngine:
 
     @property
     def outputs(self) -> range:
-        """A range as long as the number of running calls, which the server's process counts."""
+        """A range whose length is the number of running calls, which the server's process reads."""
         return range(self._service.pool.n_running)
 
 
@@ -150,8 +150,8 @@ class RouterService:
             self.pool.publish("*", "models_reload")
 
     async def listed(self) -> list[ServedModel]:
-        """Return the models that the request's API key may use; reads the folders if that was over
-        a second ago.
+        """Return the models that the request's API key may use. Reads the folders first if they
+        were last read more than a second ago.
         """
         if self.models.is_stale:
             await self.refresh()
@@ -185,8 +185,9 @@ class RouterService:
             self.keys.charge_by_name(charges)
 
     async def acquire(self, model: ServedModel) -> LoadedEngine:
-        """Return the model's engine for one call, loaded if need be and allowed. Raises
-        ApiError.
+        """Return the model's engine for one call, loaded if need be. Raises ApiError if it cannot
+        be loaded, if it is not loaded and calls may not load models (``autoload``), or if the
+        server is stopping.
         """
         if self.draining:
             raise busy("the server is stopping")

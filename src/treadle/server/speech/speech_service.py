@@ -65,7 +65,7 @@ class SpeechService:
         check_usable(self.engine)
 
     def check_key(self, key: ApiKey) -> None:
-        """Raise ApiError (403) if the key may not use the model."""
+        """Raise ApiError (403) if the key may not use this server's model."""
         key.check(self.name)
 
     def note_ended(self, job: SpeechJob) -> None:

@@ -119,8 +119,9 @@ class JobStream:
         self._job.news.set()
 
     async def segments(self, ping_s: float = math.inf) -> AsyncIterator[TranscriptSegment | None]:
-        """Yield segments; None after each ``ping_s`` seconds without one. Raises ApiError (also at
-        the time limit), GoneError and TreadleError.
+        """Yield segments; None after each ``ping_s`` seconds without one. Raises ApiError for a
+        sound that cannot be read and at the time limit, GoneError if the client leaves, and any
+        other error that ended the job.
         """
         job = self._job
         n = 0

@@ -54,8 +54,8 @@ def counter(
 
 
 def finish_reason(reason: str | None) -> str | None:
-    """Return OpenAI's finish reason: "length" also for a full context; others, and None,
-    unchanged.
+    """Return OpenAI's finish reason for ``reason``, that of an output: "length" also for a full
+    context ("context"); others, and None (not finished), unchanged.
     """
     return "length" if reason == "context" else reason
 
@@ -82,7 +82,7 @@ def usage(stream: RequestStream) -> dict[str, Any]:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return an error as the last event of a stream."""
+    """Return an error as the last server-sent event of a stream."""
     return event(error.as_dict())
 
 

@@ -176,7 +176,9 @@ def tool_error(text: str) -> dict[str, Any]:
 
 
 def error_text(error: Any) -> str:
-    """Return the text of an item's ``error``, which may be a string, an object or None."""
+    """Return the text of an item's ``error``: the string, the texts in an object's ``content``, or
+    else the object as JSON; "" for None.
+    """
     if isinstance(error, str) or error is None:
         return error or ""
     parts = error.get("content") if isinstance(error, dict) else None

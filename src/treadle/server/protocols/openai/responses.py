@@ -142,7 +142,9 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return warnings about fields of ``body`` without effect. ``given``: its fields as read."""
+    """Return warnings about fields of ``body`` without effect. ``given``: the fields of the body as
+    ``read_fields`` returns them.
+    """
     told = ignored_fields(body, ignored.RESPONSES)
     streamed = body.get("stream_options") or {}
     told += ignored_fields(streamed, ignored.STREAMED, "stream_options.")
@@ -302,7 +304,7 @@ class ResponseObject:
     def ended(self, piece: StreamPiece, items: Sequence[OutputItem]) -> dict[str, Any]:
         """Return the object of the finished response, and store it unless the request says ``store:
         false``. ``piece``: the last piece of the output; ``items``: the output items of the model's
-        last answer, which follow those in ``earlier``.
+        last answer, which follow those of the earlier answers.
         """
         more = self.stream.generation.more
         used = self.total(usage(self.stream))

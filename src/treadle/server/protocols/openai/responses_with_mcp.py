@@ -278,7 +278,9 @@ class ResponseToolLoop(ToolCallLoop):
             await self._next(items)
 
     async def events(self, told: ResponseEvents) -> AsyncIterator[bytes]:
-        """Yield the events of a stream, of all answers and calls; ``told`` numbers them."""
+        """Yield the events of the response's stream: of all answers and of the calls between them.
+        ``told`` makes and numbers them.
+        """
         yield told.begun()
         for at, whole in enumerate(self.reply.earlier):
             yield told.event("response.output_item.added", output_index=at, item=whole)
