@@ -216,12 +216,13 @@ def reply(
 ) -> Reply:
     """Return the answer to ``conversation``, a chat with tools or a reasoning budget, not started.
 
-    ``tool_choice``: "auto", "required", "none" or a tool's name; ``parallel``: allow several calls
-    in one answer; ``reasoning_budget``: maximum reasoning tokens, -1 for no limit;
-    ``reasoning_budget_message`` is written before reasoning is ended; ``continue_final_message``:
-    continue a last assistant message, or its "reasoning_content"; ``own``: keyword arguments of
-    ``generate``; ``settings``: the names of all of these, for errors; ``template``, ``variables``:
-    of the chat template. Raises GrammarError and the errors of ``generate``.
+    ``tools``: functions or dicts as in OpenAI's API, None for none; ``tool_choice``: "auto",
+    "required", "none" or a tool's name; ``parallel``: allow several calls in one answer;
+    ``reasoning_budget``: maximum reasoning tokens, -1 for no limit; ``reasoning_budget_message`` is
+    written before reasoning is ended; ``continue_final_message``: continue a last assistant
+    message, or its "reasoning_content"; ``own``: keyword arguments of ``generate``; ``settings``:
+    names of all settings, for errors about ``variables``; ``template``, ``variables``: of the chat
+    template. Raises GrammarError and the errors of ``generate``.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:

@@ -20,7 +20,7 @@ class ListedTool(NamedTuple):
 
 
 class ToolOutput(NamedTuple):
-    """The result of a call: a text for the model, and whether it is an error's."""
+    """The result of a call: a text for the model, and whether it reports an error."""
 
     text: str
     is_error: bool = False

@@ -116,8 +116,9 @@ class StepCostModel:
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Return the number of prompt tokens, up to ``most``, for a step with ``decode`` decoding
-        tokens. ``context``: the number of tokens before these, summed over them; ``before``: that
-        of about each prompt token. The step's total is a multiple of TILE, unless ``most`` cuts it.
+        tokens. ``context``: the number of tokens before these, summed over them; ``before``: about
+        how many tokens precede each prompt token. The step's total is a multiple of TILE, unless
+        ``most`` cuts it.
 
         The result has the highest prefill throughput within the target time, or within 1.5 times a
         step without prompt tokens if that is longer. A step may take up to LONGEST times the target

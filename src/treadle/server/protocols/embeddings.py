@@ -102,8 +102,8 @@ async def embeddings(request: HttpRequest) -> Response:
 
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     """Return the response body of ``/v1/embeddings`` for the request's ``body``: OpenAI's list of
-    vectors, and token counts. Raises ApiError for invalid fields, TreadleError for adapters that
-    are not loaded.
+    vectors, and token counts. Raises ApiError for invalid fields, TreadleError for options that the
+    model does not support.
     """
     given = read_fields(body, FIELDS)
     if given.get("pooling") == "none":

@@ -58,7 +58,7 @@ class EngineLauncher(Protocol):
     """Starts engine processes."""
 
     async def prepare(self) -> None:
-        """Do the part of a start that no engine needs to be known for, so that the first start is
+        """Do the work of a start that is the same for all engines, so that the first start is
         quick.
         """
 
