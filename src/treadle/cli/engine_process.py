@@ -33,8 +33,8 @@ FAILED = 1
 
 def run_engine(value: Mapping[str, Any], report: int, life: int) -> int:
     """Load and serve the model of an order (``EngineOrder`` as JSON); return the exit code.
-    ``report``: descriptor of the pipe on which the router gets progress and errors; ``life``: of a
-    pipe whose other end the router holds: when that is closed, this process ends.
+    ``report``: descriptor of the pipe on which the router gets progress and errors; ``life``:
+    descriptor of a pipe whose other end the router holds: when that is closed, this process ends.
     """
     import click
 

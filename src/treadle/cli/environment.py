@@ -65,7 +65,9 @@ def variables_of(param: click.Parameter, prefix: str, argument: str | None = Non
 
 
 def epilog(command: click.Command, prefix: str) -> str | None:
-    """Return the last lines of a command's help, with one of its options as the example."""
+    """Return the last lines of a command's help, which explain variables with one of its options as
+    the example; None if no option has a variable. ``prefix``: as ``prefix_of`` returns it.
+    """
     for param in command.params:
         for variable in variables_of(param, prefix):
             option = f"--{variable.removeprefix(prefix).lower().replace('_', '-')}"

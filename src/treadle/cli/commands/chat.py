@@ -154,8 +154,8 @@ class Chat:
             self.model.generate([0], session=self.session, **settings.settings())
 
     def look(self, file: MediaFile) -> str:
-        """Return a picture's size as text, "" for a sound. Raises TreadleError for a kind of file
-        that this model does not read.
+        """Return a picture's size as text, "" for a sound: ``look`` of a ``Conversation``. Raises
+        TreadleError for a kind of file that this model does not read.
         """
         check_reads(self.model, [file])
         media = self.model.media
@@ -276,7 +276,9 @@ class Chat:
         return ReplyView(screen, marks, whole=settings.show_reasoning)
 
     def clean(self, heard: ReplyView | None) -> None:
-        """Remove the progress bar and an unfinished reasoning line from the terminal."""
+        """Remove the progress bar and an unfinished reasoning line from the terminal. ``heard``:
+        the view of the interrupted answer, None before it began.
+        """
         if self.progress is not None:
             self.progress.close()
         if heard is not None:
@@ -296,7 +298,7 @@ class Chat:
         note(str(turn))
 
     def remedy(self) -> str:
-        """Return advice for a full context."""
+        """Return advice for a user whose context is full."""
         if self.conversation.settings.when_full == "drop":
             return "The next message drops the oldest ones"
         return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
@@ -360,7 +362,7 @@ class Chat:
 
 
 def turn_of(model: Model, reply: Generation) -> AnswerCost:
-    """Return the token counts and times of an answer."""
+    """Return the token counts and times of the answer ``reply``."""
     n_context = len(reply.prompt_ids) + len(reply.ids)  # the last id may have no KV entry
     return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx, reply.media)
 

@@ -128,8 +128,8 @@ def print_report(report: CheckReport) -> None:
 
 
 def row_of(results: list[KernelCheck]) -> list[str]:
-    """Return the table row of one kernel: the worst of its ``results``, one for each step and
-    batch.
+    """Return the table row of one kernel: the worst of its ``results``, of which there is one for
+    each step and batch.
     """
     worst = max(results, key=lambda each: (not each.passed, each.error))
     return [

@@ -210,10 +210,10 @@ def write_files(
     mtp: bool = False,
 ) -> tuple[str, list[Path], list[str]]:
     """Write the checkpoint at ``path`` as ``target``, and its picture and sound parts as the file
-    ``projector``, None for no such file. ``asked``: the user named that file, so that a checkpoint
-    without these parts is an error. ``draft_for``: the model whose vocabulary a drafter gets.
-    ``mtp``: write the MTP layers alone. Return the checkpoint's kind, the paths written, and
-    remarks.
+    ``projector``, None for no such file. ``tokenizer``: its file, for checkpoints without one.
+    ``asked``: the user named the projector's file, so that a checkpoint without these parts is an
+    error. ``draft_for``: the model whose vocabulary a drafter gets. ``mtp``: write the MTP layers
+    alone. Return the checkpoint's kind, the paths written, and remarks.
     """
     from treadle.convert.detect import find_kind, open_source
     from treadle.convert.page_cache import record_page_cache
@@ -307,7 +307,7 @@ def checkpoint(src: str) -> Path:
 
 
 def is_inside(path: Path) -> bool:
-    """Return whether ``path`` is no file, but names a task's adapter within a model's folder."""
+    """Return whether ``path`` does not exist and names a task's adapter within a model's folder."""
     if path.exists():
         return False
     from treadle.convert.lora.tasks import is_task
@@ -328,7 +328,9 @@ def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
 def show_written(
     path: Path, kind: str, written: list[Path], as_json: bool, remarks: Sequence[str] = ()
 ) -> None:
-    """Print the files that were written for the checkpoint at ``path``, with their sizes."""
+    """Print the files that were written for the checkpoint at ``path``, with their sizes. JSON also
+    has the checkpoint's ``kind`` and ``remarks``.
+    """
     sizes = [made.stat().st_size for made in written]
     if as_json:
         paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]

@@ -105,8 +105,8 @@ def describe(gguf: GGUF, mmproj: Path | None = None) -> dict[str, Any]:
 
 
 def per_token(gguf: GGUF) -> dict[str, int] | None:
-    """Return the parameters and bytes that one token reads, and the numbers of experts; None if the
-    model is not supported.
+    """Return the parameters and bytes that one token reads, and the numbers of experts, by name;
+    None if the model is not supported.
     """
     from treadle.models.active_parameters import active
     from treadle.models.load import load_config
@@ -149,8 +149,9 @@ def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
 
 
 def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the facts of a model's projector, or of the file itself if it is one, and a list of
-    problems with the file and the projector. None: no projector.
+    """Return the facts of a model's projector, or of the file itself if it is one (None: no
+    projector), and a list of problems with the file and the projector. ``mmproj``: the projector
+    file, None to look for one beside the model.
     """
     if gguf.metadata.get("general.architecture") != CLIP:
         projector, unread = projector_of(gguf, mmproj)
@@ -165,7 +166,7 @@ def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, 
 
 def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the facts of the first projector that fits the model, None without one, and a list of
-    problems with it.
+    problems with it. ``mmproj``: the only file to try, None for those beside the model.
     """
     from treadle.api.projector_choice import NO_PROJECTOR, find_projectors, lacks_projector
     from treadle.devices.registry import open_device

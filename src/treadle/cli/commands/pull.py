@@ -65,7 +65,9 @@ def hub_name(name: str) -> str:
 
 
 def pull(ref: str, mmproj: bool, progress: ProgressBar) -> dict[str, object]:
-    """Download one model; return its short name, hub name, path, bytes and the next command."""
+    """Download one model; return its short name (``name``), hub name (``hub``), path, bytes and the
+    next command to type (``next``). ``mmproj``: download its projector too.
+    """
     from treadle.catalog.facts import facts_of
     from treadle.catalog.names import name_models
     from treadle.catalog.stored import find_stored

@@ -67,7 +67,9 @@ SERIES = sum(name[0] == "s" for name in LIGHT)  # number of colours, after which
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """Style of a series: colour index, marker shape, filled or hollow."""
+    """Style of a series: index of its colour and of its marker's shape, and whether markers are
+    hollow.
+    """
 
     colour: int
     shape: int = 0
@@ -168,7 +170,9 @@ class Canvas:
         anchor: str = "start",
         turn: float = 0.0,
     ) -> None:
-        """Draw text with its baseline at ``y``, rotated by ``turn`` degrees."""
+        """Draw text with its baseline at ``y``, rotated by ``turn`` degrees. ``css``: its class;
+        ``anchor``: which part of it is at ``x`` ("start", "middle" or "end").
+        """
         turned = {"transform": f"rotate({turn:.1f} {x:.1f} {y:.1f})"} if turn else {}
         self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
 
@@ -258,7 +262,7 @@ class Panel:
         x_ticks: Iterable[tuple[float, str]] = (),
         y_ticks: Iterable[tuple[float, str]] = (),
     ) -> None:
-        """Draw title, grid, ticks (by default the scales' own) and axis titles."""
+        """Draw title, grid, ticks (value, label; by default the scales' own) and axis titles."""
         c = self.canvas
         x = self.x
         top = self.top
