@@ -123,8 +123,8 @@ def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> lis
 
 
 def kind_of_base64(text: Any) -> MediaKind:
-    """Return "audio" if base64, or a ``data:`` URL of it, begins as a sound file does; else
-    "image".
+    """Return "audio" if ``text``, base64 or a ``data:`` URL of it, begins as a sound file does;
+    else "image".
     """
     head = text[:HEAD].rpartition(",")[2] if isinstance(text, str) else ""
     try:
@@ -189,7 +189,9 @@ def split_at_markers(
 
 
 def _of_any_kind(text: Any, place: str, limits: MediaLimits) -> MediaPart:
-    """Decode base64 and return it as a picture or a sound, as its first bytes tell."""
+    """Decode the base64 ``text`` and return it as a picture or a sound, as its first bytes tell.
+    ``place``: of the text, for errors. Raises as ``read_media_part`` does.
+    """
     # A sound may be larger; the picture's own limit is checked once it is known to be one.
     part = _ValueReader("audio", False, limits).read("data", text, place)
     found = media_format(part.source)
@@ -209,8 +211,8 @@ def _keys(name: str) -> list[str]:
 def _anthropic(
     source: Mapping[str, Any], kind: MediaKind, place: str, limits: MediaLimits
 ) -> MediaPart:
-    """Return the picture or sound of a ``source`` object of Anthropic's API, of type
-    base64 or url.
+    """Return the picture or sound of a ``source`` object of Anthropic's API, of type base64 or url.
+    ``place``: of the object, for errors. Raises as ``read_media_part`` does.
     """
     reader = _ValueReader(kind, False, limits)
     form = source.get("type")
@@ -225,8 +227,8 @@ def _anthropic(
 
 @dataclass(frozen=True)
 class _ValueReader:
-    """Reads the value under one key of a part, as the key's name requires: base64, a
-    URL or a path.
+    """Reads the value under one key of a part of type ``kind``, as the key's name requires: base64,
+    a URL or, with ``local``, a path.
     """
 
     kind: MediaKind

@@ -97,9 +97,10 @@ def conversation_prompt(
 
     ``tools`` None: messages with tool calls, tool results, later system messages or reasoning are
     converted to the template's form, and so are messages on which the template raises. With
-    ``tools`` they are rendered unchanged. ``own``: variables that the template need not read;
-    ``variables``: variables that it must read. ``settings``: names of generation settings, for
-    hints on misspelt names. ``marks``: those of the model's media families.
+    ``tools``, a list in OpenAI's form, they are rendered unchanged. ``own``: variables that the
+    template need not read; ``variables``: variables that it must read. ``settings``: names of
+    generation settings, for hints on misspelt names. ``marks``: those of the model's media
+    families.
 
     Raises TreadleError for invalid arguments, TypeError for a variable that the template does not
     read, TemplateError if the template refuses the messages.

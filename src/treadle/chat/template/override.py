@@ -92,7 +92,7 @@ def _names() -> str:
 
 
 def _checked(chosen: ChosenTemplate, where: str) -> ChosenTemplate:
-    """Return ``chosen`` if it compiles; raise TemplateError otherwise."""
+    """Return ``chosen`` if it compiles; else raise TemplateError, which begins with ``where``."""
     try:
         if not chosen.source.strip():
             raise TemplateError("it is empty: expected a chat template (jinja2)")

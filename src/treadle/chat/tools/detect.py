@@ -214,8 +214,8 @@ def keeps_reasoning(template: ChatTemplate) -> bool:
 
 
 def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCallFormat | None:
-    """Return the row of ROWS whose parser finds the test call in the template's
-    rendering, or None.
+    """Return the row of ROWS whose parser finds the test call, a message of ``form``, in the
+    template's rendering; None if there is none. ``tools``: render with tools.
     """
     said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
@@ -249,7 +249,8 @@ def _call_content(
     template: ChatTemplate, form: CallForm, own: Mapping[str, Any], *, tools: bool
 ) -> tuple[CallContentStyle, bool]:
     """Return the style in which the template renders text and reasoning before a call, in that
-    order if possible; and whether such a message must have the content None.
+    order if possible; and whether such a message must have the content None. ``own``: the fields of
+    the ``TemplateDialect`` found so far.
     """
     channels: Channels | None = own["channels"]
     ways = [
@@ -325,8 +326,8 @@ def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
 
 
 def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether the template renders an object result as JSON, as Llama 3's does. Others raise on it
-    or write it as Python does.
+    """Whether the template renders a tool result that is an object as JSON, as Llama 3's does.
+    Others raise on it or write it as Python does.
     """
     result = _result(form, {f"{_WORD}_1": None})
     said = [_calling([_ARGUMENTS], form), result]
