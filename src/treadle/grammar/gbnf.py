@@ -165,8 +165,9 @@ class _Parser:
         return Alternatives(tuple(found)) if len(found) > 1 else found[0]
 
     def _bar(self, nested: bool) -> bool:
-        """Consume the next ``|`` and return whether there was one. It may also begin the next line,
-        since no rule does.
+        """Consume the next ``|`` and return whether there was one. It may also stand on the next
+        line, since no rule begins with it. ``nested``: inside brackets, where blank lines are
+        consumed anyway.
         """
         at = self._at
         self._skip(_BLANK_LINES)

@@ -223,7 +223,7 @@ class _EnforcedSchema:
         return found
 
     def _part(self, key: str, value: Any, kind: Any) -> Any:
-        """Return a keyword's value, rewritten; ``kind``: the ``type`` beside it."""
+        """Return the value of the keyword ``key``, rewritten; ``kind``: the ``type`` beside it."""
         return self._inner(key, within(key, value, kind), is_map=key in MAPS)
 
     def _inner(self, step: str, schema: Any, *, is_map: bool = False) -> Any:

@@ -29,8 +29,8 @@ _NAMES = re.compile(r"[A-Za-z]\w*")
 
 
 class LarkWriter:
-    """Collects the rules and terminals of a grammar; equal terminals become one. ``str()`` is the
-    grammar.
+    """Collects the rules and terminals of a grammar; equal terminals become one. ``str()`` of it is
+    the grammar in Lark notation.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def by_characters(rules: GbnfRules) -> LarkWriter:
 
 
 def as_one_regex(rules: GbnfRules) -> LarkWriter:
-    """Return a grammar without recursion and special tokens as a single terminal."""
+    """Return a grammar without recursion and special tokens, written as a single terminal."""
     writer = _Plain(rules, {name: f"R{i}" for i, name in enumerate(rules.body)}, "N").writer
     writer.rule("start", [f"R{list(rules.body).index('root')}"])
     return writer
@@ -97,7 +97,7 @@ class _Plain:
             self.writer.rule(names[name], [self._text(body)[0]])
 
     def _text(self, node: Node) -> tuple[str, int]:
-        """Return a node as Lark text, and its depth of nested parentheses."""
+        """Return a node as Lark text, and the depth of that text's nested parentheses."""
         match node:
             case Chars(ranges):
                 return f"/{class_of(ranges)}/", 0

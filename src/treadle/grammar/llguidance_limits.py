@@ -134,7 +134,9 @@ class Numbers:
         self._n_remainders = 1  # of all multipleOf together: parts of allOf limit one number
 
     def fault(self, key: str, value: Any) -> str:
-        """Return the reason why a keyword with this number cannot be enforced, or ""."""
+        """Return the reason why the keyword ``key`` with the number ``value`` (or values with
+        numbers) cannot be enforced, or "".
+        """
         if key in ("const", "enum"):
             wrong = next((str(n)[:40] for n in _numbers(value) if not _is_exact(n)), "")
             return f"has {wrong}, which cannot be written exactly" if wrong else ""
