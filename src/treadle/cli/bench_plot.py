@@ -92,8 +92,8 @@ def subtitle(results: Sequence[Result]) -> str:
 
 
 def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) -> float:
-    """Draw each series' marker and name in columns from ``top`` (y in pixels) down, and the meaning
-    of filled and hollow markers; return the y of the bottom.
+    """Draw each series' marker (``looks``: as of ``looks_of``) and name in columns from ``top`` (y
+    in pixels) down, and the meaning of filled and hollow markers; return the y of the bottom.
     """
     first = {series(r): r for r in reversed(results)}
     programs = len({r.engine for r in results}) > 1
@@ -338,9 +338,9 @@ def row(
     left: float,
     at: float,
 ) -> None:
-    """Draw the results of one file in one test, one for each engine: markers with their speeds, on
-    the horizontal scale ``x``. ``at``: y of the row in pixels; ``left``: x at which the file's name
-    ends.
+    """Draw the results of one file in one test, one for each engine: markers, styled by ``looks``
+    (see ``looks_of``), with their speeds, on the horizontal scale ``x``. ``at``: y of the row in
+    pixels; ``left``: x at which the file's name ends.
     """
     r = results[0]
     canvas.text(left - 12, at + 4, shorten_name(r), "ink", "end")

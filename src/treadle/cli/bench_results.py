@@ -137,7 +137,9 @@ def picture_text(result: Result) -> str:
 
 
 def share_of(result: Result) -> str:
-    """Format the share of the peak that bounds the test, such as ``86% bandwidth, 95% stream``."""
+    """Format a result's share of the peak that bounds its test, such as ``86% bandwidth, 95%
+    stream``.
+    """
     text = f"{result.share_of_peak:.0%} {result.peak or ''}"
     if result.peak == BANDWIDTH and STREAM in (result.shares or {}):
         text += f", {(result.shares or {})[STREAM]:.0%} {STREAM}"

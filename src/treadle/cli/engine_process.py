@@ -99,7 +99,9 @@ class EngineLoad(ServeRole):
         self.pipe = pipe
 
     def take(self, checked: CheckedOptions) -> None:
-        """Load the model and serve it until the router ends. Raises TreadleError."""
+        """Load the model and serve it until the router ends. Raises TreadleError if it cannot be
+        loaded.
+        """
         from treadle.cli.load import find_model, keeps_states, load_model, warn_of_template
         from treadle.cli.speech import load_recognizer, speech_model_path
         from treadle.cli.ui.table import remark

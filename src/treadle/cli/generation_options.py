@@ -83,7 +83,7 @@ class GenerationOptions:
 
 def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
     """Read the grammar or schema file of ``files`` (setting to path), if one is given. Raises
-    click.UsageError for both, OSError, FileError.
+    click.UsageError if both are, OSError or FileError for a file that cannot be read.
     """
     given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
     if len(given) > 1:

@@ -60,7 +60,7 @@ class ModelCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises click.UsageError."""
+        """Parse ``args``; return those left over. Raises click.UsageError for invalid ones."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -363,7 +363,7 @@ def control_vector(text: str) -> tuple[str, float]:
 
 
 def layer_range(text: str) -> tuple[int, int]:
-    """Parse ``A:B``, two whole numbers. Raises click.BadParameter."""
+    """Parse ``A:B``, two whole numbers. Raises click.BadParameter for anything else."""
     first, _, last = text.partition(":")
     try:
         return int(first), int(last)

@@ -71,8 +71,8 @@ class Presets:
         self, command: click.Command, args: Sequence[str], loading: dict[str, Any]
     ) -> EngineOptions:
         """Return the options of all engines. ``command``: ``serve``; ``args``: options of the
-        command line, which win; ``loading``: the keyword arguments of ``treadle.load`` that they
-        mean.
+        command line, which override those of the file; ``loading``: the keyword arguments of
+        ``treadle.load`` that ``args`` mean.
         """
         whole = joined(command, self.default_args, args)
         if self.default_args:
@@ -86,7 +86,7 @@ NO_PRESETS = Presets()
 
 def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Presets:
     """Read a presets file. ``command``: ``serve``; ``args``: options of the command line, which
-    win. Raises FileError that names the key.
+    override those of the file. Raises FileError that names the key.
     """
     if sys.version_info < (3, 11):
         raise TreadleError("--presets needs Python 3.11 or newer, which reads TOML")

@@ -78,7 +78,9 @@ class AnswerSettings(GenerationOptions):
 
 
 def find(name: str) -> AnswerOption:
-    """Return the setting that a name or an option's spelling means. Raises SamplingError."""
+    """Return the setting that a name or an option's spelling means. Raises SamplingError if there
+    is none.
+    """
     known = {each: s for s in SETTINGS.values() for each in s.names}
     if plain(name) in known:
         return known[plain(name)]

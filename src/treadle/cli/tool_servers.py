@@ -32,7 +32,7 @@ class ToolServerOptions:
     mcp: Path | None  # file that names the servers
     mcp_timeout: float  # seconds
     mcp_max_chars: int  # of a tool's result
-    mcp_rounds: int  # most answers to one message that call tools
+    mcp_rounds: int  # answers to one message, at most; the last calls no tools
 
     def open(self) -> Toolbox | None:
         """Start the MCP servers that the file names; None without ``--mcp``. Raises FileError for

@@ -36,8 +36,9 @@ HOT, COLD = SeriesStyle(0), SeriesStyle(1)
 
 
 def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
-    """Return an SVG document with all sweeps, one below another. ``origin``: where and when they
-    were measured.
+    """Return an SVG document with all sweeps, each a list of rows as ``rows_of`` yields them, one
+    below another. ``subtitle``: text below the title; ``origin``: where and when they were
+    measured.
     """
     canvas = Canvas()
     sound = [[row for row in rows if row["problem"] is None] for rows in sweeps]
@@ -149,8 +150,8 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
 
 
 def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float) -> None:
-    """Draw the colour scale of a heat map, from its ``low`` speed at the bottom to ``high`` at the
-    top.
+    """Draw the colour scale of a heat map, ``height`` pixels from ``top`` (y) down, from its
+    ``low`` speed at the bottom to ``high`` at the top.
     """
     steps = 12
     x = RIGHT + 24

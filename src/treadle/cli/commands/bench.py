@@ -407,7 +407,7 @@ class BenchTimes:
 def time_in_turns(
     model: Any, engines: Sequence[BenchEngine], test: Test, repeat: int, progress: ProgressBar
 ) -> BenchTimes:
-    """Time every repetition of every engine.
+    """Time ``test`` with every engine, ``repeat`` times.
 
     The engines alternate, so that a slow minute of a shared machine affects all of them. One extra
     repetition first warms caches and compiles missing kernels; it is not counted.

@@ -199,7 +199,7 @@ class Chat:
 
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's answer, running the tool calls that the user allows and continuing
-        with their results, for at most ``--mcp-rounds`` answers.
+        with their results, for at most ``--mcp-rounds`` answers. ``interactive``: as of ``run``.
         """
         self.n_asked += 1
         left = 1 if self.tools is None else self.tools.toolbox.bounds.rounds
@@ -210,8 +210,8 @@ class Chat:
                 return
 
     def answer_once(self, *, interactive: bool) -> bool:
-        """Stream one answer, and record it; Ctrl-C keeps the output so far. Return whether the
-        model must answer again because tool calls were run.
+        """Stream one answer, and record it. Ctrl-C keeps the output so far if ``interactive``, else
+        it ends the chat. Return whether the model must answer again because tool calls were run.
         """
         conversation = self.conversation
         screen = open_screen(markdown=conversation.settings.markdown)
@@ -287,7 +287,9 @@ class Chat:
     def record(
         self, reply: Generation, text: str, reasoning: str, calls: Sequence[ToolCall] = ()
     ) -> None:
-        """Record an answer with its calls, and report its cost and whether it was truncated."""
+        """Record the answer ``reply`` with its text, reasoning and tool calls, and report its cost
+        and whether it was truncated.
+        """
         if reply.finish_reason == "context":
             note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
@@ -305,7 +307,7 @@ class Chat:
 
     def begin(self, n_dropped: int) -> Generation:
         """Return the generation, not started, for the conversation without its first ``n_dropped``
-        messages. Raises ContextFullError.
+        messages. Raises ContextFullError if the rest does not fit into the context.
         """
         conversation = self.conversation
         result: Generation = self.model.chat(

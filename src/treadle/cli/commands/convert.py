@@ -209,11 +209,12 @@ def write_files(
     draft_for: str | None = None,
     mtp: bool = False,
 ) -> tuple[str, list[Path], list[str]]:
-    """Write the checkpoint at ``path`` as ``target``, and its picture and sound parts as the file
-    ``projector``, None for no such file. ``tokenizer``: its file, for checkpoints without one.
-    ``asked``: the user named the projector's file, so that a checkpoint without these parts is an
-    error. ``draft_for``: the model whose vocabulary a drafter gets. ``mtp``: write the MTP layers
-    alone. Return the checkpoint's kind, the paths written, and remarks.
+    """Write the checkpoint at ``path`` as ``target`` with the conversion's ``options``, and its
+    picture and sound parts as the file ``projector``, None for no such file. ``tokenizer``: its
+    file, for checkpoints without one. ``asked``: the user named the projector's file, so that a
+    checkpoint without these parts is an error. ``draft_for``: the model whose vocabulary a drafter
+    gets. ``mtp``: write the MTP layers alone. Return the checkpoint's kind, the paths written, and
+    remarks.
     """
     from treadle.convert.detect import find_kind, open_source
     from treadle.convert.page_cache import record_page_cache
@@ -317,7 +318,7 @@ def is_inside(path: Path) -> bool:
 
 def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
     """Convert the PEFT adapter in ``folder``, made for the model ``base``, to the GGUF file
-    ``target``; return ``target``.
+    ``target``, in the format and with the ``force`` of ``options``; return ``target``.
     """
     from treadle.convert.lora.lora import write_adapter
 

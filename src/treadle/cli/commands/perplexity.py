@@ -232,8 +232,8 @@ def describe(
     summary: Summary,
     seconds: float,
 ) -> dict[str, Any]:
-    """Return the report, as JSON has it: model, settings, speed (from ``seconds`` of running) and
-    results.
+    """Return the report, as JSON has it: model, settings (``file`` to ``stride``), speed (from
+    ``seconds`` of running) and the results in ``summary``.
     """
     n_run = len(windows) * (windows.n_ctx - 1)
     report: dict[str, Any] = {
@@ -276,7 +276,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 def plus_minus(estimate: dict[str, float], digits: int, scale: float = 1, unit: str = "") -> str:
     """Format ``value`` and ``error`` (standard error) of an estimate, multiplied by ``scale``, with
-    ``digits`` decimals.
+    ``digits`` decimals and ``unit`` behind them.
     """
     value = scale * estimate["value"]
     error = scale * estimate["error"]

@@ -179,7 +179,7 @@ def row_of(
 
 
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
-    """Print a table of the steps, and their sum."""
+    """Print a table of the steps, with times and speeds if ``profile``, and their sum."""
     headers = ["label", "kernel", "shape", "bytes ", "operations "]
     total = [counted(len(rows), "step"), "", ""]
     total += [n_bytes(sum(row["n_bytes"] for row in rows))]
@@ -194,7 +194,7 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
 
 
 def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
-    """Return the table cells of one step."""
+    """Return the table cells of one step: label, kernel, shape, and those of ``work_cells``."""
     cells = [row["label"], row["kernel"], "×".join(map(str, row["shape"]))]
     return cells + work_cells(row, profile)
 

@@ -217,8 +217,8 @@ def check_files(files: Sequence[str]) -> None:
 
 
 def target_of(file: str, format: str, folder: Path | None) -> Path:
-    """Return the path of the output file for the sound ``file``: in ``folder``, or beside the
-    sound.
+    """Return the path of the output file of a format for the sound ``file``: in ``folder``, or
+    beside the sound if that is None.
     """
     from treadle.speech.transcript_formats import SUFFIXES
 
@@ -299,7 +299,7 @@ class TranscriptWriter:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file atomically, and create its folder. Raises FileError."""
+    """Write a text file atomically, and create its folder. Raises FileError if that fails."""
     from treadle.base.humanize import why
     from treadle.files.target import write_text
 
@@ -318,7 +318,7 @@ def transcribe_file(
     progress: ProgressBar,
 ) -> None:
     """Transcribe the sound ``file``, "-" for standard input, and write it to ``outlet``. Raises
-    TreadleError.
+    TreadleError for a sound that cannot be read.
     """
     source: Any = sys.stdin.buffer if file == PIPE else Path(file)
     place = "standard input" if file == PIPE else None

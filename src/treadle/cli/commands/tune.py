@@ -36,7 +36,7 @@ class FormatName(click.Choice[str]):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the format's name."""
+        """Return the format's name in its own spelling; fail for an unknown one."""
         made = named(str(value).upper())
         return made.name if made else super().convert(value, param, ctx)
 

@@ -128,7 +128,9 @@ class AxisScale:
 
 
 def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> AxisScale:
-    """Return a logarithmic scale around ``values``, wider by the factor ``room`` at both ends."""
+    """Return a logarithmic scale around the positive ``values``, wider by the factor ``room`` at
+    both ends, from the pixel ``start`` to the pixel ``end``.
+    """
     values = [value for value in values if value > 0]
     return AxisScale(min(values) / room, max(values) * room, start, end, log=True)
 
@@ -154,11 +156,11 @@ class Canvas:
         self.lines.append(f'<{name} class="{css}"{places}{end}')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """Draw a straight line."""
+        """Draw a straight line with the class ``css``."""
         self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def path(self, points: Iterable[tuple[float, float]], css: str) -> None:
-        """Draw a polyline through ``points``."""
+        """Draw a polyline through ``points`` with the class ``css``."""
         self.add("polyline", css, points=places(points))
 
     def text(
@@ -177,7 +179,7 @@ class Canvas:
         self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
 
     def mark(self, x: float, y: float, look: SeriesStyle, tip: str = "") -> None:
-        """Draw a marker with the tooltip ``tip``."""
+        """Draw the marker of the style ``look`` with the tooltip ``tip``."""
         css = f"mark {look.css}" + " hollow" * look.hollow
         r = MARK_PX
         corners = SHAPES[look.shape % len(SHAPES)]
@@ -198,7 +200,7 @@ class Canvas:
         opacity: float = 1.0,
         tip: str = "",
     ) -> None:
-        """Draw a filled rectangle with the tooltip ``tip``."""
+        """Draw a filled rectangle with the class ``css`` and the tooltip ``tip``."""
         faint = {"fill_opacity": f"{opacity:.3f}"} if opacity < 1 else {}
         self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)
 
