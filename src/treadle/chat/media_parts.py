@@ -68,6 +68,7 @@ def read_media_part(
     part: Mapping[str, Any], place: str, *, local: bool, limits: MediaLimits = LIMITS
 ) -> MediaPart | None:
     """Return the picture or sound of one part of a message; None for a part of another type.
+    ``place``: of the part, for errors.
 
     ``local``: the caller is a program in this process, which may give paths, ``file://`` URLs and
     objects; otherwise those raise UnsupportedError. Raises TemplateError for a part whose data is
@@ -236,7 +237,9 @@ class _ValueReader:
     limits: MediaLimits
 
     def read(self, key: str, value: Any, place: str) -> MediaPart:
-        """Return the value of ``key`` as a ``MediaPart``. Raises as ``read_media_part`` does."""
+        """Return the value of ``key`` as a ``MediaPart``. ``place``: of the value, for errors.
+        Raises as ``read_media_part`` does.
+        """
         if key == "input_audio":
             return self._input_audio(value, place)
         if isinstance(value, Mapping) and key.endswith("_url"):

@@ -39,7 +39,9 @@ class PromptMedia:
 
     @classmethod
     def of(cls, conversation: ChatMessages, marks: Sequence[MediaMarks]) -> PromptMedia | None:
-        """Return the pictures and sounds of a conversation; None if it has none."""
+        """Return the pictures and sounds of a conversation; None if it has none. ``marks``: those
+        of the model's media families.
+        """
         if not conversation.media:
             return None
         from treadle.media.marks import HiddenMarks  # imported late: rarely needed
@@ -134,9 +136,10 @@ def render_messages(
     within: bool = False,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render messages that are already in the template's form. ``continued``: if the last message
-    is an open answer of the assistant, the prompt ends inside its content. ``within``: the prompt
-    ends inside the last message's reasoning.
+    """Render messages that are already in the template's form, with their ``media``. ``continued``:
+    if the last message is an open answer of the assistant, the prompt ends inside its content.
+    ``within``: the prompt ends inside the last message's reasoning. Else, with
+    ``add_generation_prompt``, it ends with the beginning of an answer.
     """
     given = {"tools": tools, **variables}
     placeholders = None

@@ -65,8 +65,8 @@ def _may_be_named(given: str) -> bool:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a template file, with Windows line ends converted. Raises
-    TemplateError.
+    """Return the text of a template file, with Windows line ends converted. Raises TemplateError if
+    it cannot be read.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:

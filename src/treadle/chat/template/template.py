@@ -99,7 +99,9 @@ class ChatTemplate:
             self._renderer(source).check(source)
 
     def variables(self) -> frozenset[str]:
-        """Return the names of all variables that the template reads. Raises TemplateError."""
+        """Return the names of all variables that the template reads. Raises TemplateError if it
+        cannot be parsed.
+        """
         return self._names
 
     @cached_property
@@ -374,7 +376,7 @@ def load_template(
 
 def _named_source(gguf: GGUF, name: str) -> str:
     """Return the source of the file's template called ``name``; "default" is the one without a
-    name. Raises TemplateError.
+    name. Raises TemplateError if there is none.
     """
     key = "tokenizer.chat_template"
     found = {

@@ -188,7 +188,9 @@ def format_variables(
 
 
 def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that the template does not read. Raises TemplateError."""
+    """Return those of ``names`` that the template does not read. Raises TemplateError for a
+    template that cannot be parsed.
+    """
     return sorted(set(names) - template.variables())
 
 

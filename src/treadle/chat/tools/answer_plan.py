@@ -223,7 +223,7 @@ def _header(
     wanted: AnswerOptions, dialect: TemplateDialect, marks: AnswerMarks, grammars: Grammars
 ) -> Grammar | None:
     """Return the grammar of the header that must precede an answer in the caller's own ``grammar``
-    or ``regex``; None if the format has no header or that grammar writes it.
+    or ``regex`` (of ``wanted``); None if the format has no header or that grammar writes it.
     """
     own = wanted.grammar or wanted.regex
     row = dialect.row

@@ -625,7 +625,9 @@ class ConstrainedDecoder:
 
 
 def _missing(text: bytes, mark: bytes) -> bytes:
-    """Return the part of ``mark`` still to come if ``text`` ends with a beginning of it; else b""."""
+    """Return the part of ``mark`` still to come if ``text`` ends with a beginning of it, else
+    empty.
+    """
     for n in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-n:]):
             return mark[n:]

@@ -238,7 +238,9 @@ def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCal
 
 
 def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether the template renders two calls of one message. Llama 3's raises on them."""
+    """Whether the template renders two calls of one message, which has the given ``form``. Llama
+    3's raises on them.
+    """
     marks = f"{_WORD}_1", f"{_WORD}_2"
     said = _calling([{_WORD: mark} for mark in marks], form)
     text = _rendered(template, [said], tools=tools)
@@ -336,7 +338,8 @@ def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
 
 def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
     """Return the assistant text without which the template raises on a user message after a tool
-    result (Mistral's do). None if it needs no text, or no text helps.
+    result (Mistral's do). None if it needs no text, or no text helps. ``form``: of the message with
+    the call.
     """
     talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
     if _rendered(template, [*talk, _USER], tools=tools):
@@ -371,7 +374,9 @@ def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
 
 
 def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
-    """Return an assistant message with one call of the test tool for each of ``arguments``."""
+    """Return an assistant message of ``form`` with one call of the test tool for each of
+    ``arguments``.
+    """
     given = [json.dumps(each) if form.as_text else each for each in arguments]
     calls = [
         {"id": id, "type": "function", "function": {"name": _NAME, "arguments": each}}

@@ -386,7 +386,7 @@ _HY = ":opensource>"  # ends every tag of Hy3
 
 def _dsml(name: str, wrap: str) -> ToolCallFormat:
     """Return a DeepSeek format, whose tags contain a special mark and tell which values are
-    strings.
+    strings. ``wrap``: name of the tag around all calls.
     """
     mark = "｜DSML｜"
     return ToolCallFormat(

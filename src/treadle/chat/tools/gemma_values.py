@@ -105,8 +105,8 @@ class GemmaValueGrammar:
         return " | ".join(made)
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """Return the rule body of a number, boolean or null, with the schema's bounds if they can
-        be enforced.
+        """Return the rule body of a value of the type ``kind``, number, integer, boolean or null,
+        with the schema's bounds if they can be enforced.
         """
         bounds = {key: schema[key] for key in NUMBERS if key in schema}
         own = {"type": kind, **bounds}

@@ -307,8 +307,8 @@ def _is_same(choice: Any, value: Any) -> bool:
 
 
 def _named(kind: Any, where: str) -> _TypedProperties | None:
-    """Return the fields of a dataclass, a TypedDict or a NamedTuple; None for other types. Raises
-    TreadleError if its annotations cannot be resolved.
+    """Return the fields of ``kind`` if it is a dataclass, a TypedDict or a NamedTuple; None for
+    other types. Raises TreadleError, which names ``where``, if its annotations cannot be resolved.
     """
     if not isinstance(kind, type):
         return None
