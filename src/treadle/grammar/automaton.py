@@ -50,7 +50,7 @@ class Automaton:
 
 def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
     """Return an automaton for ``root`` and each called rule, by name, and their alphabet. Raises
-    TooLargeError.
+    TooLargeError for an automaton or expressions beyond the size limits.
 
     A rule that no text can complete has no automaton, and no automaton calls it.
     """

@@ -302,7 +302,8 @@ def _cut(edges: Edges, mask: int) -> Edges:
 
 
 def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> LarkWriter:
-    """Return the grammar in rules whose terminals are lexemes. Raises TooLargeError.
+    """Return the grammar in rules whose terminals are lexemes. Raises TooLargeError if their
+    regexes exceed the size limits.
 
     Each part of a rule that has been read so far is a rule too, one for each key and for each state
     after a call. That makes left recursion, whose parsing time does not grow along a text.
@@ -328,8 +329,8 @@ def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alpha
 def _parts(
     automaton: Automaton, lexemes: Lexemes, rule: str, names: dict[str, str]
 ) -> dict[str, list[list[str | int]]]:
-    """Return a rule, and the rules of its parts read so far: for each its alternatives, lists of
-    names and regexes.
+    """Return the alternatives of ``rule``, and of the rules of its parts read so far, by rule name:
+    each a list of names (``names``: the Lark name of each called rule) and regexes.
     """
     bodies: dict[str, list[list[str | int]]] = {rule: []}
     parts: dict[tuple[str, Hashable], str] = {}
