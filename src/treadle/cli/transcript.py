@@ -35,7 +35,7 @@ def path_of(name: str) -> Path:
 
 
 def write_record(path: Path, system: str, messages: list[Message]) -> None:
-    """Write a conversation's system prompt and messages atomically. Raises OSError if that fails."""
+    """Write a conversation's system prompt and messages atomically. Raises OSError on failure."""
     record = {"system": system, "messages": messages}
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     try:

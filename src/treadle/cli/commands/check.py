@@ -185,7 +185,7 @@ def summary(report: CheckReport) -> list[str]:
 
 
 def speed_text(run: Speed) -> str:
-    """Format the speed of one run, a prompt or a text, with its share of a peak if that is known."""
+    """Format the speed of one run, a prompt or a text, and its share of a peak if that is known."""
     of = []
     if run.of_read is not None and run.kind == "text":
         of.append(f"{scaled(run.bytes_s, 'B/s')}, {run.of_read:.0%} of the reading peak")
