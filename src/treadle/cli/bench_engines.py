@@ -97,7 +97,7 @@ class Treadle:
             self.model.engine.run([BatchItem(s.seq, [ids[s.n_past]]) for s, ids in taking])
 
     def close(self) -> None:
-        """Free the pages."""
+        """Free the sessions' pages of the KV cache."""
         for session in self.sessions:
             session.close()
 
@@ -139,7 +139,7 @@ class TreadleEncoder(Treadle):
             keys.drop()
 
     def close(self) -> None:
-        """Free the pages."""
+        """Free the sessions' pages of the KV cache."""
         super().close()
         self.sessions.clear()
 

@@ -146,7 +146,7 @@ class Conversation:
         return Outcome(ask=True)
 
     def command(self, name: str, argument: str) -> Outcome:
-        """Execute ``/name argument``."""
+        """Execute the slash command ``/name argument``."""
         act = COMMANDS.get(name)
         if act is None:
             near = get_close_matches(name, COMMANDS)
@@ -378,7 +378,7 @@ class Conversation:
         return Outcome(leave=True)
 
     def count(self) -> str:
-        """Return the number of messages with its noun."""
+        """Return the number of messages with its noun: ``2 messages``."""
         return counted(len(self.messages), "message")
 
 

@@ -145,8 +145,9 @@ def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
 def errors(
     a: Tensor, b: Tensor, pool: ThreadPoolExecutor, order: Rows | None
 ) -> dict[str, float | None]:
-    """Return ``rmse``, ``relative`` and ``largest`` of B's weights against A's, computed in strips
-    of rows; None for a value that is not finite.
+    """Return ``rmse``, ``relative`` and ``largest`` (see ``compare_tensors``) of B's weights
+    against A's, computed in strips of rows; None for a value that is not finite. ``order``: as of
+    ``same``.
     """
     assert a.format is not None
     assert b.format is not None

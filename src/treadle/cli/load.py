@@ -177,8 +177,8 @@ def counted(what: str) -> Callable[[int], str]:
 
 
 def near_names(path: Path) -> str:
-    """Return the end of an error message: the files in the folder with the most similar names, else
-    some of its models, else "".
+    """Return the end of an error message: the files in the folder of ``path`` with the most similar
+    names, else some of its models, else "".
     """
     from difflib import get_close_matches
 

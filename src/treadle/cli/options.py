@@ -21,7 +21,7 @@ SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 
 
 class SamplingOption(click.Option):
-    """A sampling option; the help lists these under a heading of their own."""
+    """An option of sampling; the help lists such options under a heading of their own."""
 
 
 class Picture(click.Path):
@@ -73,8 +73,8 @@ class ModelCommand(click.Command):
             raise click.UsageError(said, ctx) from error
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Make click's parser. It looks for ``-n`` among the long options first, and where that
-        fails compares it with all of them, for a suggestion that it drops: here it does not.
+        """Make click's parser, without a slow step: click's own compares each short option, such as
+        ``-n``, with the names of all long ones, for a suggestion that it then drops.
         """
         parser = super().make_parser(ctx)
         match_long = parser._match_long_opt

@@ -186,7 +186,9 @@ def model_list(
 
 
 def from_command_line(ref: str, options: EngineOptions) -> ServedModel:
-    """Return the model of the argument ``ref``. Raises TreadleError if there is none."""
+    """Return the model of the argument ``ref``, with the engines' ``options``. Raises TreadleError
+    if there is none.
+    """
     from treadle.cli.load import find_model
     from treadle.server.router.model_list import file_stem
 

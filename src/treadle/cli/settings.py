@@ -73,7 +73,7 @@ class AnswerSettings(GenerationOptions):
         return f"* {shown}  (default {setting.written(default)})"
 
     def table(self) -> str:
-        """Format all settings."""
+        """Format all settings, one a line."""
         return "\n".join(map(self.line, SETTINGS.values()))
 
 

@@ -85,7 +85,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
 
 
 def _kept(message: Message) -> Message:
-    """Return a message with the keys of this format only."""
+    """Return a message with only the keys that a conversation file has."""
     made = {"role": message["role"], "content": message["content"]}
     reasoning = message.get(REASONING)
     if reasoning and isinstance(reasoning, str):

@@ -37,8 +37,8 @@ MIN_CPU_S = 0.02  # least seconds of all repetitions: waking the threads takes 0
 
 
 def int_list(n: int) -> Callable[[str], tuple[int, ...]]:
-    """Return a parser of integers of at least ``n``, separated by commas; it drops duplicates, and
-    raises click.BadParameter.
+    """Return a parser of integers of at least ``n``, separated by commas. It drops duplicates, and
+    raises click.BadParameter for anything else.
     """
 
     def numbers(text: str) -> tuple[int, ...]:

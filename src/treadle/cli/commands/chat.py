@@ -332,7 +332,7 @@ class Chat:
         """Return the generation of the next answer, not started. With ``when_full`` "drop", when
         less than a quarter of the context (or than ``max_tokens``) is free, the oldest turns are
         dropped until twice as much is: each drop needs a new prefill of the rest, so it should be
-        rare. Raises ContextFullError.
+        rare. Raises ContextFullError if the conversation does not fit.
         """
         conversation = self.conversation
         settings = self.conversation.settings

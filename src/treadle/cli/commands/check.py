@@ -110,7 +110,7 @@ def examine(
 
 
 def print_report(report: CheckReport) -> None:
-    """Print the report for people."""
+    """Print the report as text: machine, a table of kernels, and the lines of ``summary``."""
     from treadle.selftest.model_check import results_by_kernel
 
     here = report.machine

@@ -37,7 +37,9 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split
 
 
 def alignment(text: str) -> int:
-    """Parse an alignment in bytes: a power of two, or ``page`` for this machine's page size."""
+    """Parse an alignment in bytes: a power of two, or ``page`` for this machine's page size. Raises
+    click.BadParameter for anything else.
+    """
     if text == "page":
         return mmap.PAGESIZE
     n = int(text) if text.isdecimal() else 0
@@ -47,7 +49,9 @@ def alignment(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes, such as ``500M`` or ``2G``: K, M and G are powers of 1000."""
+    """Parse a number of bytes, such as ``500M`` or ``2G``: K, M and G are powers of 1000. Raises
+    click.BadParameter for anything else.
+    """
     match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
     if match is None or not int(match[1]):
         raise click.BadParameter(f"'{text}' is not a size, such as 500M or 2G")

@@ -163,7 +163,7 @@ def as_row(step: StepDifference) -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report of ``describe`` as text: steps or layers, and the verdict."""
     of = " by transformers" if report["by"] == "transformers" else ""
     heading(f"{report['model']} against {report['reference']}{of}")
     steps = report["steps"]

@@ -170,7 +170,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
 
 
 def print_report(report: Mapping[str, object]) -> None:
-    """Print the report for people."""
+    """Print the report of ``examine`` as indented text."""
     room = terminal_width()
     for line in render(report):
         at = hanging_indent(line)

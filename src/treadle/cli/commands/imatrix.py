@@ -135,7 +135,7 @@ def run(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report on the file that was written, as text."""
     print(
         f"{printable(report['path'])}: {report['n_entries']} matrices, "
         f"{report['n_chunks']} windows of {report['chunk_size']} tokens, "

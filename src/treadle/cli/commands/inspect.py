@@ -57,7 +57,7 @@ def command(model: str, other: str | None, diff: bool, mmproj: str | None, as_js
 
 
 def print_difference(a: str, b: str, as_json: bool) -> None:
-    """Compare two files and print the result."""
+    """Compare the files ``a`` and ``b``, and print the result as text or JSON."""
     from treadle.cli.file_diff import compare, print_diff
     from treadle.convert.open import open_model
     from treadle.machine.topology import usable_threads
@@ -129,8 +129,8 @@ def bits(tensors: list[Tensor]) -> float:
 
 
 def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Return counts, bytes, share of all bytes and bits per weight of each weight format, largest
-    first.
+    """Return an object for each weight format, that of most bytes first: counts, bytes, share of
+    all bytes and bits per weight.
     """
     sizes = bytes_by_type(tensors)
     groups = {name: [t for t in tensors if t.type_name == name] for name in sizes}
@@ -274,7 +274,7 @@ def token_line(report: Mapping[str, Any]) -> str:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the facts that ``describe`` returns, as text."""
     heading(report["path"])
     version = report["version"]
     kind = "Hugging Face folder" if version is None else f"GGUF version {version}"

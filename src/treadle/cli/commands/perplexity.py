@@ -251,7 +251,7 @@ def describe(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report of ``describe`` as text."""
     heading(report["model"])
     print(
         f"{report['n']} tokens scored in {report['n_windows']} windows of {report['n_ctx']}, "

@@ -92,7 +92,7 @@ def read_optional(url: str, path: str, api_key: str | None) -> Any:
 
 
 def print_models(reports: Sequence[Mapping[str, Any]]) -> None:
-    """Print the models for people."""
+    """Print the models, as ``report_of`` returns them, as a table."""
     rows = []
     for report in reports:
         requests = report["n_requests"]

@@ -102,7 +102,7 @@ def next_step(name: str, facts: ModelFacts) -> str:
 
 
 def print_result(result: dict[str, object]) -> None:
-    """Print where a model is, and what to do next."""
+    """Print where the downloaded model is, and what to do next. ``result``: as of ``pull``."""
     size = result["n_bytes"]
     text = f" ({n_bytes(size)})" if isinstance(size, int) else ""
     print(printable(f"{result['path']}{text}"))

@@ -278,7 +278,7 @@ def matrices(n: int) -> str:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people; for a dry run, every tensor."""
+    """Print the report of ``describe`` as text; for a dry run, every tensor."""
     dry_run = report["seconds"] is None
     if dry_run:
         print_table(

@@ -170,7 +170,9 @@ def is_utf8(argument: str) -> bool:
 
 
 def stream(generation: Generation) -> None:
-    """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
+    """Write each piece of the generation to standard output as it comes; a terminal gets a newline
+    at the end, a pipe the exact text.
+    """
     try:
         for piece in generation:
             emit(piece)

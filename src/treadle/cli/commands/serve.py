@@ -44,8 +44,8 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def origin(text: str) -> str:
-    """Check a web page's origin, as browsers send it: ``https://example.org``, "*" or "null".
-    Raises click.BadParameter for anything else.
+    """Return a web page's origin after checking it: ``https://example.org``, as browsers send it,
+    "*" or "null". Raises click.BadParameter for anything else.
     """
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
         raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")

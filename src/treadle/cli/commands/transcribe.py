@@ -254,8 +254,8 @@ class TranscriptWriter:
         return self.to_files or not sys.stdout.isatty()
 
     def write(self, transcription: Transcription) -> None:
-        """Print the new segments; nothing in a format that is written whole, such as JSON, or for
-        files.
+        """Print the segments that are new since the last call; nothing in a format that is written
+        whole, such as JSON, or if files are written.
         """
         from treadle.speech.transcript_formats import CUES
 
@@ -270,7 +270,7 @@ class TranscriptWriter:
         self._n_written += len(new)
 
     def finish(self, transcription: Transcription) -> None:
-        """Write the files; on standard output, a format that is written whole."""
+        """Write the files or, to standard output, a transcript whose format is written whole."""
         from treadle.speech.transcript_formats import CUES, formatted
 
         transcript = transcription.result()

@@ -364,7 +364,9 @@ def colours(palette: dict[str, str]) -> str:
 
 
 def document(lines: Iterable[str], height: float, title: str) -> str:
-    """Return the SVG document with these ``lines``, ``height`` pixels high."""
+    """Return the SVG document with these ``lines`` (SVG elements), ``height`` pixels high.
+    ``title``: the text of its ``<title>``.
+    """
     head = (
         f'{HEAD.decode()} width="{WIDTH}" height="{height:.0f}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'

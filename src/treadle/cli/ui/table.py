@@ -103,7 +103,7 @@ def fitted(
 
 
 def fold(word: str, width: int) -> str:
-    """Break a long word into lines of at most ``width``, after ``_`` if possible."""
+    """Break a long word into lines of at most ``width`` characters, after ``_`` if possible."""
     lines = []
     while len(word) > width:
         at = word.rfind("_", 1, width) + 1 or width
