@@ -96,7 +96,7 @@ def read_media_part(
 
 def _detail(part: Mapping[str, Any], key: str, place: str) -> str:
     """Return the resolution that a part requests, one of DETAILS: its own ``detail``, or that in
-    the object under ``key``. Raises TemplateError for another value.
+    the object under ``key``. Raises TemplateError, which names ``place``, for another value.
     """
     inner = part[key] if isinstance(part[key], Mapping) else {}
     given = part.get("detail", inner.get("detail"))
@@ -143,6 +143,7 @@ def read_multimodal_prompt(
     limits: MediaLimits = LIMITS,
 ) -> list[str | MediaPart]:
     """Return the texts, pictures and sounds of llama.cpp's multimodal prompt, in their order.
+    ``place``: of the prompt, for errors.
 
     ``prompt``: an object with ``prompt_string``, in which each ``marker`` stands for the next item
     of ``multimodal_data``, base64 texts. An item's bytes tell whether it is a picture or a sound.

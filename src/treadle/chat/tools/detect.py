@@ -386,7 +386,7 @@ def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
 
 
 def _result(form: CallForm, content: Any) -> dict[str, Any]:
-    """Return a tool message with the result of the first test call."""
+    """Return a tool message with ``content`` as the result of the first test call."""
     return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
 
 

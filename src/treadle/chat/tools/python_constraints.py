@@ -74,7 +74,9 @@ def _narrowed(
 
 
 def check(notes: Sequence[Any], value: Any) -> None:
-    """Raise ValueError if ``value`` violates a constraint of ``notes``."""
+    """Raise ValueError if ``value`` violates a constraint of ``notes``, the metadata of
+    ``Annotated``.
+    """
     for word, limit in _words(notes, "").items():
         if not _holds(word, limit, value):
             raise ValueError(f"{value!r:.60}: expected {word}={limit!r:.60}")

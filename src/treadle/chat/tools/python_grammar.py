@@ -96,8 +96,8 @@ class Pythonic:
         return self._is_known_within(schema, met)
 
     def _is_known_within(self, schema: Mapping[str, Any], met: set[str]) -> bool:
-        """Whether the schemas of an array's items or an object's properties can be
-        enforced here.
+        """Whether the schemas of an array's items or an object's properties can be enforced here.
+        ``met``: references being followed.
         """
         properties = properties_of(schema)
         more = schema.get("additionalProperties", True)
@@ -221,7 +221,7 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_of(value: Any, kinds: Sequence[str]) -> bool:
-    """Whether a JSON value is of one of these JSON types."""
+    """Whether a JSON value is of one of the JSON types ``kinds``."""
     if isinstance(value, bool) or value is None:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):

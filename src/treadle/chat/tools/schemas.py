@@ -189,8 +189,8 @@ def choices(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema allows only strings. A schema that is not an object, such as true, counts as
-    one.
+    """Whether a schema allows only strings; True too for a schema that is no object, such as
+    ``true``.
     """
     if not isinstance(schema, Mapping):
         return True
