@@ -29,7 +29,7 @@ Ranges = tuple[tuple[int, int], ...]  # first and last code point of each; sorte
 
 @dataclass(frozen=True)
 class Chars:
-    """One character of these ranges."""
+    """One character of ``ranges``, the character class (see ``normalized``)."""
 
     ranges: Ranges
 

@@ -106,8 +106,8 @@ def is_possible(schema: Schema) -> bool:
 
 
 def _source(value: Any, lenient: bool) -> str:
-    """Return the JSON of a schema with llguidance's options in it. llguidance could add these
-    itself, but would then write the schema again and read its numbers twice.
+    """Return the JSON of a schema with llguidance's options, such as ``lenient``, in it. llguidance
+    could add these itself, but would then write the schema again and read its numbers twice.
     """
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
     return dump({**options, **value} if value is not False else False)

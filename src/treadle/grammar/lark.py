@@ -38,7 +38,7 @@ class LarkWriter:
         self._bodies: dict[str, str] = {}
 
     def rule(self, name: str, alternatives: Sequence[str]) -> None:
-        """Define a rule or a terminal by its alternatives."""
+        """Define a rule or a terminal by its alternatives, in Lark notation."""
         self._bodies[name] = " | ".join(alternatives)
 
     def terminal(self, text: str) -> str:
@@ -71,9 +71,7 @@ class LarkWriter:
 
 
 def by_characters(rules: GbnfRules) -> LarkWriter:
-    """Return the grammar without longer lexemes: every character is a lexeme, and only the parser
-    decides.
-    """
+    """Return the grammar with every character as a lexeme, so that only the parser decides."""
     names = {name: rule_name(i, name) for i, name in enumerate(rules.body)} | {"root": "start"}
     return _Plain(rules, names, "n").writer
 

@@ -244,7 +244,7 @@ class Lexemes:
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
 
     def from_edges(self, edges: Edges) -> Iterator[tuple[Key, int]]:
-        """Yield the lexemes that begin with these edges: the key of the states where they end, and
+        """Yield the lexemes that begin with ``edges``: the key of the states where they end, and
         the regex.
         """
         for key in dict.fromkeys(self.keys):
@@ -267,8 +267,9 @@ class Lexemes:
         return self._rests[key]
 
     def _solve(self, part: list[int], key: Key, rest: list[int | None]) -> None:
-        """Compute ``rest`` for the states of one strongly connected component, by Gaussian
-        elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``.
+        """Compute ``rest`` for the states ``part`` of one strongly connected component, by Gaussian
+        elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``. ``rest``: as ``_rest``
+        returns it for ``key``.
         """
         if len(part) > MAX_LOOP:
             raise TooLargeError

@@ -173,9 +173,9 @@ def _count_fault(key: str, value: Any) -> str:
 
 
 def within(key: str, value: Any, kind: Any = None) -> Any:
-    """Return a keyword's number so that llguidance reads it exactly. Bounds are clipped to its
-    range and rounded inwards to a float64, because it may round either way. Counts become int: it
-    refuses 5.0. ``kind``: the type of the bounded value.
+    """Return a keyword's number so that llguidance reads it exactly. Bounds are clipped to
+    llguidance's range, and rounded inwards to a float64, because llguidance may round either way.
+    Counts become int: llguidance refuses 5.0. ``kind``: the type of the bounded value.
     """
     if key in COUNTS:
         return int(value)
