@@ -166,8 +166,8 @@ class _Parser:
 
     def _bar(self, nested: bool) -> bool:
         """Consume the next ``|`` and return whether there was one. It may also stand on the next
-        line, since no rule begins with it. ``nested``: inside brackets, where blank lines are
-        consumed anyway.
+        line, since no rule begins with it. ``nested``: inside parentheses, where blank lines are
+        consumed in any case.
         """
         at = self._at
         self._skip(_BLANK_LINES)

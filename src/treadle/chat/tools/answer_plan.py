@@ -264,8 +264,8 @@ def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
 
 
 def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
-    """Return the triggers of a row's calls, each with the bracket that must follow its core; none
-    if the core is one control token.
+    """Return the triggers of a row's calls. A trigger's mark includes the bracket after its core
+    (see ``core_of``), unless the core is a single token.
     """
     if row.by_header:
         return (Trigger("to=functions."),)
