@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """The arguments of ``Device.plan``: a model, its cache, and the largest batch."""
+    """The arguments of ``Device.plan``: a model, its cache, and the limits of a batch; see
+    there.
+    """
 
     config: Config
     weights: Weights
@@ -47,8 +49,9 @@ class PlanRequest:
     def build(
         self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
     ) -> Plan:
-        """Lower the graph for the instruction set ``isa``, splitting steps for ``n_threads``; see
-        ``build_plan``. ``table``: tuned kernel parameters, None for the shipped ones.
+        """Lower the graph for the instruction set ``isa``, splitting steps into items for
+        ``n_threads``; see ``build_plan``. ``table``: tuned kernel parameters, None for the shipped
+        ones. ``scarce``: memory is too small for the model's files.
         """
         from treadle.kernels.matmul.select import SHIPPED  # a stored plan needs no kernel's module
         from treadle.plan.lowering.ops import build_plan
@@ -132,9 +135,9 @@ class Device(Storage):
         )
 
     def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
-        """Begin to compile a plan's kernels in other processes, after all others if ``later``;
-        ``ready`` uses them. Return whether it has begun: False if none are missing, or the device
-        cannot.
+        """Begin to compile a plan's kernels in other processes, for ``ready`` to use; if ``later``,
+        after the kernels of all other calls. Return whether it has begun: False if no kernel is
+        missing, or the device cannot compile ahead.
         """
         return False
 
@@ -178,8 +181,8 @@ class Device(Storage):
         return step
 
     def run_items(self, program: DeviceProgram, step: int, items: range) -> int:
-        """Run some items of one step; return the item that follows them, which is more than
-        ``items.stop`` if the step's items run in groups, or on a device that cannot divide steps.
+        """Run some items of one step; return the number of the item that follows them: more than
+        ``items.stop`` if the step's items run in groups.
 
         The results are those of ``run``. All items of a step must be run before the next step.
         """

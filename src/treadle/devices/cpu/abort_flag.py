@@ -43,7 +43,7 @@ class AbortFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether a signal has arrived since the block was entered."""
+        """Whether a signal has arrived since the ``with`` block was entered."""
         return self._word is not None and bool(self._word.value[0])
 
     def __exit__(self, *_: object) -> None:

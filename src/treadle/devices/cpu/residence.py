@@ -49,7 +49,7 @@ class Shortage(NamedTuple):
 def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) -> Shortage | None:
     """Return the memory shortage for a model's files; None if memory holds all of them, or its
     limits or the files' sizes are unknown. Pages of the files that are already in memory count as
-    available.
+    available. ``cgroup``, ``proc``: the system's folders (tests pass others).
     """
     paths = list(paths)
     bounds = page_bounds(cgroup, proc)

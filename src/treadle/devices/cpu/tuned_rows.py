@@ -41,8 +41,8 @@ KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": MatrixGemm, "gemv": Ge
 
 @dataclass(frozen=True)
 class TunedRow:
-    """The tuned parameters of one instruction set on this machine; ``table`` is the one that plans
-    use.
+    """The kernel parameters of one instruction set on this machine: ``table`` is the one that plans
+    use, tuned or shipped.
     """
 
     isa: str
@@ -53,7 +53,7 @@ class TunedRow:
 
     @property
     def formats(self) -> list[str]:
-        """The weight formats that the table has parameters for."""
+        """The names of the weight formats that the table has parameters for."""
         return list(_to_json(self.table))
 
 
@@ -65,7 +65,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
     """Return the parameters in use for ``isa`` (None: the instruction set in use here).
 
     A file that is not valid raises nothing: ``problem`` has the reason. Where nothing was ever
-    tuned, the call costs one check for a folder.
+    tuned, the call costs one check for a folder. ``proc``: the system's /proc, or a test's.
     """
     if isa is None:
         from treadle.isa import choose
@@ -166,7 +166,9 @@ def _machine(isa: Isa, proc: Path) -> dict[str, str]:
 
 
 def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
-    """Return a file's table and its date. Raises _RefusedError, CacheError and OSError."""
+    """Return a file's table, and the date of its measurement as text. Raises _RefusedError,
+    CacheError and OSError.
+    """
     text = _read_owned(path)
     try:
         said = json.loads(text)
@@ -212,8 +214,8 @@ def _read_owned(path: Path) -> bytes:
 
 
 def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
-    """Parse the JSON form that ``_to_json`` makes. Raises ValueError, TypeError and AttributeError
-    for anything else.
+    """Parse the JSON form that ``_to_json`` makes: parameters by weight format, then by kernel.
+    Raises ValueError, TypeError and AttributeError for anything else.
     """
     found: dict[str, dict[Any, Any]] = {name: {} for name in SHIPPED.items()}
     for w, row in formats.items():
@@ -237,8 +239,9 @@ def _tokens(value: str | int, least: int = 1) -> int:
 
 
 def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str, int]:
-    """Return the parameters of one kernel; each must be known to it, with a value that a sweep may
-    produce. Raises ValueError.
+    """Check and return ``said``, the parameters of the kernel ``op``, from a file: each must be
+    known to the kernel, with a value that a sweep may produce, and all must fit the registers of
+    ``isa``. ``tokens``: of a tile, unless they say it. Raises ValueError.
     """
     kind = KINDS[op]
     swept = {name: vs for stage in TUNING_CANDIDATES[op] for name, vs in stage.items()}

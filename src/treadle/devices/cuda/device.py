@@ -110,7 +110,7 @@ class CudaProgram:
         return int(memory.address if memory else arg or 0)
 
     def graph(self, steps: range) -> Any:
-        """Return the driver's graph of these steps, recorded on first use."""
+        """Return the driver's graph of the launches of ``steps``, recorded on first use."""
         if steps not in self._graphs:
             launches = self.launches[steps.start : steps.stop]
             made = self._graphs[steps] = self._driver.graph(self.upload, launches)
@@ -155,8 +155,8 @@ class Cuda(Device):
         return result
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """Upload a tensor to the GPU, in chunks, so that a mapped file is never read all at
-        once.
+        """Upload a tensor to the GPU, in chunks, so that a mapped file is never read all at once;
+        return it as a constant.
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         memory = CudaMemory(self.driver, flat.nbytes)
@@ -207,7 +207,9 @@ class Cuda(Device):
         self._n_weights = n_bytes
 
     def load(self, plan: Plan) -> dict[str, Any]:
-        """Load the plan's kernels that are missing; return all loaded kernels by name."""
+        """Load the plan's kernels that are missing; return the handles of all loaded kernels by
+        name.
+        """
         specs = {spec.name: spec for spec in plan.specs()}
         for done, (name, spec) in enumerate(specs.items()):
             if name not in self._loaded:

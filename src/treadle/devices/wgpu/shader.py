@@ -129,10 +129,14 @@ Printer: TypeAlias = "Callable[[Step], list[Dispatch]]"
 
 
 def fold(n: int) -> Groups:
-    """Return ``n`` workgroups as two dimensions; ``folded`` in WGSL computes the index."""
+    """Return ``n`` workgroups folded into two dimensions, as WebGPU limits each; the function
+    ``folded`` in WGSL computes the index.
+    """
     return min(n, FOLD), -(-n // FOLD), 1
 
 
 def field(name: str, index: int = 0) -> int:
-    """Return the offset in words of a RUN_STATE field; ``index``: of the pool or rope table."""
+    """Return the offset in words of the RUN_STATE field ``name``; ``index``: the number of the pool
+    or rope table, for fields that there are several of.
+    """
     return run_offset(numbered(name, index)) // WORD
