@@ -13,15 +13,15 @@ from treadle.jit.types import u16
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
-    """Emit bytes with the ``width`` bits from bit ``shift`` of every byte of ``v``, moved to bit
-    ``to``. A list has a shift for each 8 bytes.
+    """Emit the ``width`` bits from bit ``shift`` on of every byte of ``v``, moved to bit ``to`` of
+    the byte; other bits are 0. A list has a shift for each byte of a group of 8.
     """
     shifts = [shift] if isinstance(shift, int) else list(shift)
     return k.isa.bit_extract(k, v, shifts, width, to)
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """Emit bytes: byte i is the 8 bits from bit ``at[i]`` of its group of 8 bytes, cyclic."""
+    """Emit bytes: byte i is the 8 bits from bit ``at[i]`` on of its group of 8 bytes, cyclic."""
     return k.isa.multishift(k, v, at)
 
 
@@ -41,8 +41,8 @@ def words_of(k: Builder, field: Field, name: str, n_bytes: int) -> list[Val]:
 
 
 def paired_words(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.words`` of nibbles: for every 16 bytes of ``qs`` a vector of 32 u16, low
-    nibbles, then high ones. Bits above the lowest four are undefined.
+    """Implement ``Codes.words`` of nibbles: emit for every 16 bytes of ``qs`` a vector of 32 u16,
+    low nibbles, then high ones. Bits above the lowest four are undefined.
     """
     shift = k.const([0] * 16 + [4] * 16, u16 * 32)
     return [k.concat(v, v).to(u16) >> shift for v in k.split(field("qs"), 16)]
