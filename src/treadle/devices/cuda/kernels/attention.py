@@ -156,9 +156,9 @@ class ItemRows:
                 k.store(self.q + d * 4, q, offset=4 * r * spec.head_dim, align=4)
 
     def _scores(self, home: Val, first: Val) -> list[Val]:
-        """Emit the scores of this lane's key with each of the n rows, f32 [n], in powers of two;
-        -infinity if the key is masked. ``home``: address of the page; ``first``: position of its
-        first key.
+        """Emit the scores of this lane's key with each of the n rows, f32 [n], times log2(e), as
+        weights are powers of two; -infinity if the key is masked. ``home``: address of the page;
+        ``first``: position of its first key.
         """
         k = self.k
         spec = self.spec
