@@ -56,7 +56,7 @@ SLOPE = 1.13  # the largest slope of an activation but the square of relu
 
 
 def activation_error(fn: str) -> float:
-    """Return the relative error of an activation, or of a gated one."""
+    """Return the relative error of the activation function ``fn``, or of a gated one."""
     return ACTIVATION_ERROR.get(split_limit(fn)[0], OTHER_ACTIVATION) + 2 * U32
 
 
@@ -70,8 +70,8 @@ def sum_chain(k: int, isa: Isa) -> int:
 
 
 def norm_error(k: int, isa: Isa) -> float:
-    """Return the relative error of one normed value: half of the mean square's error, then that of
-    eps, the square root, the reciprocal and two products.
+    """Return the relative error of one value of a norm over ``k`` values: half of the mean square's
+    error, then that of eps, the square root, the reciprocal and two products.
     """
     return (sum_chain(k, isa) / 2 + 8) * U32
 
@@ -100,8 +100,9 @@ def stored_error(
     relative: float,
     absolute: np.ndarray | float = TINY,
 ) -> np.ndarray:
-    """Return how far activations stored as ``act`` may be from ``exact [n, k]``, whose values the
-    kernel knows to ``relative`` and ``absolute``: the kind's own rounding is added.
+    """Return how far activations stored in the layout ``act`` may be from ``exact [n, k]``, float64
+    ``[n, k]``. The kernel's values have a ``relative`` and an ``absolute`` error before they are
+    stored; the rounding of the layout's kind is added.
     """
     n = len(exact)
     tolerance: np.ndarray = np.abs(exact) * relative + absolute
@@ -196,8 +197,8 @@ def product_error(
 
 
 def _half_words(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the largest error of products ``[n, m]`` whose q16n weights are each off by half a
-    unit of their word.
+    """Return the largest error of products ``[n, m]`` of magnitudes ``x [n, k]`` and ``weights [m,
+    k]``, if each weight is off by half a unit of its q16n word.
     """
     missing = (0, 0), (0, -x.shape[1] % SPAN)
     tokens, rows = (np.pad(a, missing).reshape(len(a), -1, SPAN) for a in (x, weights))
@@ -213,8 +214,8 @@ def gated_error(
     result: np.ndarray,
     errors: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
-    """Return the error of ``result = value * up``, ``value = fn(gate)``. ``errors``: those of gate
-    and up.
+    """Return the error of ``result = value * up``, where ``value = fn(gate)``. ``errors``: those of
+    gate and up. All arrays have one shape.
     """
     off_gate, off_up = errors
     slope: Any = 2 * (np.abs(gate) + off_gate) if fn.startswith("relu2") else SLOPE
@@ -224,11 +225,12 @@ def gated_error(
 
 
 def rotation_error(dims: int, *, hadamard: bool = False) -> float:
-    """Return the error of a normed and rotated head, as a share of its largest value.
+    """Return the error of a normed and rotated head of ``dims`` values, as a share of its largest
+    value.
 
     Norm: the bound of the mean square's chain, halved by the root, and six products; a turn adds
-    three roundings of two terms. ``hadamard``: the head is multiplied by that matrix as well, which
-    may gather the errors of all dims in one.
+    three roundings of two terms. ``hadamard``: the head is multiplied by a Hadamard matrix as well,
+    which may gather the errors of all dims in one.
     """
     error = ((dims / 8 + 12) / 2 + 10) * U32
     return float(np.sqrt(dims) * (error + (np.log2(dims) + 2) * U32)) if hadamard else error

@@ -88,9 +88,9 @@ SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are
 class Cut:
     """Limits of the part of a step that its twin computes.
 
-    weights: as many rows of a product's matrix as have this many weights, but at least ``rows``.
-    experts: the most experts (or heads, or rows of a gemv with experts) of a product.
-    items: the most work items of an attention.
+    weights: rows of a product's matrix are computed up to so many weights, but at least ``rows``
+    rows. experts: the most experts (or heads, or rows of a gemv with experts) of a product. items:
+    the most work items of an attention.
     """
 
     weights: int = 1 << 20
@@ -108,8 +108,8 @@ class Cut:
         return rows[rows < n_rows]
 
     def sample_indices(self, n: int, most: int) -> np.ndarray:
-        """Return at most ``most`` (and at least 4) of the indices below ``n``, ascending: a quarter
-        of them from the front, a quarter from the end, the others at random from a seed.
+        """Return at most ``most`` (4, if that is less) of the indices below ``n``, ascending: a
+        quarter of them from the front, a quarter from the end, the others at random from a seed.
         """
         most = max(most, 4)
         if n <= most:
@@ -121,7 +121,8 @@ class Cut:
 
 @dataclass
 class Compared:
-    """Values that a step wrote, its twin's, and the tolerance of each, arrays of one shape.
+    """Values that a step wrote (``actual``), its twin's (``expected``), and the tolerance of each:
+    float64 arrays of one shape. ``what``: the name of the array.
 
     ``rows`` and ``columns``: indices of the arrays' rows and columns in the step's result; None
     where they count from 0. ``n_cut``: values that the twin did not compute.
@@ -154,7 +155,7 @@ class Compared:
         return made
 
     def place(self, at: tuple[int, ...]) -> str:
-        """Return the place of a value in words: array, row, column."""
+        """Return the place of the value at the indices ``at`` in words: array, row, column."""
         if len(at) != 2:
             return f"{self.what} {list(at)}"
         row = at[0] if self.rows is None else int(self.rows[at[0]])
@@ -187,15 +188,16 @@ class Evidence:
         self.changed: dict[str, np.ndarray] = {}  # the constants afterwards
 
     def finish(self, after: dict[Buffer, np.ndarray], changed: dict[str, np.ndarray]) -> None:
-        """Add the kernel's results: the bytes of the buffers that it wrote, and the constants
-        changed.
+        """Add the kernel's results: the bytes of the buffers that it wrote, and those of the
+        constants that it changed.
         """
         self._after = after
         self.changed = changed
 
     def args(self, without: str = "") -> SimpleNamespace:
-        """Return new arguments for the twin: f32 buffers as float64, so that it rounds nothing;
-        outputs as NaN (0xFF in other types). ``without``: an output that is left out.
+        """Return new arguments for the twin, by name: f32 buffers as float64, so that it rounds
+        nothing; outputs as NaN (0xFF in other types). ``without``: an output that is left out
+        (None).
         """
         spec = self.spec
         wide = spec.op not in READS_BITS
@@ -238,8 +240,9 @@ class Evidence:
         return self._after[buffer].view(buffer.dtype)
 
     def twin(self, spec: Spec | None = None, run: Any = None, **more: Any) -> SimpleNamespace:
-        """Run the twin of ``spec`` (by default the step's) on new arguments, with ``more`` in place
-        of some; return the arguments afterwards.
+        """Run the twin of ``spec`` (by default the step's) on new arguments; return them as the
+        twin left them. ``more``: values that replace arguments; ``run``: inputs in place of the
+        run's.
         """
         args = self.args()
         for name, value in more.items():
@@ -250,7 +253,9 @@ class Evidence:
 
 
 def compare(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Yield the comparison of each array that a step wrote with its twin's result."""
+    """Yield the comparison of each array that a step wrote with its twin's result, by the function
+    of COMPARISONS for the step's kind of kernel.
+    """
     spec = evidence.spec
     for kind, compared in COMPARISONS.items():
         if isinstance(spec, kind):
@@ -265,8 +270,9 @@ def compare(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 def _floats(
     evidence: Evidence, args: SimpleNamespace, name: str, tolerance: Any, n_cut: int = 0
 ) -> Compared:
-    """Compare an f32 buffer, where the twin has written. ``tolerance``: of the expected values in
-    the buffer's shape, or a function of them.
+    """Compare the f32 buffer of the argument ``name``, where the twin has written. ``args``: the
+    twin's arguments afterwards; ``tolerance``: an array in the buffer's shape, or a function of the
+    expected values that returns it.
     """
     expected = np.asarray(getattr(args, name), np.float64).reshape(-1)
     actual = evidence.written(name).view(np.float32).astype(np.float64)
@@ -291,8 +297,9 @@ def _floats(
 
 
 def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.ndarray:
-    """Return a bound for sums of terms that are no larger than the largest value in sight: some f32
-    roundings of each, of as many terms as a row has, or as a state or a token's parts have.
+    """Return the bound ``unit * sqrt(n)`` times the largest value of ``expected``, for each value:
+    that of sums of n terms no larger than that value, each off by some f32 roundings. n: the length
+    of a row, a state or a token's parts, at least 64.
     """
     n_terms = max(getattr(spec, name, 0) for name in ("k", "n_state", "head_dim", "taps"))
     top = np.nanmax(np.abs(expected), initial=0.0)
@@ -300,7 +307,9 @@ def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.nda
 
 
 def _compare_default(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the outputs of kernels without a bound of their own: f32, whole numbers, states."""
+    """Compare the outputs of kernels that have no function in COMPARISONS: f32 within
+    ``_estimate``, whole numbers exactly, and states.
+    """
     spec = evidence.spec
     args = evidence.twin()
     for name in dict.fromkeys(spec.args.writes):
@@ -319,7 +328,9 @@ def _compare_default(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
-    """Compare whole numbers exactly, where the twin has written any (bits other than 0xFF)."""
+    """Compare the whole numbers of the argument ``name`` exactly, where the twin has written any
+    (bits other than 0xFF). ``args``: the twin's arguments afterwards.
+    """
     expected = np.asarray(getattr(args, name)).reshape(-1)
     actual = evidence.written(name).reshape(-1)
     there = expected.view(np.uint8).reshape(len(expected), -1).min(1, initial=255) < 255
@@ -333,9 +344,9 @@ def _compare_integers(name: str, actual: np.ndarray, expected: np.ndarray) -> Co
 
 
 def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[Compared]:
-    """Compare the states that a kernel or its twin has changed. Where the twin's result equals the
-    state before, the kernel's may still be some roundings off. A changed state of another sequence
-    is wrong, for the twin keeps it.
+    """Compare the states that a kernel or its twin has changed, within ``_estimate`` of ``unit``.
+    Where the twin's result equals the state before, the kernel's may still be some roundings off. A
+    changed state of another sequence is wrong, for the twin keeps it.
     """
     if "states" not in evidence.changed:
         return
@@ -387,8 +398,8 @@ def _chunk_keys(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare embeddings: the code times d, plus m, times scale. Tolerance: three roundings, the
-    sum's relative to its larger part.
+    """Compare embeddings: a code times d, plus m, times scale. Tolerance: three roundings of the
+    larger of the value and the largest value.
     """
 
     def bound(expected: np.ndarray) -> np.ndarray:
@@ -413,9 +424,9 @@ def _softcap(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _combine(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the combined rows of experts: a product or a sum for each choice and each of the two
-    others, and 3 for the sigmoid, relative to the sum of magnitudes, which the twin makes of
-    magnitudes.
+    """Compare the combined rows of experts. Tolerance: a rounding for each product or sum of a
+    chosen expert, of the shared expert and of the residual, and some for the sigmoid, all relative
+    to the sum of magnitudes, which the twin computes from the magnitudes of its inputs.
     """
     spec = evidence.spec
     magnitudes = evidence.args()
@@ -455,7 +466,9 @@ def _numbers(columns: slice) -> np.ndarray:
 
 
 def _exact_spec(spec: Any) -> Any:
-    """Return the spec whose twin writes activations as plain f32."""
+    """Return ``spec`` with plain f32 activations as its output, so that its twin rounds to f32
+    only.
+    """
     return replace(spec, act="f32", group=1, sub=BLOCK, unit=4)
 
 
@@ -467,7 +480,10 @@ def _stored(
     tolerance: np.ndarray,
     raw: np.ndarray | None = None,
 ) -> Iterator[Compared]:
-    """Compare activations in a kernel's own layout: values, and the sums stored beside them."""
+    """Compare the first rows of the activations ``name``, in the layout ``act`` of the kernel, with
+    ``exact [n, k]``: values, and the sums stored beside them. ``raw``: their bytes, None for those
+    of the argument.
+    """
     raw = evidence.written(name) if raw is None else raw
     n = len(exact)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -478,7 +494,9 @@ def _stored(
 
 
 def _compensations(raw: np.ndarray, act: ActivationLayout, n: int, name: str) -> Compared:
-    """Compare the stored sums of quants, which products start from."""
+    """Compare the sums of quants that are stored beside activations of ``n`` rows, from which
+    products start: exactly. ``raw``: the activations' bytes; ``name``: of the argument.
+    """
     from treadle.kernels.activation_layout import LOW_BITS, MAGIC_BITS, OFFSET
 
     groups = raw[: act.n_bytes(n)].reshape(-1, act.group_bytes)
@@ -563,8 +581,8 @@ def _sensible(
     raw: np.ndarray | None = None,
     name: str = "out",
 ) -> Iterator[Compared]:
-    """Compare stored activations, except rows of undefined memory: the padding of an expert's last
-    block of rows.
+    """Compare stored activations like ``_stored``, with ``stored_error`` as the tolerance, except
+    rows of undefined memory: the padding of an expert's last block of rows.
     """
     kept = (np.abs(np.nan_to_num(exact, nan=np.inf)) < SENSIBLE).all(-1)
     if kept.all():
@@ -580,8 +598,8 @@ def _sensible(
 
 
 def _sparse_gate(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the results of a sparse gate. The tolerance includes the rounding of the threshold
-    ``c``, on which the sign of a value near it depends.
+    """Compare the results of a sparse gate. The tolerance includes the rounding of the gate's
+    threshold, which decides whether a value near it becomes 0.
     """
     spec: SparseGate = evidence.spec
     n = int(evidence.run["n_tokens"])
@@ -621,8 +639,8 @@ def _pack_heads(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 @dataclass
 class PartialProduct:
     """A part of a matrix product, float64 ``[n, m]``: ``values`` and the bounds of their ``error``.
-    ``to``: the n rows of y; ``chosen``: the m rows of the matrix of segment ``segment``, which has
-    ``height`` rows.
+    ``head``: the number of the expert or head. ``to``: the n rows of y; ``chosen``: the m rows of
+    the matrix of segment ``segment``, which has ``height`` rows.
     """
 
     head: int
@@ -644,9 +662,10 @@ def products(
     *,
     bounded: bool = True,
 ) -> Iterator[PartialProduct]:
-    """Yield the parts of a matrix product, as ``Matmul.run_ref`` computes it, for the matrix rows
-    ``choose(height)``. ``met``: the experts or heads to compute, as numbered entries of
-    ``spec.met_ref``; None for all. ``bounded``: compute error bounds; else they are zero.
+    """Yield the parts of a matrix product, as ``Matmul.run_ref`` computes it from the arguments
+    ``args`` and the run's inputs, for the matrix rows ``choose(height)``. ``residual``: rows that
+    are added, or None. ``met``: the experts or heads to compute, as numbered entries of
+    ``spec.met_ref``; None for all. ``bounded``: compute error bounds; else they are next to zero.
     """
     layout = spec.layout()
     if met is None:
@@ -738,10 +757,10 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterator[Compared]:
-    """Compare the keys and values that a step stored in its pages. Each may be off by a unit of the
-    page's format, as rounding may fall either way, plus the error before they were stored:
-    ``relative``, a share of the row's largest value. Then compare the other pages, which the step
-    may not change.
+    """Compare the keys and values that a step stored in its pages with those in ``args.pool``, the
+    twin's. Each may be off by a unit of the page's format, as rounding may fall either way, plus
+    the error before they were stored: ``relative``, a share of the row's largest value. Then
+    compare the other pages, which the step may not change.
     """
     spec = evidence.spec
     actual = evidence.changed["pool"]
@@ -763,7 +782,9 @@ def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterat
 
 
 def _other_pages(evidence: Evidence, page_bytes: int, kv_indices: list[int]) -> Compared:
-    """Compare the pages that have none of ``kv_indices`` with those before the step."""
+    """Compare the pages that hold none of the tokens ``kv_indices`` with those before the step: no
+    byte may differ.
+    """
     before, actual = evidence.changing["pool"], evidence.changed["pool"]
     changed = (before != actual).reshape(-1, page_bytes).any(-1)
     changed[[n // PAGE for n in kv_indices]] = False
@@ -772,8 +793,8 @@ def _other_pages(evidence: Evidence, page_bytes: int, kv_indices: list[int]) -> 
 
 
 def _page_error(fmt: KVFormat, b: np.ndarray, relative: float, top: np.ndarray) -> np.ndarray:
-    """Return the bound of the error of stored rows ``b``, of largest values ``top``, that were
-    ``relative`` off before they were stored.
+    """Return the bound of the error of rows ``b`` [n, dims] stored in the format ``fmt``, which
+    were off by ``relative`` times their largest values, ``top`` [n, 1], before they were stored.
     """
     unit: Any = {
         "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
@@ -830,8 +851,8 @@ def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the rows of units that end in the batch, which the step stored. Then compare all
-    other pages, which must not have changed.
+    """Compare the keys that the step stored: one for each unit of tokens that ends in the batch.
+    Then compare all other pages, which must not have changed.
     """
     spec: RowStore = evidence.spec
     args = evidence.twin()
@@ -855,7 +876,9 @@ def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _row_choice(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the chosen rows: exactly, since the kernel compares numbers and computes none."""
+    """Compare the numbers of the chosen rows: exactly, since the kernel compares numbers and
+    computes none.
+    """
     yield _whole(evidence, evidence.twin(), "chosen")
 
 
@@ -885,7 +908,9 @@ def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _largest_score(spec: IndexScores, args: Any, items: Sequence[Any]) -> float:
-    """Return a bound of the sum of magnitudes that a score is made of."""
+    """Return a bound, for all scores of ``items``, of the sum of the magnitudes that a score is
+    added up from.
+    """
     key = most = 0.0
     queries = np.asarray(args.qkv, np.float64).reshape(-1, args.stride)
     for item, pages in items:
@@ -907,7 +932,9 @@ def _largest_score(spec: IndexScores, args: Any, items: Sequence[Any]) -> float:
 
 
 def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the chosen keys: exactly, since the kernel compares numbers and computes none."""
+    """Compare the bits of the chosen keys: exactly, since the kernel compares numbers and computes
+    none.
+    """
     spec: Choose = evidence.spec
     args = evidence.twin()
     rows = []
@@ -925,7 +952,9 @@ def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 class SomeItems:
-    """A run's inputs, but with only some of the work items of attention."""
+    """A run's inputs, ``run``, but with only some of the work items of attention: ``items``, each
+    with its pages.
+    """
 
     def __init__(self, run: Any, items: list[Any]) -> None:
         self._run = run
@@ -1034,8 +1063,8 @@ def _attention(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare merged attention: a weighted mean of n partial results. Tolerance: a rounding for
-    each product and sum, and those of the weights, which are powers of two whose arguments have one
-    rounding.
+    each product and sum, and the errors of the weights, which are powers of two whose arguments
+    have one rounding.
     """
     spec: Merge = evidence.spec
     merges = evidence.run.attn_merges(spec.pool)
@@ -1059,7 +1088,7 @@ def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare the largest logits: the same values and ids in the same order. Then compare the sums
-    of exponentials, which may be off by TOTAL_ERROR, where they are asked for.
+    of exponentials of the queries that ask for them, which may be off by TOTAL_ERROR.
     """
     args = evidence.twin()
     joined = isinstance(evidence.spec, JoinTop)
@@ -1080,7 +1109,7 @@ def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare a router's choices: the weights to 16 roundings, and the experts, which must be the
-    same, except that either of two experts may be chosen if their weights differ by less than that.
+    same, except in rows where two weights are within 32 roundings of each other.
     """
     spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()
@@ -1109,7 +1138,7 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _bytes(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare bytes that a kernel moves: exact."""
+    """Compare the outputs of kernels that move bytes or count: exactly."""
     args = evidence.twin()
     for name in evidence.spec.args.writes:
         yield _whole(evidence, args, name)
