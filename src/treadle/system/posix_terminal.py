@@ -12,7 +12,7 @@ import termios
 
 
 def open_terminal(fd: int) -> Termios | None:
-    """Return the terminal of a descriptor; None if it is not a terminal."""
+    """Return the terminal of the descriptor ``fd``; None if it is not a terminal."""
     try:
         return Termios(fd)
     except termios.error:
