@@ -98,10 +98,14 @@ class Device(Storage):
     @property
     @abstractmethod
     def variant(self) -> str:
-        """A string of everything besides the plan and its inputs that affects result bits."""
+        """A string that names everything besides the plan and its inputs that affects the bits of
+        results: the device, its instruction set, sources and tuned parameters.
+        """
 
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
-        """Copy bytes within one memory of this device; see ``Storage.copy``."""
+        """Copy ``n_bytes`` from offset ``start`` to offset ``to`` within one memory of this device;
+        see ``Storage.copy``.
+        """
         memory.check(start, n_bytes)
         memory.check(to, n_bytes)
         self._copy(memory, to, start, n_bytes)
@@ -122,11 +126,12 @@ class Device(Storage):
         """Lower the model's graph for batches of up to ``n_tokens`` tokens, of which up to
         ``n_outputs`` need the graph's output called ``output``.
 
-        ``int16``: for large batches, F16 matrices and attention (over pages of f32 too) may be
-        multiplied as 16-bit whole numbers with a scale for each 256 values or each head, if that is
-        faster. ``lowering``: another lowering than the usual one, for plans with hooks; a device
-        does not store these. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError,
-        with the label, for an op that the device does not support.
+        ``deterministic``: results are bit-identical whatever else is in a batch. ``int16``: for
+        large batches, F16 matrices and attention (over pages of f32 too) may be multiplied as
+        16-bit whole numbers with a scale for each 256 values or each head, if that is faster.
+        ``lowering``: another lowering than the usual one, for plans with hooks; a device does not
+        store these. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the
+        step's label, for an op that the device does not support.
         """
         assert min(n_tokens, n_outputs) > 0, (n_tokens, n_outputs)
         limits = n_tokens, n_outputs
@@ -143,10 +148,11 @@ class Device(Storage):
 
     @abstractmethod
     def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> DeviceProgram:
-        """Compile a plan's kernels and bind their arguments to memory; the result is for ``run``.
+        """Compile a plan's kernels and bind their arguments to memory; return the program for
+        ``run``.
 
         ``arena``: memory of ``plan.arena_bytes``, with buffers at the plan's offsets; ``inputs``:
-        the run's inputs. Raises CompileError and CacheError.
+        memory of the run's inputs. Raises CompileError and CacheError.
         """
 
     def run(
@@ -157,10 +163,10 @@ class Device(Storage):
         times: list[float] | None = None,
         stoppable: bool = False,
     ) -> bool:
-        """Run a plan's steps, all or a range, and wait until they are done.
+        """Run a plan's steps, all or a range, and wait until they are done. Return True, or False
+        if a signal stopped the run (only if ``stoppable``); its results are then invalid.
 
-        ``times`` receives each step's seconds. Returns False if a signal stopped the run (only if
-        ``stoppable``); its results are then invalid.
+        ``times``: a list to which each step's seconds are appended; None: they are not measured.
         """
         n = program.n_steps
         if steps is None:

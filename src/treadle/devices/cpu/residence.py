@@ -37,8 +37,8 @@ def resident_bytes(path: Path) -> int | None:
 
 
 class Shortage(NamedTuple):
-    """A model's bytes, the bytes of memory available for them (``free_bytes``), and the limit that
-    bounds these.
+    """A shortage of memory for a model: the model's bytes, the bytes of memory available for them
+    (``free_bytes``), and the limit of memory that is the lowest.
     """
 
     n_bytes: int
@@ -104,7 +104,7 @@ def reread(path: Path) -> int | None:
 
 
 def _map(path: Path) -> MappedFile:
-    """Map a file as models' files are mapped."""
+    """Map a file in the way that models' files are mapped; return the mapping."""
     return map_file(path, "a model's file")
 
 

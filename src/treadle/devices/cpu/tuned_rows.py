@@ -92,8 +92,8 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
 
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
-    """Return the path of the file that ``save`` writes. Raises CacheError if its folder cannot be
-    used.
+    """Return the path of the tuning file that ``save`` writes for ``isa``. Raises CacheError if its
+    folder cannot be used.
     """
     cache.checked_folder()
     path = path_of(isa, proc)
@@ -103,8 +103,8 @@ def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
 
 
 def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
-    """Store the parameters of a valid existing file, overridden by each of ``tables`` in turn;
-    return the path.
+    """Store ``tables`` in the tuning file of ``isa``: the parameters of a valid existing file,
+    overridden by each of ``tables`` in turn; return the path.
 
     Raises CacheError for a folder that is refused or cannot be written to.
     """
@@ -126,8 +126,8 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
 
 
 def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
-    """Remove the file of ``isa``, whatever it holds; return its path, or None if there was none.
-    Raises CacheError if it cannot be removed.
+    """Remove the tuning file of ``isa``, whatever it holds; return its path, or None if there was
+    none. Raises CacheError if it cannot be removed.
     """
     path = path_of(isa, proc)
     try:
@@ -140,16 +140,16 @@ def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
 
 
 def path_of(isa: Isa, proc: Path = topology.PROC) -> Path:
-    """Return the path of the file for one instruction set on this CPU. Raises CacheError if there
-    is no home directory.
+    """Return the path of the tuning file for one instruction set on this CPU. Raises CacheError if
+    there is no home directory.
     """
     cpu = hashlib.sha256(topology.cpu_name(proc).encode()).hexdigest()[:8]
     return cache.tuned_folder() / f"{isa.name}-{cpu}.json"
 
 
 def _machine(isa: Isa, proc: Path) -> dict[str, str]:
-    """Return the properties that measurements depend on: instruction set, CPU, versions and
-    sources.
+    """Return the properties that measurements depend on, as they are in the file: instruction set,
+    CPU, versions and a hash of the kernels' sources, by name.
     """
     from treadle.jit.compile import compiler_versions
 
@@ -262,7 +262,9 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
 
 
 def _to_json(table: TunedTable) -> dict[str, dict[str, Any]]:
-    """Return a table in its JSON form: parameters by weight format, then by kernel."""
+    """Return a table in its JSON form: by weight format, then by kernel, the parameters or
+    (``gemv``) those by the number of tokens.
+    """
     out: dict[str, dict[str, Any]] = {}
     for key, rows in table.items().items():
         for at, said in rows.items():

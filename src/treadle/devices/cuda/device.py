@@ -65,7 +65,7 @@ class CudaMemory(DeviceMemory):
 
 
 class CudaProgram:
-    """A plan as launches, with the memory that they refer to."""
+    """A plan as launches of kernels, with the memory that they refer to."""
 
     def __init__(self, device: Cuda, plan: Plan, arena: Any, inputs: CudaMemory) -> None:
         assert inputs.bytes is not None
@@ -191,8 +191,8 @@ class Cuda(Device):
         return plan
 
     def _check_room(self, gguf: GGUF) -> None:
-        """Raise NoMemoryError if the model's weights do not fit, before the first one is
-        uploaded.
+        """Raise NoMemoryError if the model's weights do not fit into the GPU's free memory; called
+        before the first one is uploaded.
         """
         if self._n_weights:
             return

@@ -333,8 +333,8 @@ def find_adapter(wgpu: Any) -> Any:
 
 
 def device_properties() -> dict[str, Any]:
-    """Return the adapter's properties, by name, for ``treadle doctor``; or the reason why there is
-    none.
+    """Return the properties of the adapter, by name, for ``treadle doctor``; {"wgpu": reason} if
+    there is none.
     """
     try:
         adapter = find_adapter(_package())
@@ -349,5 +349,7 @@ def device_properties() -> dict[str, Any]:
 
 @cache
 def _source_hash() -> str:
-    """Return a hash of all sources of this folder: any of them can change a result."""
+    """Return a hash of all sources of the folder ``devices/wgpu``: any of them can change a
+    result.
+    """
     return hash_of_sources("devices.wgpu")

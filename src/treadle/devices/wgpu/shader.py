@@ -114,9 +114,10 @@ def literal(value: Any) -> str:
 class Dispatch:
     """One dispatch of a step: a shader with its arguments and size.
 
-    ``args``: buffers of the plan, or words. ``groups`` returns the numbers of workgroups for a
-    run's counts; if one is 0, nothing is dispatched. ``consts``: weights and pages by binding name,
-    None for one that the shader does not read; for weights split over several buffers, one of them.
+    ``args``: values of the shader's arguments by name: buffers of the plan, or integers. ``groups``
+    returns the numbers of workgroups for a run's counts; if one is 0, nothing is dispatched.
+    ``consts``: weights and pages by binding name, None for one that the shader does not read; for
+    weights split over several buffers, one of them.
     """
 
     shader: Shader

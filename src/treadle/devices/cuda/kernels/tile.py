@@ -282,7 +282,9 @@ class BlockTile:
     # -- products ---------------------------------------------------------------------------------
 
     def _dot(self, stage: Val, n: int) -> None:
-        """Emit: add the products of the first ``n`` values of this warp's part to its sums."""
+        """Emit: add the products of the first ``n`` values of this warp's part of K, in the stage
+        at the offset ``stage`` of shared memory, to its sums.
+        """
         k = self.k
         shape = self.shape
         simt = self.simt

@@ -59,7 +59,7 @@ class SampledRecord(NamedTuple):
 
 
 def load_sampled(k: Builder, frame: Frame, i: Val) -> SampledRecord:
-    """Emit the load of the i-th SAMPLED record of the run."""
+    """Emit the loads of the fields of the run's i-th SAMPLED record; return them."""
     record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
     return SampledRecord(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
 

@@ -33,9 +33,10 @@ def unit_of(fmt: Format, k: int) -> int:
 
 @dataclass
 class CodeRun:
-    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) + minimum``.
+    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) + minimum``;
+    None: no minimum.
 
-    ``fours``: words of four codes, each with the index of its first code in the unit.
+    ``fours``: u32 words of four codes, each with the index of its first code in the unit.
     """
 
     scale: Val
