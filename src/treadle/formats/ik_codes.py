@@ -211,13 +211,15 @@ def _unpack_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_nibbles(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves`` of nibbles in runs of 16 (Q4_0's packing)."""
+    """Implement ``Codes.in_halves`` for nibbles in runs of 16 (Q4_0's packing): emit codes
+    0..15.
+    """
     both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for v in both for at in (0, 4)]
 
 
 def _in_halves_6(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves`` of codes 0..63."""
+    """Implement ``Codes.in_halves``: emit codes 0..63."""
     pairs = [load_halves(k, field, "qh", at, 32) for at in (0, 16)]
     lower = enumerate(in_halves_4(k, field))
     return [low | bit_extract(k, pairs[i % 2], i // 2 * 2, 2, 4) for i, low in lower]
@@ -292,7 +294,9 @@ Flags = Callable[[Builder, Field, int], Val]  # (k, field, value) -> a byte per 
 
 @dataclass(frozen=True)
 class StepCodes:
-    """Emitters of ``Codes.unpack`` and ``Codes.in_halves`` for a format with a ShiftedTable."""
+    """Implementations of ``Codes.unpack`` and ``Codes.in_halves`` for a format with a
+    ShiftedTable.
+    """
 
     table: ShiftedTable
     packing: CodePacking

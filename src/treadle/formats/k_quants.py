@@ -162,9 +162,7 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_5(k: Builder, field: Field) -> list[Val]:
-    """Implement ``Codes.in_order`` for Q5_K: return codes 0..31, one vector for each sub-block of
-    32.
-    """
+    """Implement ``Codes.in_order``: emit codes 0..31, a sub-block of 32 per vector."""
     fifths = field("qh")
     lower = enumerate(in_order_4(k, field))
     return [low | bit_extract(k, fifths, i, 1, 4) for i, low in lower]

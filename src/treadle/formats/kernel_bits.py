@@ -36,7 +36,7 @@ def count_ones(k: Builder, v: Val) -> Val:
 
 
 def words_of(k: Builder, field: Field, name: str, n_bytes: int) -> list[Val]:
-    """Emit the ``n_bytes`` of a field, each widened to u16, in vectors of 32."""
+    """Emit the ``n_bytes`` of the field ``name``, each byte widened to u16, in vectors of 32."""
     return [field(name, 32, at).to(u16) for at in range(0, n_bytes, 32)]
 
 
@@ -63,7 +63,7 @@ def lookup_nibbles(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
 
 
 def load_halves(k: Builder, field: Field, name: str, at: int, apart: int) -> Val:
-    """Emit one vector of 32 bytes of a field: 16 from byte ``at``, and 16 from byte ``at +
-    apart``.
+    """Emit one vector of 32 bytes of the field ``name``: 16 from byte ``at`` on, and 16 from byte
+    ``at + apart`` on.
     """
     return k.concat(field(name, 16, at), field(name, 16, at + apart))

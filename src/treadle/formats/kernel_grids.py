@@ -70,7 +70,7 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
 
 
 def sign_bytes(k: Builder, signs: Val) -> Val:
-    """Emit four sign bytes repeated in every 8 bytes, as ``apply_signs`` expects them."""
+    """Emit each four bytes of ``signs`` twice, as ``apply_signs`` expects them."""
     return k.each(signs, 4, 2)
 
 

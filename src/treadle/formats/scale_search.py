@@ -184,7 +184,9 @@ class ScaleSearch:
         return rungs
 
     def neighbour_rungs(self, rungs: IntArray) -> list[IntArray]:
-        """Return ``rungs``, and, clipped to the ladder, those one below and one above."""
+        """Return three arrays of ladder indices: ``rungs``, and, clipped to the ladder, those one
+        below and one above; ``rungs`` alone if the ladder has one step.
+        """
         top = len(self.coder.ladder) - 1
         return [(rungs + i).clip(0, top) for i in ((0, -1, 1) if top else (0,))]
 

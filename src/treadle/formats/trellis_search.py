@@ -300,7 +300,9 @@ class RowSearch:
         return np.where(yy > 0, _ratio(xy, yy), d)
 
     def encode(self, t: F64Array, careful: bool) -> SubBlockPoints:
-        """Return the best points of every sub-block at scales ``t`` [n * sub-blocks]."""
+        """Return the points of least error of every sub-block at its scale ``t``, [n * sub-blocks].
+        ``careful``: see ``PointCells.nearest``.
+        """
         group = self.how.group
         u = (self.x * _ratio(1.0, t)[:, None]).astype(np.float32).reshape(-1, group)
         w = None if self.w is None else self.w.reshape(u.shape)
