@@ -78,7 +78,9 @@ class StageOutputs:
         self._given: Given = {}
 
     def set(self, plan: Plan, given: Given) -> None:
-        """Store the outputs of a finished run of ``plan``."""
+        """Store ``given``, the outputs of a finished run of ``plan`` by name, without the
+        logits.
+        """
         self._plan = plan
         self._given = given
 
@@ -128,7 +130,9 @@ class Pipeline(Device):
         return Const(name, StageMemory(0), array)
 
     def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
-        """Record a copy, which the stages execute before the next run."""
+        """Record a copy of a page or state, ``n_bytes`` long, which the stages make before the next
+        run.
+        """
         if n_bytes:
             which = [cells.const.memory for cells in self._cells].index(memory)
             self._copies.append(CellCopy(which, start // n_bytes, to // n_bytes))
