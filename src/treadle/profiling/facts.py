@@ -99,7 +99,7 @@ class Subject:
 
     @property
     def cpus(self) -> Path:
-        """The system's folder of processors."""
+        """The folder in which the system describes processors: /sys/devices/system/cpu."""
         return self.sys_root / "devices/system/cpu"
 
     @property

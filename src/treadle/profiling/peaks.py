@@ -96,7 +96,7 @@ class DotPeakKernel(Spec):
     nr: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel's code for the items of ``frame``."""
         lanes = isa.lanes
         n_bytes = isa.vector_bits // 8
         w_at = frame.w
@@ -145,7 +145,7 @@ class DotPeakKernel(Spec):
         return isa.dot_bf16(k, total, w, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin; bf16 operands are u16."""
+        """Compute ``args.out`` in numpy; w and x in bf16 are given as u16."""
         w = args.w
         x = args.x
         out = args.out
@@ -170,7 +170,7 @@ class MatrixDots(Spec):
         return LINE
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel's code for the items of ``frame``."""
         w = frame.w
         x = frame.x
         out = frame.out
@@ -197,7 +197,7 @@ class MatrixDots(Spec):
             matrix.store(k, c, out + c * REGISTER, LINE)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin; bf16 operands are u16."""
+        """Compute ``args.out`` in numpy; w and x in bf16 are given as u16."""
         left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (args.w, args.x))
         right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
         args.out[:] = args.rounds * (left[:, None] @ right[None])
@@ -217,7 +217,7 @@ class StreamReadKernel(Spec):
     ahead: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel's code for the items of ``frame``."""
         data = frame.data
         out = frame.out
         piece = frame.piece
@@ -240,7 +240,7 @@ class StreamReadKernel(Spec):
             k.store(out, k.sum(reduce(add, (each.v for each in sums))), offset=item * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin."""
+        """Compute ``args.out`` in numpy."""
         pieces = args.data.view(np.int32).reshape(-1, args.piece // 4)
         args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
 
@@ -248,8 +248,8 @@ class StreamReadKernel(Spec):
 def measure_peaks(
     isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
 ) -> Peaks:
-    """Measure each peak for about ``seconds``: arithmetic in registers by activation kind, and
-    reading a buffer of ``buffer_bytes()``, on ``n_threads`` threads.
+    """Measure each peak for about ``seconds`` on ``n_threads`` threads, and return them: arithmetic
+    in registers by kind of activations, and reading a buffer of ``buffer_bytes()``.
     """
     acts = [act for act in DOTS_PER_VALUE if has_dots(act, isa)]
     dots = {act: dots_of(act, isa) for act in acts}

@@ -172,8 +172,8 @@ class KernelTrial:
 
     @property
     def from_memory(self) -> bool:
-        """Whether there is memory for copies beyond the caches; else cold times include cache
-        reads.
+        """Whether there is memory for copies of the weights beyond the caches; else cold times
+        include reads from caches.
         """
         return self._cold_copies() * self._copy_bytes >= BEYOND * cache_bytes()
 

@@ -268,8 +268,9 @@ def measure_crossover(
     runs: int,
     progress: Progress,
 ) -> Crossover:
-    """Compare the best gemv, vector gemm and, if any, matrix gemm with cold caches, at the numbers
-    of tokens in CROSSOVER.
+    """Compare the seconds of the best gemv, vector gemm and, if any, matrix gemm with cold caches,
+    at the numbers of tokens in CROSSOVER, for rows of ``k`` weights. ``table``: the best
+    parameters.
 
     gemv always serves one token, as a tile of one is mostly padding. A format with a separate
     kernel for few tokens uses that in place of gemm.
