@@ -80,8 +80,9 @@ def centring_error(spec: Norm | ColumnNorm, isa: Isa, x: np.ndarray, w: np.ndarr
     """Return the error that subtracting the mean (LayerNorm) adds to each value of rows ``x``,
     float64 ``[.., k]``; zeros for a norm without it. ``w``: the norm's weights.
 
-    The mean is off by ``e``: a chain's bound of the mean size; so each value by ``e`` and a
-    rounding of its own, and the variance by twice as much of the mean distance.
+    The mean is off by ``e``: the bound of the sum's chain, times the mean magnitude. Each value is
+    off by ``e`` and one rounding, and the variance by twice the mean product of that and the
+    distance from the mean.
     """
     if not spec.centred:
         return np.zeros_like(x)
@@ -138,27 +139,33 @@ def product_error(
     raw: np.ndarray,
     added: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Return the error of each product ``[n, m]`` of activations ``x [n, k]``, as stored, and
-    weights, float64 ``[m, k]``; ``raw``: the weights' bytes ``[m, row_bytes]``; ``added``: the
-    magnitudes of bias and residual.
+    """Return a bound of the error of each product, ``[n, m]``, of activations ``x [n, k]``, as
+    stored, and weights, float64 ``[m, k]``. ``raw``: the weights' bytes ``[m, row_bytes]``;
+    ``added``: the magnitudes of bias and residual.
 
-    q8: a term is an exact integer (below 2**24; of q8x2 below 2**28, and rounded once more) times
-    d_w d_x, rounded once; blocks are added in a chain, in gemv also across 8 lanes, in one of which
-    the comp ``offset * sum(x)`` begins. A minimum adds a term and two roundings to each block.
-    Floats: gemm adds K products in a chain; gemv fewer. bf16 weights that arrive as another format
-    are rounded first, as the twin does, but of an f32 that may differ in its last bit: one in some
-    ten thousand (none, most often; three are allowed for) comes out at the next bf16, 2**-8 off at
-    most. q16 and q16x2: a span is one term, and its words are the twin's; for q16n the twin has the
-    file's weights, and each word is half a unit off. In gemv the weights are the file's, eight
-    blocks are a chain that the span's scale then multiplies, and lanes are added up. At the end
-    come bias and residual.
+    A sum of terms is off by u times the longest chain of additions, times the sum of magnitudes:
 
-    Where a block has scales of its own, what a code and its offset or minimum add apart is not
-    asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
-    near their end (else a smaller scale would do), so offset and minimum are at most the size of
-    its largest weight or a little more, and code and offset or minimum together below three times
-    that; 32 weights are two of the sub-blocks of 16 with different scales, and the larger counts;
-    of a larger group with one scale, the largest of the group.
+    - q8: a term is a block: an exact integer (below 2**24; of q8x2 below 2**28, and rounded once
+      more) times d_w d_x, rounded once. Blocks are added in a chain, in gemv also across 8 lanes; a
+      sum starts from the compensation ``offset * sum(x)``. A minimum adds a term and two roundings
+      to each block.
+    - floats: gemm adds K products in a chain; gemv has shorter chains.
+    - bf16, for weights of another format: they are rounded to bf16 first, as in the twin, but from
+      an f32 that may differ in its last bit. One in some ten thousand then becomes the next bf16,
+      at most 2**-8 off; three in each product are allowed for.
+    - q16, q16x2: a term is a span, and its words are the twin's.
+    - q16n: the twin multiplies the file's weights, of which each word is off by half a unit.
+    - q16 in gemv: the weights are the file's; eight blocks are a chain, which the span's scale
+      multiplies; then lanes are added up.
+
+    Bias and residual are added last.
+
+    Where a block has scales of its own (``Codes.scales``), the magnitudes of code, offset and
+    minimum are bounded by those of the weights. Some codes of a quantised block are near the end of
+    their range (else a smaller scale would do). So offset and minimum are about as large as the
+    block's largest weight at most, and code and offset or minimum together are below three times
+    that. Of 32 weights in two sub-blocks of 16 the larger one counts; of a larger group with one
+    scale, the largest weight of the group.
     """
     layout = spec.layout()
     x = np.abs(x)

@@ -99,8 +99,9 @@ class Cut:
     items: int = 12
 
     def rows_of(self, n_rows: int, width: int, unit: int = 1) -> np.ndarray:
-        """Return the indices, ascending, of the rows to compute of a matrix of ``n_rows`` rows of
-        ``width`` values, in groups of ``unit`` neighbours; the first and the last are among them.
+        """Return the indices, ascending, of the rows that the twin computes, of a matrix of
+        ``n_rows`` rows of ``width`` values, in groups of ``unit`` neighbours; the first and the
+        last are among them.
         """
         n_groups = -(-n_rows // unit)
         groups = self.sample_indices(n_groups, max(self.weights // width, self.rows) // unit)
@@ -360,9 +361,9 @@ def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[
 
 
 def _chunked(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the outputs and states of a recurrence by chunks. Tolerance: a term is a product of
-    at most four numbers that are rounded to bf16, and no term's error is a larger share of it than
-    six such roundings of each.
+    """Compare the outputs and states of a recurrence by chunks. Tolerance: 24 roundings to bf16 of
+    the largest value: a term is a product of at most four numbers that are rounded to bf16, and six
+    such roundings of each are allowed for.
     """
     args = evidence.twin()
 
@@ -411,14 +412,14 @@ def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _added(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare sums of two values: one rounding."""
+    """Compare sums of two values. Tolerance: one rounding."""
     name = evidence.spec.args.writes[0]
     yield _floats(evidence, evidence.twin(), name, lambda exact: U32 * np.abs(exact) + TINY)
 
 
 def _softcap(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare capped logits. Roundings in units of the cap: tanh 2, its argument 2, the last
-    product 1.
+    """Compare capped logits. Tolerance: five roundings of the cap: two of tanh, two of its
+    argument, one of the last product.
     """
     yield _floats(evidence, evidence.twin(), "y", evidence.spec.cap * 5 * U32)
 
@@ -968,22 +969,24 @@ class SomeItems:
         return getattr(self._run, name)
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[Any]:
-        """Return the chosen items, for any pool."""
+        """Return the chosen items, each with its pages, whatever the pool and ``few``."""
         return self._items
 
 
 def attention_error(spec: Attention, args: Any, items: Sequence[Any]) -> tuple[float, float]:
-    """Return the bounds of the errors of a score and of an output, from the largest |k| and |v| of
-    all pages.
+    """Return bounds of the errors of a score and of an output, from the largest |k| and |v| in the
+    pages of ``items``. D: dims of a head; n: the most keys of an item.
 
-    A score is a chain of D products: off by at most (D + 4) u max_j sum |q||k_j| =: s. A weight
-    e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a
-    weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + n u) max|v|. On
-    matrix registers a factor is two bf16, to 2**-18 of it, and of two low parts the product, again
-    below 2**-18, is left out; each sum has three times as many terms. int16 tiles (words): with
-    numbers off by 1/2 where lengths are LIMIT, a score is off by at most (sqrt(D) + D / 4 / LIMIT)
-    |q||k| / LIMIT. A span of n keys has weights off by 1/2 where they are LIMIT together, and
-    values by 1/2 where the largest is LIMIT: a mean is off by at most (n + 1) / 2 / LIMIT max|v|.
+    - A score S is a chain of D products: off by at most (D + 4) u max_j sum |q||k_j| =: s.
+    - A weight e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u).
+    - An output, a weighted mean of n values, is then off by at most 2 (s + 2 u max|S - m| + 4 u + n
+      u) max|v|.
+    - On matrix registers, a number is split into two bf16, to 2**-18 of it. The product of two low
+      parts, also below 2**-18, is left out; each sum has three times as many terms.
+    - int16 tiles (``spec.words``): numbers are off by 1/2 where vectors have the length LIMIT, so a
+      score is off by at most (sqrt(D) + D / 4 / LIMIT) |q||k| / LIMIT. In a span of n keys, weights
+      are off by 1/2 where their sum is LIMIT, and values by 1/2 where the largest is LIMIT, so a
+      mean is off by at most (n + 1) / 2 / LIMIT max|v|.
     """
     largest = [0.0, 0.0]
     longest_key = 0.0
