@@ -27,9 +27,11 @@ RunChild = Callable[[Mapping[str, Any], int, int], int]
 
 
 class ForkedChild:
-    """A child: its number in the protocol, its process id, and this process's ends of two pipes.
+    """A child of the server: its number in the protocol, its process id, and the server's ends of
+    two pipes.
 
-    reports: the read end. life: the write end; the child reads EOF when this process has ended.
+    reports: the read end of one. life: the write end of the other; the child reads EOF when the
+    server's process has ended.
     """
 
     def __init__(self, number: int, pid: int, reports: int, life: int) -> None:

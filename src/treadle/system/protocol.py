@@ -18,8 +18,9 @@ class Terminal(Protocol):
     """A terminal; an object keeps the mode in which it found it."""
 
     def show(self, shown: bool, *, lines: bool) -> None:
-        """Restore the initial mode if ``shown``; otherwise turn echo off, and unless ``lines`` also
-        line buffering, so that each key is delivered at once. No effect if the terminal is gone.
+        """Show what is typed, in the initial mode, if ``shown``; otherwise turn echo off, and
+        unless ``lines`` also line buffering, so that each key is delivered at once. No effect if
+        the terminal is gone.
         """
 
     def is_ours(self) -> bool:
