@@ -156,7 +156,7 @@ def _codes(unpack: Emit, steps: Emit) -> Codes:
 
 
 def _from_table(k: Builder, index: Val) -> Val:
-    """Emit the look-up of the steps of IQ4_NL's table by ``index``, their nibbles, as i32."""
+    """Emit the values of IQ4_NL's table at ``index``, i32, as i32."""
     n = index.ty.lanes
     wide = index if n >= 16 else k.shuffle(index, index, [i % n for i in range(16)])
     found = k.lookup(TABLE, wide)

@@ -14,7 +14,7 @@ from treadle.jit.types import u16
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
     """Emit the ``width`` bits from bit ``shift`` on of every byte of ``v``, moved to bit ``to`` of
-    the byte; other bits are 0. A list has a shift for each byte of a group of 8.
+    the byte; other bits are 0. A list has one shift for each 8 bytes.
     """
     shifts = [shift] if isinstance(shift, int) else list(shift)
     return k.isa.bit_extract(k, v, shifts, width, to)

@@ -33,8 +33,8 @@ HISTORY = PAGE + 5  # tokens before those of a text that goes on
 @dataclass(frozen=True)
 class PlacedBatch:
     """A batch laid out in the memory of a prepared plan, ``ready``. ``n_texts``: sequences in the
-    batch; ``cut``: a sentence about the part of the plan's size that the batch does not use, "" if
-    it uses all.
+    batch; ``cut``: the part of the plan's size that the batch does not use, in words; "" if it uses
+    all.
     """
 
     ready: PreparedPlan

@@ -47,10 +47,10 @@ class KernelCheck:
     """The comparison of one step's kernel with its numpy twin.
 
     kernel: the spec's name, which has its shape. label: the step of the plan. where: the batch.
-    n_values: values compared; n_cut: values that the twin did not compute, to save time. error: the
-    largest ratio of an error to its derived tolerance; at most 1 if all are right. off, allowed:
-    the error of that largest ratio, and its tolerance. seconds: the step's time in the run that was
-    compared.
+    n_values: values compared; n_cut: values that the twin did not compute, to save time.
+    error: the largest ratio of an error to its derived tolerance; at most 1 if all are right.
+    off, allowed: the error of that largest ratio, and its tolerance.
+    seconds: the step's time in the run that was compared.
     """
 
     kernel: str

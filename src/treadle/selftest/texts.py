@@ -119,9 +119,9 @@ def _too_many(n_weights: int) -> str:
 def judged(
     ours: np.ndarray, together: np.ndarray, theirs: np.ndarray, made: list[int]
 ) -> tuple[float, float, str]:
-    """Compare logits ``[n, n_vocab]``, each row of which the next of the tokens ``made`` was chosen
-    from: of kernels run a token at a time (``ours``) and many at once (``together``), and of the
-    twins (``theirs``). Return ``TextCheck``'s ``apart``, ``of_plans`` and ``problem``.
+    """Compare logits ``[n, n_vocab]``, whose i-th row token i of ``made`` was chosen from: of
+    kernels run a token at a time (``ours``) and many at once (``together``), and of the twins
+    (``theirs``). Return ``TextCheck``'s ``apart``, ``of_plans`` and ``problem``.
     """
     for what, rows in (("kernels", ours), ("kernels", together), ("twins", theirs)):
         if not np.isfinite(rows).all():

@@ -88,9 +88,9 @@ SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are
 class Cut:
     """Limits of the part of a step that its twin computes.
 
-    weights: rows of a product's matrix are computed up to so many weights, but at least ``rows``
-    rows. experts: the most experts (or heads, or rows of a gemv with experts) of a product. items:
-    the most work items of an attention.
+    weights: rows of a product's matrix are computed up to so many weights, at least ``rows`` rows.
+    experts: the most experts (or heads, or rows of a gemv with experts) of a product.
+    items: the most work items of an attention.
     """
 
     weights: int = 1 << 20
@@ -400,7 +400,7 @@ def _chunk_keys(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare embeddings: a code times d, plus m, times scale. Tolerance: three roundings of the
-    larger of the value and the largest value.
+    value, and three of the largest value.
     """
 
     def bound(expected: np.ndarray) -> np.ndarray:

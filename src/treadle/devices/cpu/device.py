@@ -105,8 +105,8 @@ class Cpu(Device):
 
     @cached_property
     def table(self) -> TunedTable | None:
-        """The kernel parameters tuned on this machine; None if nothing was tuned: the shipped
-        ones.
+        """The kernel parameters tuned on this machine; None if nothing was tuned: plans then use
+        the shipped parameters.
         """
         if not self._is_tuned:
             return None

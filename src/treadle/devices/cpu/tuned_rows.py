@@ -241,7 +241,7 @@ def _tokens(value: str | int, least: int = 1) -> int:
 def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str, int]:
     """Check and return ``said``, the parameters of the kernel ``op``, from a file: each must be
     known to the kernel, with a value that a sweep may produce, and all must fit the registers of
-    ``isa``. ``tokens``: of a tile, unless they say it. Raises ValueError.
+    ``isa``. ``tokens``: the tile's tokens if ``said`` has none (``nr``). Raises ValueError.
     """
     kind = KINDS[op]
     swept = {name: vs for stage in TUNING_CANDIDATES[op] for name, vs in stage.items()}

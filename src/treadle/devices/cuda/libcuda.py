@@ -151,8 +151,8 @@ class CudaDriver:
         return function
 
     def _refused(self, spec: Spec, error: DeviceError, log: str) -> DeviceError:
-        """Return the error for a kernel that the driver rejects with ``error``; ``log``: its
-        compiler's.
+        """Return the error for a kernel that the driver rejects with ``error``; ``log``: the
+        messages of the driver's compiler.
         """
         old = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NO_BINARY_FOR_GPU"
         if error.code in [CONSTANTS[name] for name in old]:

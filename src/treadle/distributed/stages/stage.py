@@ -37,15 +37,16 @@ class CellCopy(NamedTuple):
 class Batch(NamedTuple):
     """A run as laid out by the front engine: the sizes of the plan, and its inputs."""
 
-    n_tokens: int  # of the plan, as ``n_outputs``: at most so many
-    n_outputs: int
+    n_tokens: int  # the most tokens of the plan
+    n_outputs: int  # the most outputs of the plan
     output: str  # the graph's output that the last stage computes
     inputs: bytes  # the block of engine/batch.py
     copies: tuple[CellCopy, ...] = ()
 
 
 class Stage(Engine):
-    """An engine for ``layers`` of a model file; the other settings are those of ``Engine``.
+    """An engine for ``layers`` of a model file, on a CPU device with ``isa`` (a name) and
+    ``n_threads``; the other settings are those of ``Engine``.
 
     Raises the errors of ``treadle.load``, and UnsupportedError for layers that cannot be split.
     """

@@ -97,8 +97,8 @@ class SimtRoute(PerBlock, Route):
         return [(v, block.lane + WARP * i) for i, v in enumerate(values)]
 
     def _shares(self, block: ThreadBlock, scores: list[Val]) -> list[Val]:
-        """Emit the probabilities of a lane's experts from their ``scores``, by softmax or the
-        gating.
+        """Emit the probabilities of a lane's experts from their ``scores``, by softmax or another
+        function (``gating``).
         """
         k = block.k
         if self.gating != SOFTMAX:

@@ -53,7 +53,7 @@ class SampledRecord(NamedTuple):
     """The fields of a SAMPLED record, a row of logits to be searched."""
 
     row: Val  # number of the row
-    mask: Val  # offset of the bit mask of allowed ids; 0 if there is none
+    mask: Val  # offset of the bit mask of allowed ids in the run's inputs; 0 if there is none
     only: Val  # whether only the largest logit is wanted
     total: Val  # whether the sum of exponentials is wanted
 

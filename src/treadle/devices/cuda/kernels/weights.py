@@ -33,10 +33,10 @@ def unit_of(fmt: Format, k: int) -> int:
 
 @dataclass
 class CodeRun:
-    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) + minimum``;
-    None: no minimum.
+    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) + minimum``.
 
-    ``fours``: u32 words of four codes, each with the index of its first code in the unit.
+    ``minimum``: None if there is none. ``fours``: u32 words of four codes, each with the index of
+    its first code in the unit.
     """
 
     scale: Val
