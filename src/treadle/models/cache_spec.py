@@ -45,7 +45,10 @@ class PoolSpec:
 class StateSpec:
     """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0.
 
-    beside: it is not the state of the layer's mixer, which may have a state of its own.
+    name: used in messages, and for the pool's constant in plans.
+    layers: layers that have such a state, in ascending order.
+    beside: it belongs to another part of the layer than its mixer (such as the FFN); the mixer may
+        have a state in another pool.
     """
 
     name: str

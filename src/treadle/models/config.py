@@ -133,8 +133,8 @@ class Indexer:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Biases of attention scores by distance: each query makes them of a matrix
-    ``[rank, reach]``.
+    """Biases of attention scores by distance: for each head a token makes ``rank`` values, whose
+    product with a matrix ``[rank, reach]`` is the bias of its query's score at each distance.
     """
 
     rank: int
@@ -180,18 +180,18 @@ class Ngrams:
     n_row: int  # values of a row
     end: int  # the token behind which earlier ones do not count
     n_conv: int  # taps of a convolution, ``n`` tokens apart
-    multipliers: tuple[int, ...]  # of the last ``n`` tokens
-    sizes: tuple[int, ...]  # rows of each head, and where they begin
-    offsets: tuple[int, ...]
+    multipliers: tuple[int, ...]  # of the ids of the last ``n`` tokens, in the hash
+    sizes: tuple[int, ...]  # number of table rows of each of the ``n_heads`` hashes
+    offsets: tuple[int, ...]  # first table row of each of them
     n_rows: int  # of the table
 
     @property
-    def n_heads(self) -> int:
+    def n_heads(self) -> int:  # hashes of a token, each of which chooses one row
         return (self.n - 1) * self.heads
 
     @property
     def n_embd(self) -> int:
-        """Number of values in all rows of a token."""
+        """Number of values in all ``n_heads`` table rows that a token chooses."""
         return self.n_heads * self.n_row
 
     @property
@@ -203,7 +203,8 @@ class Ngrams:
 @dataclass(frozen=True)
 class BlockTaps:
     """Sizes of a layer's convolutions within a block of tokens that is drafted at once (DFlash 2).
-    Each token adds to their weights, one value for ``group`` neighbouring channels.
+    Each token computes values that are added to the convolutions' weights; ``group`` neighbouring
+    channels share a value.
     """
 
     n: int  # taps: the token itself, and those before it
@@ -212,8 +213,8 @@ class BlockTaps:
 
     @property
     def n_deltas(self) -> int:
-        """Number of values that a token adds to the weights of the convolutions on both sides of a
-        sublayer.
+        """Number of values that a token computes for the weights of both convolutions of a
+        sublayer, the one before it and the one after it.
         """
         return 2 * self.n * self.n_channels // self.group
 
@@ -266,8 +267,9 @@ class DraftTraits:
 
     layers: the target's layers before which it reads states (the number of layers: after the last);
         empty: EAGLE 3's usual three, if a file names none.
-    norm_before: the states side by side have a norm before they are fused.
-    norm_residual: the residual stream starts with the normed fused states.
+    norm_before: the target's states, concatenated, have a norm before the matrix ``fc``, which
+        fuses them.
+    norm_residual: the residual stream starts with the norm of the fused states, not with these.
     n_block: tokens of a block that is drafted at once, its first token included; 0: tokens are
         drafted one after the other.
     mask: the token in the places of a block that are to be drafted.
@@ -276,7 +278,7 @@ class DraftTraits:
     n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
     n_selector: rank of the scores that choose among each place's best tokens by the token before
         (DFlash 2); 0: none.
-    n_candidates: these tokens of each place.
+    n_candidates: number of best tokens of each place among which the selector chooses.
     """
 
     layers: tuple[int, ...] = ()
@@ -292,8 +294,8 @@ class DraftTraits:
 
 @dataclass(frozen=True)
 class Clusters:
-    """An output matrix whose rows lie in ``n`` equal clusters; a token has logits in its ``n_used``
-    best ones only.
+    """An output matrix whose rows form ``n`` clusters of equal size. For each token only the rows
+    of the ``n_used`` clusters with the largest scores are multiplied.
     """
 
     n: int
@@ -305,11 +307,13 @@ class Switch:
     """Adapters within a model, which control tokens in the text choose (``models/switch.py``).
 
     n: number of adapters; as an adapter's number, 0 stands for none.
-    rank: of the adapters' matrices.
-    tokens: the control tokens: of adapters 1 to ``n``, or of 0 to ``n``.
+    rank: rank of the adapters' matrices.
+    tokens: ids of the control tokens, in the order of the adapters that they choose: 1 to ``n``,
+        or 0 to ``n``.
     substitutes: for each control token, the token whose embedding is read in its place.
-    gain: of the keys by which the model attends to control tokens.
-    latest: a text's last control token chooses the adapter; else the mean of all of them does.
+    gain: size of the keys by which the model attends to control tokens (``models/switch.py``).
+    latest: a text's last control token chooses the adapter; else the rounded mean of the numbers
+        of all chosen adapters does.
     """
 
     n: int
@@ -324,14 +328,14 @@ class Switch:
 class MediaTraits:
     """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
-    sections: numbers of a head's pairs that each component of a position (time, row, column)
-        rotates; empty: a position is one number.
-    interleaved: the components alternate over the pairs, within the sections of row and column;
-        else each has consecutive pairs.
+    sections: how many of a head's pairs each component of a position (time, row, column) rotates;
+        empty: a position is one number.
+    interleaved: the components take turns over the pairs (time, row, column, time ...) until row
+        and column have their numbers of pairs; else each component has consecutive pairs.
     spans: the layers in which the rows of a bidirectional span attend to each other in both
         directions: "all", those with a "window", or none ("").
-    n_deepstack: number of first layers after which further rows of a picture are added to the
-        states.
+    n_deepstack: number of layers, from the first on, after each of which further rows of a picture
+        are added to the states (deepstack).
     """
 
     sections: tuple[int, ...] = ()
@@ -340,7 +344,9 @@ class MediaTraits:
     n_deepstack: int = 0
 
     def spans_in(self, window: int) -> bool:
-        """Return whether layers with this attention window (0: none) have bidirectional spans."""
+        """Return whether the rows of one picture attend to each other in both directions in layers
+        with this attention window, in tokens (0: none).
+        """
         return self.spans == "all" or (self.spans == "window" and window > 0)
 
     def component_of(self, n_pairs: int) -> tuple[int, ...]:
@@ -418,8 +424,8 @@ class Config:
     switch: Switch | None = None  # of the adapters within the model, if it has some
 
     def attending_to(self, n_rows: int) -> Config:
-        """Return the config with cross attention to up to ``n_rows`` rows of an encoder in each
-        layer.
+        """Return a copy whose layers all have cross attention to up to ``n_rows`` rows of an
+        encoder.
         """
         layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
         return replace(self, layers=tuple(layers))
@@ -455,12 +461,16 @@ class Config:
 
     @property
     def pool(self) -> str:
-        """The pooling of embeddings: ``pooling``, or "mean" if the file names none."""
+        """The pooling of embeddings, "mean", "first" or "last": ``pooling``, but "mean" where that
+        is "none".
+        """
         return "mean" if self.pooling == "none" else self.pooling
 
     @property
     def n_logits(self) -> int:
-        """Number of logits per token."""
+        """Number of logits per token: the vocabulary's size, or the number of tokens that a
+        drafter can draft.
+        """
         return self.n_draft_vocab or self.n_vocab
 
     @property
@@ -486,9 +496,9 @@ class Config:
 
     @property
     def n_batch(self) -> int:
-        """Number of tokens of a prompt per run, if the prompt may be split. More with experts, but
-        not if a layer has an indexer or a relative bias, whose scores or biases take memory for
-        each token of a run times the context.
+        """Number of tokens of a prompt per run, if the prompt may be split: N_BATCH_EXPERTS for
+        models with experts, else N_BATCH. It is N_BATCH too if a layer has an indexer or a relative
+        bias: their scores take memory proportional to a run's tokens times the context.
         """
         if any(layer.indexer or layer.relative for layer in self.layers):
             return N_BATCH
@@ -506,5 +516,7 @@ class Config:
 
 
 def _graph_of(config: Config) -> Any:
-    """Return a configuration's graph. By name, since graphs import this module."""
+    """Return the ``Graph`` of a configuration's architecture. It is imported by name here, since
+    graphs import this module.
+    """
     return import_module("treadle.models.graphs").GRAPHS[config.arch.graph]
