@@ -63,7 +63,9 @@ class LayerPool(Pool):
 
 
 class TowerCache(KVCache):
-    """The pages for one plan's runs. They keep nothing between runs, and belong to no sequences."""
+    """The pages of keys and values for the runs of one plan, of up to ``n_rows`` rows. They keep
+    nothing between runs, and belong to no sequences. ``kv``: the format of keys and values.
+    """
 
     def __init__(self, specs: Sequence[PoolSpec], device: Storage, n_rows: int, kv: str) -> None:
         self.kv = kv
@@ -94,8 +96,8 @@ class TowerInputs(Inputs):
             self._set(name, offset)
 
     def lay_out(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
-        """Write the inputs of a run. ``ropes``: for each rope table the cosines and sines of every
-        row, f32 ``[n_rows, 2, dims / 2]``.
+        """Write the inputs of a run whose rows belong to ``items``, one after the other. ``ropes``:
+        for each rope table the cosines and sines of every row, f32 ``[n_rows, 2, dims / 2]``.
         """
         n_rows = sum(item.n_rows for item in items)
         for field, count in {"n_tokens": n_rows, "n_outputs": 0, "n_parts": 0}.items():
@@ -120,8 +122,9 @@ class TowerInputs(Inputs):
             self._array_at(at, len(records), ITEM)[:] = records
 
     def _records(self, pool: int, items: Sequence[RunItem], *, windowed: bool) -> np.ndarray:
-        """Return a pool's attention items: tiles of query rows with the range of keys that they
-        attend to.
+        """Return the attention items of pool number ``pool``, ``[n]`` of the dtype ITEM: tiles of
+        query rows, each with the range of keys that it attends to, which is its window if
+        ``windowed``, else its whole item.
         """
         made: list[tuple[int, ...]] = []
         row = page = 0
@@ -146,8 +149,8 @@ def _n_pages(item: RunItem) -> int:
 
 
 class TowerPlan:
-    """A plan for runs of up to one number of rows, ready to run: kernels compiled, buffers in an
-    arena.
+    """A plan for runs of up to a fixed number of rows, ready to run: kernels compiled, buffers in
+    an arena.
     """
 
     def __init__(self, plan: Plan, inputs: TowerInputs) -> None:

@@ -117,8 +117,8 @@ def open_wav(data: bytes, place: str) -> WavSound:
 
 
 def wav_format(described: memoryview, place: str) -> WavFormat:
-    """Return the format that the contents of a ``fmt`` chunk describe. Raises FileError and
-    UnsupportedError.
+    """Return the format that the contents of a ``fmt`` chunk describe. Raises FileError for an
+    invalid one, UnsupportedError for samples of another kind than ``open_wav`` reads.
     """
     try:
         codec, channels, rate, _, n_bytes, bits = struct.unpack_from("<HHIIHH", described)
