@@ -13,8 +13,11 @@ class SpecialIds:
 
     languages: ids by code such as "en"; empty for English-only models, whose prompts have no
         language.
+    eot: ends a text. sot: begins a transcript. translate, transcribe: name the task in a prompt.
     sot_prev: begins the previous text in a prompt. sot_lm: begins a text without sound.
-    timestamp_begin: the id of 0.00 s; following ids count in steps of 0.02 s.
+    no_speech: stands for a window without speech. no_timestamps: ends a prompt for text without
+        timestamps.
+    timestamp_begin: the timestamp of 0.00 s; each following id is 0.02 s later.
     """
 
     eot: int
