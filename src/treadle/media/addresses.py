@@ -74,8 +74,9 @@ class _Target:
 
 
 def _split(url: str, place: str) -> SplitResult:
-    """Return the parts of an address. Raises FileError for one that is malformed, UnsupportedError
-    for another scheme than http(s) or one with a user name or password.
+    """Return the parts of an address; ``place``: its name in errors. Raises FileError for one that
+    is malformed, UnsupportedError for another scheme than http(s) or one with a user name or
+    password.
     """
     # urlsplit removes some of these characters silently.
     if not all("!" <= c != "\x7f" for c in url) or "\\" in url:
@@ -155,8 +156,8 @@ def _read(
 
 @contextmanager
 def _plain_errors(target: _Target, deadline: _Deadline) -> Iterator[None]:
-    """Convert errors of the network to FileError, and raise FileError if the deadline
-    has passed.
+    """Convert network errors in a ``with`` block to FileError; raise FileError too if the deadline
+    has passed at its end.
     """
     try:
         yield
@@ -289,7 +290,9 @@ class _Deadline:
             raise FileError(f"not read within {self._seconds:g} s", path=self._place)
 
     def watch(self, connected: socket.socket) -> None:
-        """Shut this socket down at the deadline, instead of the one watched before."""
+        """Shut the socket ``connected`` down at the deadline, instead of the one watched before;
+        also give it the time left as its timeout.
+        """
         connected.settimeout(self.left())
         with self._lock:
             self._socket = connected

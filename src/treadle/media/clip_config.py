@@ -107,9 +107,9 @@ class ClipConfig:
         return self.gguf.tensors[name]
 
     def reordered(self, orders: Mapping[str, np.ndarray]) -> ClipConfig:
-        """Return a copy whose tensors in ``orders`` (indices by name) have their rows, or a
-        vector's elements, in another order. The weights are reordered in memory when a plan reads
-        them.
+        """Return a copy in which some tensors have their rows, or a vector's elements, in another
+        order. ``orders``: by tensor name, the index of the old row for each new one. The weights
+        are reordered in memory when a plan reads them.
         """
         view = copy.copy(self.gguf)
         view.tensors = dict(view.tensors)
@@ -121,8 +121,8 @@ class ClipConfig:
         return replace(self, gguf=view)
 
     def replaced(self, tensors: Mapping[str, np.ndarray]) -> ClipConfig:
-        """Return a copy with these f32 weights in place of tensors of the same names, or in
-        addition.
+        """Return a copy with these f32 weights, by name, in place of tensors of the same names, or
+        in addition.
         """
         from treadle.formats import by_name
 

@@ -90,7 +90,9 @@ class MediaFamily(ABC):
         """
 
     def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
-        """Split one tower input's patches into the pieces that go through the stems one by one."""
+        """Split one tower input's patches into the pieces that go through the stems one by one; by
+        default a single one.
+        """
         return [patches]
 
     def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
@@ -106,8 +108,8 @@ class MediaFamily(ABC):
         return GridInputs()
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the projector's input rows for one tower input, from the tower's states
-        ``[n_patches, n_embd]``.
+        """Return the projector's input rows for one tower input, whose patches form ``grid``, from
+        the tower's states ``[n_patches, n_embd]``; by default the states.
         """
         return states
 

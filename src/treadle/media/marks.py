@@ -49,8 +49,8 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class MediaRows:
-    """Media rows in a prompt. ``index``: number of the picture or sound, in order of appearance;
-    ``rows``: the range of its rows.
+    """Media rows in a prompt. ``index``: number of the picture or sound, in order of appearance in
+    the conversation, from 0; ``rows``: the range of its rows.
     """
 
     index: int

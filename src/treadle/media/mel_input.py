@@ -51,8 +51,8 @@ class MelInput:
 
     @property
     def patches(self) -> np.ndarray:
-        """The frames, f32 ``[n_frames, n_mels]``; the first access computes those of the whole
-        sound.
+        """The mel frames that the pass reads, f32 ``[n_frames, n_mels]``; the first access computes
+        those of the whole sound.
         """
         found = self.sound.frames[self.frames.start : self.frames.stop]
         missing = len(self.frames) - len(found)

@@ -186,8 +186,8 @@ def join_patches(
 
 
 def with_stems(clip: ClipConfig, stems: Mapping[str, str]) -> ClipConfig:
-    """Return the file with tensors of layers renamed: ``stems`` maps names such as ``ffn_up`` to
-    new ones.
+    """Return the file with tensors of layers renamed. ``stems``: new names by old ones, without
+    "blk.N." and suffix, such as ``ffn_up``.
     """
     view = copy.copy(clip.gguf)
     view.tensors = {}

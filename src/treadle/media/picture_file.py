@@ -52,9 +52,9 @@ def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) ->
     """Return a file's pixels, uint8 ``[h, w, 3]``: the first frame, turned upright, alpha blended
     with white.
 
-    The format is told from the bytes, and the size is checked before anything is decoded. Raises
-    UnsupportedError for formats other than PNG, JPEG, WebP, GIF and BMP and beyond the limits,
-    FileError for a damaged or cut file.
+    The format is told from the bytes, and the size is checked before anything is decoded. ``place``
+    names the picture in errors. Raises UnsupportedError for formats other than PNG, JPEG, WebP, GIF
+    and BMP and beyond the limits, FileError for a damaged or cut file.
     """
     with _opened(data, limits, place) as image:
         pillow("ImageOps").exif_transpose(image, in_place=True)

@@ -253,8 +253,8 @@ class Projector:
         return tuple(self.towers)
 
     def family(self, kind: str) -> MediaFamily:
-        """Return the family for a kind of media. Raises TreadleError if the file has none, or one
-        that is not supported.
+        """Return the family for a kind of media, "image" or "audio". Raises TreadleError if the
+        file has no part for it, or one that is not supported.
         """
         return self._tower(kind).family
 
@@ -328,7 +328,9 @@ class Projector:
         self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
-        """Return the rows of one picture or sound, as ``encode_runs`` does."""
+        """Return the media rows of one picture or sound, f32 ``[n_rows, n_embd * (1 +
+        n_deepstack)]``, as ``encode_runs`` does.
+        """
         runs = self.encode_runs([prepared])
         while True:
             try:

@@ -59,8 +59,8 @@ def sound_format(head: bytes, place: str) -> MediaFormat:
 
 
 def library_for(found: MediaFormat, place: str) -> str:
-    """Return the name of an installed library that decodes a format, "av" or "soundfile". Raises
-    TreadleError if there is none.
+    """Return the name of an installed library that decodes the format ``found``, "av" or
+    "soundfile". Raises TreadleError, which names ``place``, if there is none.
     """
     if is_installed("av"):
         return "av"
@@ -133,8 +133,8 @@ def decoder_command(request: dict[str, Any]) -> list[str]:
 def decoder_error(
     kind: bytes, text: bytes, found: MediaFormat, limits: MediaLimits, place: str
 ) -> TreadleError:
-    """Return the exception for an error reply of the decoding process; ``kind``: the reply's first
-    byte, ``text``: the message.
+    """Return the exception for an error reply of the decoding process: UnsupportedError for a sound
+    beyond the limits, else FileError. ``kind``: the reply's first byte; ``text``: the message.
     """
     from treadle.media.sound_process import MEMORY, REFUSED
 

@@ -158,7 +158,7 @@ class TowerPlan:
         self.inputs = inputs
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
-        """Place the plan's buffers in ``arena`` and prepare its kernels."""
+        """Place the plan's buffers in the memory ``arena`` of ``device``; prepare its kernels."""
         self.program = device.ready(self.plan, arena, self.inputs.memory)
         self.slices = StepSlices(device, self.program)
         self.arena = arena
@@ -177,7 +177,7 @@ class TowerPlan:
         self.arena.write(self.plan.offsets[buffer], given.reshape(-1).view(np.uint8))
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
-        """Return a copy of the result ``name``, f32 ``[n_rows, width]``."""
+        """Return a copy of the last run's output ``name``, f32 ``[n_rows, width]``."""
         buffer = self.plan.outputs[name]
         data = self.arena.read(self.plan.offsets[buffer], n_rows * buffer.row_bytes)
         rows = data.view(np.float32).reshape(n_rows, -1)
@@ -246,9 +246,10 @@ class TowerEngine:
         report: Report | None = None,
     ) -> Generator[None, None, dict[str, np.ndarray]]:
         """Run the input rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of
-        the work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
+        the work. Return the outputs by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
 
-        ``items``: they divide the rows. ``ropes``: as in ``TowerInputs.lay_out``. ``report`` is
+        ``items``: the pictures or sounds to which the rows belong, one after the other. ``ropes``:
+        for each rope table the cosines and sines, f32 ``[n_rows, 2, dims / 2]``. ``report`` is
         called after each slice with the share of the work that is done, 0 to 1. A second run must
         not begin before the first has ended.
         """

@@ -41,14 +41,14 @@ class Experts:
     gating: str = "softmax"  # of all scores; or "sigmoid" or "sqrt_softplus" of each
     norm: bool = False  # the weights of the chosen experts are normalised to sum to 1
     shared_mean: bool = False  # shared and chosen experts' results are averaged, not added
-    scale: float = 1.0  # of the weights
+    scale: float = 1.0  # factor of the chosen experts' weights
     per_chunk: int = 1  # neighbours that share an additional small expert
     n_ff_chunk: int = 0  # width of the small experts; 0: none
     chunk_scale: float = 1.0  # factor of the small experts' weights
     jitter: float = 0.0  # of SparseMixer's choices, see kernels/moe/route.py; 0: plain top-k
     cap: float = 0.0  # softcap of scores: cap * tanh(score / cap); 0.0: off
     n_groups: int = 1  # groups of neighbours; a token's experts are from few groups
-    n_groups_used: int = 1
+    n_groups_used: int = 1  # groups of a token: those with the best scores
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
     by_token: bool = False  # a table has each token's experts; scores only weigh them
@@ -63,9 +63,9 @@ class Recurrence:
 
     n_conv: int  # taps of its convolution
     n_channels: int  # channels of the convolution, which is depthwise
-    n_head: int = 0
+    n_head: int = 0  # heads, each with a state of ``head_dim * n_state`` numbers; 0: none
     head_dim: int = 0  # values of a head
-    n_state: int = 0  # state size of each value
+    n_state: int = 0  # numbers in the state for each value of a head
     n_group: int = 1  # groups of heads that share keys and queries (B and C of Mamba)
     norm_eps: float = 0.0  # of the norm after its heads, or of those of Mamba-1's dt, B and C
     n_rank: int = 0  # rank of Mamba-1's dt
@@ -96,8 +96,8 @@ class Latent:
     dims, then ``n_rope`` rotated ones. The layer's ``head_dim`` is the sum of both.
     """
 
-    n_q_rank: int  # of queries; 0: a single matrix makes them
-    n_kv_rank: int
+    n_q_rank: int  # low-rank values of which queries are made; 0: a single matrix makes queries
+    n_kv_rank: int  # low-rank values of a token, of which keys and values are made
     n_nope: int  # dims of a head's query that are not rotated
     n_rope: int  # rotated dims, after those
     n_v: int  # dims of a head's value
@@ -106,12 +106,12 @@ class Latent:
 
     @property
     def n_q(self) -> int:
-        """Number of dims of a head's query."""
+        """Number of dims of a head's query: those that are not rotated, then the rotated ones."""
         return self.n_nope + self.n_rope
 
     @property
     def n_row(self) -> int:
-        """Number of values that a token caches."""
+        """Number of values that a token caches in each layer."""
         return self.n_kv_rank + self.n_rope
 
 
@@ -119,8 +119,8 @@ class Latent:
 class Indexer:
     """A layer's indexer: a small attention that chooses the keys that each query attends to."""
 
-    n_head: int
-    head_dim: int
+    n_head: int  # query heads; there is one key for all of them
+    head_dim: int  # dims of its queries and keys
     top: int  # units of keys that a query sees
     rope: str  # pairs of its rotated dims, as ``Arch.rope``
     first: int = 0  # the first of its dims that turn
@@ -161,11 +161,11 @@ class Compressed:
     a unit of earlier tokens.
     """
 
-    n_q_rank: int  # of queries
+    n_q_rank: int  # low-rank values of which queries are made
     n_rope: int  # rotated dims, a head's last
-    n_groups: int  # of heads, whose results have a matrix of their own
-    n_o_rank: int  # rows of each
-    unit: int = 0  # tokens of a unit; 0: there are none
+    n_groups: int  # groups of heads; each group's result is multiplied by its own matrix
+    n_o_rank: int  # rows of each of these matrices
+    unit: int = 0  # tokens of a unit; 0: there are no units
     overlap: bool = False  # a unit's row is made of the tokens of the unit before as well
 
 
@@ -225,11 +225,11 @@ class Layer:
     elements (0 for a missing mixer or FFN).
     """
 
-    n_head: int
-    n_head_kv: int  # divides n_head
+    n_head: int  # query heads
+    n_head_kv: int  # key and value heads; divides n_head
     head_dim: int  # of queries and keys
-    head_dim_v: int
-    n_ff: int
+    head_dim_v: int  # of values
+    n_ff: int  # width of a dense FFN
     # The layer whose keys and values it attends to: itself, or an earlier one; in a drafter, from
     # ``n_layer`` on, one of the model that it drafts for.
     kv_from: int
@@ -246,7 +246,7 @@ class Layer:
     v_norm: bool = False  # values have a norm without weight
     qk_norm: bool = False  # each head's queries and keys have a norm without weight
     curve: tuple[float, ...] = ()  # parameters of xIELU, see kernels/elementwise/xielu.py
-    n_own: int = 0  # width of per-layer embeddings; 0: none
+    n_own: int = 0  # width of per-layer embeddings (``ffns/layer_embeddings.py``); 0: none
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
@@ -350,8 +350,8 @@ class MediaTraits:
         return self.spans == "all" or (self.spans == "window" and window > 0)
 
     def component_of(self, n_pairs: int) -> tuple[int, ...]:
-        """Return the component of the position that rotates each of a head's ``n_pairs`` rotated
-        pairs: 0 for time, 1 for the row, 2 for the column.
+        """Return for each of a head's ``n_pairs`` rotated pairs the component of the position that
+        rotates it: 0 for time, 1 for the row, 2 for the column.
         """
         if not self.sections:
             return (0,) * n_pairs
@@ -370,9 +370,9 @@ class Config:
     """The hyper-parameters of one model; sizes in elements, positions in tokens."""
 
     arch: Arch
-    n_embd: int
+    n_embd: int  # width of the hidden states
     n_vocab: int  # rows of token_embd
-    n_ctx_train: int
+    n_ctx_train: int  # context length in training
     norm_eps: float  # of every norm, the q/k norms included
     embd_scale: float  # token embeddings are multiplied by it; mostly 1.0
     attn_scale: float  # q.k is multiplied by it
@@ -438,7 +438,9 @@ class Config:
 
     @cached_property
     def main_output(self) -> str:
-        """The default output of plans: "logits", or "embedding" for models without logits."""
+        """Name of the output that plans have by default: "logits", or "embedding" for models
+        without logits.
+        """
         writes = "logits" in _graph_of(self).outputs and not self.scores
         return "logits" if writes else "embedding"
 

@@ -44,6 +44,7 @@ class ControlVector:
 
     name: the name by which requests choose it.
     model_hint: the architecture that it was made for, "" if unknown.
+    path: the file that it was read from; None if it was made in memory.
     """
 
     name: str
@@ -72,7 +73,7 @@ class ControlVector:
         return state.digest()
 
     def for_layers(self, first: int, last: int) -> ControlVector:
-        """Return the vector with the directions of layers ``first`` to ``last``, both included."""
+        """Return a copy with only the directions of layers ``first`` to ``last``, both included."""
         kept = {layer: row for layer, row in self.directions.items() if first <= layer <= last}
         return replace(self, directions=kept)
 

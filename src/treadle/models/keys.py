@@ -58,7 +58,7 @@ class ArchMetadata(keys.MetadataReader):
         return tuple(int(size) for size in sizes)
 
     def integers(self, key: str, lo: int, hi: int) -> list[int]:
-        """Return the integers of an array, each from ``lo`` to ``hi``."""
+        """Return the array of integers under ``key``, each from ``lo`` to ``hi``."""
         found = self.get(key)
         if not hasattr(found, "__len__") or isinstance(found, (str, bytes)):
             self.fail(key, self.missing if found is None else f"is {found!r:.60}", "an array")
@@ -73,7 +73,9 @@ class ArchMetadata(keys.MetadataReader):
         return [int(value) for value in values]
 
     def flags(self, key: str, n_layer: int, default: bool) -> tuple[bool, ...]:
-        """Return a flag for each layer; ``default`` for all if the file has no such key."""
+        """Return the flags under ``key``, one for each of ``n_layer`` layers; all are ``default``
+        if the file has no such key.
+        """
         found = self.get(key)
         if found is None:
             return (default,) * n_layer
@@ -85,7 +87,8 @@ class ArchMetadata(keys.MetadataReader):
 
     def n_vocab(self, *, lent: bool = False) -> int:
         """Return the number of rows of the token embeddings, checked to equal the vocabulary's
-        size. ``lent``: the file may lack embeddings; then return the vocabulary's size.
+        size. ``lent``: the file may lack embeddings (a drafter that uses another model's); then
+        return the vocabulary's size.
         """
         embd = self.gguf.tensors.get("token_embd.weight")
         if embd is None and lent:

@@ -27,7 +27,7 @@ class LowRank:
     """
 
     rank: int
-    factor: float  # alpha / rank, or its replacement
+    factor: float  # alpha / rank, or what the adapter states instead
     a: Callable[[], Floats]
     b: Callable[[], Floats]
     a_shape: tuple[int, ...]

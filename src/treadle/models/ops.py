@@ -72,12 +72,14 @@ class Ops(ABC):
 
     @abstractmethod
     def embed(self, label: str, weight: str, scale: float) -> Rows:
-        """Return the row of the matrix ``weight`` for each token of the batch, times ``scale``."""
+        """Return for each token of the batch the row of the matrix ``weight`` with the number of
+        its id, times ``scale``.
+        """
 
     @abstractmethod
     def given(self, label: str, width: int) -> Rows:
-        """Return rows of ``width`` values, f32, that the host writes before each run: states of all
-        tokens, computed elsewhere.
+        """Return the input ``label``: rows of ``width`` values, f32, one for each token, that the
+        host writes before each run, such as states computed by another model.
         """
 
     @abstractmethod
@@ -125,7 +127,7 @@ class Ops(ABC):
 
     @abstractmethod
     def activate(self, label: str, x: Rows, fn: str) -> Rows:
-        """Return ``fn(x)``, elementwise."""
+        """Return ``fn(x)``, elementwise; ``fn``: a name in ``kernels/activations.py``."""
 
     @abstractmethod
     def rope(self, label: str, x: Rows, table: int) -> Rows:
@@ -196,8 +198,8 @@ class Ops(ABC):
 
     @abstractmethod
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
-        """Return ``make(ops)``, rows that several layers use. It is called only the first time for
-        a ``label``.
+        """Return ``make(ops)``, rows that several layers use. ``make`` is called only the first
+        time for a ``label``; later calls return the same rows.
         """
 
     @abstractmethod

@@ -39,8 +39,9 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor's name and shape, in numpy order. The shape is made of names, whose numbers
-    ``Graph.sizes`` and ``Sublayer.sizes`` return.
+    """A tensor that a graph or sublayer reads: its name, without "blk.N." in layers, and its shape
+    in numpy order. The shape is made of names, whose numbers ``Graph.sizes`` and ``Sublayer.sizes``
+    return. ``optional``: valid files may lack it.
     """
 
     name: str  # in a sublayer, without "blk.N."
@@ -247,7 +248,7 @@ def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape without leading ones, which only some converters write."""
+    """Return a shape without leading axes of size 1, which only some converters write."""
     n = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[n:]
 
@@ -332,8 +333,8 @@ def find_factors(
 
 
 def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Sequence[str]) -> None:
-    """Raise FileError for an ignored tensor that belongs to another kind of layer: the file has
-    lost keys, such as those of experts or heads.
+    """Raise FileError for an ignored tensor that another kind of sublayer of this graph reads: the
+    file has lost keys, such as those of experts or heads.
     """
     doubtful = [
         name for name in ignored if layer_of(name)[0] >= 0 and not graph.unread(config, name)

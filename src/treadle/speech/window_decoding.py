@@ -33,7 +33,8 @@ class TextRow:
 
     window: index of its window in the batch.
     ids, logprobs: the ids after the prompt, and the log-probability of each.
-    total: sum of the log-probabilities of ``n_decoded`` ids, and of the end token.
+    total: sum of the log-probabilities of all ``n_decoded`` ids, those cut as repetitions included,
+        and of the end token.
     loops: whether the text was cut because its end repeats itself.
     """
 
@@ -45,7 +46,7 @@ class TextRow:
     loops: bool = False
 
     def grown(self, id: int, logprob: float) -> TextRow:
-        """Return a copy of the row with one more id."""
+        """Return a copy of the row with one more id, whose log-probability is ``logprob``."""
         ids = [*self.ids, id]
         logprobs = [*self.logprobs, logprob]
         return TextRow(self.window, ids, logprobs, self.total + logprob, self.n_decoded + 1)
@@ -98,8 +99,8 @@ class WindowDecoder:
         prompts: Sequence[Sequence[int]],
         temperature: float,
     ) -> list[WindowText]:
-        """Return the text of each window at one temperature. Raises NotFiniteError for logits that
-        are not finite.
+        """Return the text of each window, decoded once at one temperature; ``prompts``: one for
+        each window. Raises NotFiniteError for logits that are not finite.
         """
         with self._model.decoder(windows) as batch:
             logits, no_speech = self._begin(batch, prompts)

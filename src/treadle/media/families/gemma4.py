@@ -102,8 +102,8 @@ class GemmaSquares(MediaFamily):
         )
 
     def positions(self, grid: tuple[int, int]) -> px.Floats:
-        """Return the learned positions of a grid's patches, f32 ``[n_patches, n_embd]``: the sum of
-        a table row for the column and one for the row.
+        """Return the learned positions of the patches of a grid (rows, columns), f32
+        ``[n_patches, n_embd]``: the sum of a table row for the column and one for the row.
         """
         row, column = _places(grid)
         made: px.Floats = self._table[0][column] + self._table[1][row]

@@ -102,8 +102,8 @@ def cut(
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
-    """Return the prompt's special tokens and media row ranges for a picture of ``grid`` tiles, then
-    the whole picture; each has ``per_tile`` rows.
+    """Return the prompt's special tokens and media row ranges for ``grid`` (rows and columns of)
+    tiles, then the whole picture; each has ``per_tile`` media rows.
     """
     rows, columns = grid
     parts: list[str | range] = []

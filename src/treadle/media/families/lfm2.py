@@ -49,8 +49,8 @@ class Lfm2Limits:
 
 
 def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
-    """Return the size of the whole picture, in multiples of ``step`` pixels (a media row's side),
-    within ``min_rows`` and ``max_rows`` of ``limits``.
+    """Return the size in pixels to which the whole picture of ``size`` is resized: multiples of
+    ``step`` (a media row's side), within ``min_rows`` and ``max_rows`` of ``limits``.
     """
     height, width = size
     rows = max(1, round(height / step))
@@ -98,8 +98,8 @@ def cut(pixels: np.ndarray, step: int, limits: Lfm2Limits) -> tuple[list[np.ndar
 
 
 def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]:
-    """Return the prompt's special tokens and media row ranges for ``grid`` tiles of ``per_tile``
-    rows, then the whole picture of ``per_whole`` rows.
+    """Return the prompt's special tokens and media row ranges for ``grid`` (rows and columns of)
+    tiles of ``per_tile`` media rows each, then the whole picture of ``per_whole`` rows.
     """
     if grid == (1, 1):
         return BEGIN, range(per_whole), END

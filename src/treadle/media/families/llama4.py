@@ -73,7 +73,7 @@ def fitted_size(size: Size, canvas: Size, tile: int) -> Size:
 def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Size]:
     """Return a picture's tiles, row by row, from a black canvas with the picture at its upper left,
     followed by the whole picture squeezed to a tile if there are several; and the number of rows
-    and columns of tiles.
+    and columns of tiles. ``tile``: pixels of a tile's side; ``n_max``: most tiles of the canvas.
     """
     size = pixels.shape[0], pixels.shape[1]
     canvas = best_canvas(size, canvases(n_max, tile))
@@ -88,8 +88,8 @@ def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Si
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
-    """Return the prompt's special tokens and media row ranges for a picture of ``grid`` tiles, then
-    the whole picture; each has ``per_tile`` rows.
+    """Return the prompt's special tokens and media row ranges for ``grid`` (rows and columns of)
+    tiles, then the whole picture; each has ``per_tile`` media rows.
     """
     rows, columns = grid
     parts: list[str | range] = []

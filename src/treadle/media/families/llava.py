@@ -109,8 +109,8 @@ def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
 
 
 def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
-    """Return the slices of rows and columns of a canvas's grid of patches that a picture of
-    ``size`` covers, without the black edges.
+    """Return the slices of rows and of columns, in a canvas's ``grid`` of patches, that a picture
+    of ``size`` scaled to fit the canvas covers, without the black edges.
     """
     height, width = size
     rows, columns = grid

@@ -87,7 +87,9 @@ def choosing(g: Ops, x: Rows) -> None:
 
 
 def keys(g: Ops, x: Rows) -> None:
-    """Store each layer's keys and values, computed from the target's states (input FEATURES)."""
+    """Store each layer's keys and values, computed from the target's states (input FEATURES, f32
+    ``[N, n_features]``: the states before several layers, side by side). ``x`` is not used.
+    """
     assert g.config.draft is not None
     n_features = len(g.config.draft.layers) * g.config.n_target
     h = g.linear("fc", g.given(FEATURES, n_features), "fc")
@@ -142,7 +144,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:
-    """Return the sizes of the convolutions within blocks; None if the file has none."""
+    """Return the sizes of the convolutions within blocks; None if the file has none. Raises
+    FileError if their group does not divide ``n_embd``.
+    """
     if not keys.has(CONV_TAPS):
         return None
     group = keys.integer(CONV_GROUP, lo=1, hi=n_embd)

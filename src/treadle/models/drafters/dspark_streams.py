@@ -48,7 +48,8 @@ def logits(g: Ops, x: Rows) -> None:
 
 def keys(g: Ops, x: Rows) -> None:
     """Store each layer's rows (key and value of all heads), computed from the target's states
-    (input FEATURES).
+    (input FEATURES: the means of its streams before several layers, side by side). ``x`` is not
+    used.
     """
     assert g.config.draft is not None
     n_features = len(g.config.draft.layers) * g.config.n_target

@@ -36,8 +36,8 @@ I64 = 27  # ggml's number of the type
 
 
 def target_layers(keys: ArchMetadata) -> tuple[int, ...]:
-    """Return the target's layers before which a drafter reads states, or () if the file has none.
-    Raises FileError for a value that is not a list of layers.
+    """Return the numbers of the target's layers before which a drafter reads states, or () if the
+    file lists none. Raises FileError for a value that is not a list of layers.
     """
     found = keys.get(TARGET_LAYERS)
     if found is None:
@@ -59,8 +59,9 @@ def usual_layers(n_layer: int) -> tuple[int, int, int]:
 
 
 def n_draft_vocab(keys: ArchMetadata, n_vocab: int) -> int:
-    """Return the number of tokens that a drafter can draft if its file lists them (``d2t``); 0: all
-    tokens.
+    """Return the number of tokens that a drafter can draft, if its file lists them in the table
+    ``d2t``; 0 without that table: it can draft all. Raises FileError for more than ``n_vocab``,
+    UnsupportedError unless the table has 64-bit integers.
     """
     table = keys.gguf.tensors.get(D2T)
     if table is None:

@@ -40,8 +40,8 @@ def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
 
 
 def build(g: Ops, halves: Halves = halves_of) -> Rows:
-    """Build this stage's layers; return the states after the last. ``halves``: returns a layer's
-    sublayers.
+    """Build this stage's layers; return the states after the last, f32 ``[N, n_embd]``. ``halves``:
+    a function that returns a layer's sublayers.
     """
     x = first(g)
     here = g.config.stage_layers
@@ -87,8 +87,8 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Declare the output "logits", of the requested rows. Raises UnsupportedError for a head that
-    scores pairs.
+    """Declare the output "logits", f32 ``[n_outputs, n_logits]``, of the requested rows of the
+    states ``x``. Raises UnsupportedError for a head that scores pairs of texts.
     """
     if g.config.scores:
         raise UnsupportedError(

@@ -53,7 +53,9 @@ def encoder_config(config: Config) -> Config:
 
 
 def keys_config(config: Config) -> Config:
-    """Return the config of the graph that stores the keys and values of the encoder's rows."""
+    """Return the config of the graph that stores the keys and values of the encoder's rows.
+    ``config``: the decoder's.
+    """
     arch = replace(config.arch, graph="encoder_decoder_keys")
     return replace(config, arch=arch, ignored=(), encoder=None)
 

@@ -94,9 +94,9 @@ def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts |
 
 
 def _lacking_gating(keys: ArchMetadata, arch: Arch, i: int) -> int:
-    """Return the gating (a key of GATINGS) for a file without the key: sigmoid for latent attention
-    with a bias in the router's choice (GLM 4.7 Flash), else softmax (DeepSeek 2, of the same
-    architecture).
+    """Return the gating of layer ``i`` (a key of GATINGS) for a file that does not state it:
+    sigmoid if attention is latent and the router has a bias (GLM 4.7 Flash), else softmax (DeepSeek
+    2, of the same architecture).
     """
     by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
     return SIGMOID if arch.mixer.startswith("latent") and by_bias else 0

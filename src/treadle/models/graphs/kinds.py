@@ -113,7 +113,8 @@ def has_kv_b(keys: ArchMetadata, arch: Arch, layers: Iterable[int]) -> bool:
 
 def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
     """Return the FFN of layer ``i``, a name in FFNS: experts, gated (perhaps with gate and up
-    fused), or plain; "" for none. Raises UnsupportedError for AWQ activation scales.
+    fused), or plain; "" if its width ``n_ff`` is 0. Raises UnsupportedError for AWQ activation
+    scales.
     """
     if not n_ff:
         return ""

@@ -63,8 +63,8 @@ def _jais(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the config of a first-generation Qwen, whose FFN key counts the rows of gate and up
-    together.
+    """Return the config of a first-generation Qwen, whose key of the FFN's width counts the rows of
+    gate and up together. Raises FileError if it is odd.
     """
     config = read(keys, arch)
     layers = []

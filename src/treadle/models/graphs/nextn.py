@@ -95,8 +95,8 @@ def is_nextn_alone(gguf: GGUF, arch: Arch) -> bool:
 
 
 def _layers_before(gguf: GGUF, arch: str) -> int:
-    """Return the number of layers before the MTP layers, by a file's keys; 0 if it has no MTP
-    layers.
+    """Return the number of layers before the MTP layers, by the file's keys of the architecture
+    ``arch``; 0 if these count no MTP layers.
     """
     n = gguf.metadata.get(f"{arch}.{N_NEXTN}")
     n_block = gguf.metadata.get(f"{arch}.block_count")

@@ -35,8 +35,9 @@ def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, t
 
 
 def by_period(period: int, n_layer: int) -> list[bool]:
-    """Return for each layer whether it has the window: all but the last of each period; if the
-    period is negative, all but the first; if it is 0, all.
+    """Return for each of ``n_layer`` layers whether it has the window: of each ``period`` layers
+    all but the last; if ``period`` is negative, all but the first of each ``-period``; if it is 0,
+    all.
     """
     if period < 0:
         return [i % -period > 0 for i in range(n_layer)]

@@ -169,7 +169,7 @@ def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
 
 
 def _check_output(keys: ArchMetadata) -> None:
-    """Raise FileError if the output has a bias and no matrix."""
+    """Raise FileError if the file has a bias of the output but no output matrix."""
     if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
         what = "has no matrix"
         expected = "output.weight in the same file"

@@ -37,8 +37,8 @@ class TowerStage(ABC):
 
 @dataclass(frozen=True)
 class NormStage(TowerStage):
-    """A norm of each row: LayerNorm if ``centred``, else RMS norm. ``weight``: "" for none;
-    ``eps``: None for the tower's; ``scale``: a factor of the result.
+    """A norm of each row: LayerNorm if ``centred``, else RMS norm. ``weight``: stem of its weights,
+    "" for none; ``eps``: None for the tower's; ``scale``: a factor of the result.
     """
 
     weight: str

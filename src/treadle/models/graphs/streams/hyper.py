@@ -114,7 +114,7 @@ def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows,
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the streams after the last."""
+    """Build the layers; return ``mix`` of the streams after the last, f32 ``[N, n_embd]``."""
     n = hyper_of(g.config).n
     x = g.call("repeated", "streams", first(g), n=n)
     for i in g.config.stage_layers:

@@ -73,7 +73,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the weighted sum of the streams after the last."""
+    """Build the layers; return the weighted sum of the streams after the last layer, f32
+    ``[N, n_embd]``.
+    """
     hyper = hyper_of(g.config)
     n = hyper.n
     x = g.call("repeated", "streams", first(g), n=n)

@@ -68,7 +68,7 @@ def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, 
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the streams after the last."""
+    """Build the layers; return the streams after the last, f32 ``[N, n_streams * n_embd]``."""
     return build_layers(g, g.call("repeated", "streams", first(g), n=hyper_of(g.config).n))
 
 
@@ -88,7 +88,7 @@ def build_layers(g: Ops, x: Rows) -> Rows:
 
 
 def _tap(g: Ops, i: int, x: Rows) -> None:
-    """Make the mean of the streams before layer ``i`` an output, if a drafter reads it."""
+    """Make the mean of the streams ``x`` before layer ``i`` an output, if a drafter reads it."""
     if g.tapped(i):
         g.layer(i, g.call("weighed_streams", f"L{i}.tap", x, n=hyper_of(g.config).n))
 
@@ -108,7 +108,7 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Declare the outputs "pooled" and "embedding" of ``decoder.embedding``, of the mixed
+    """Declare the outputs "pooled" and "embedding" as ``decoder.embedding`` does, of the mixed
     streams.
     """
     decoder.embedding(g, mixed(g, x))
