@@ -250,10 +250,10 @@ class ModelMedia:
 
 def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
     """Split a prompt at its markers ``<__media__>``; return its texts with the pictures and sounds
-    ``media`` in the markers' places, or before the text if it has no marker. ``media``: paths,
-    bytes, images, arrays, or parts of messages.
+    ``media`` in the markers' places, or all of them before the text if it has no marker. ``media``:
+    paths, bytes, images, arrays, or parts of messages.
 
-    Raises TreadleError if there are not as many markers as media.
+    Raises TreadleError if the prompt has markers, but not as many as there are media.
     """
     parts = [_part_of(each, f"media[{i}]") for i, each in enumerate(media)]
     pieces = split_at_markers(prompt, len(parts), "the prompt")

@@ -232,9 +232,13 @@ def record(
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The relative error of one key: ``error`` in the free run, ``own`` in the aligned run (None if
-    there is none), and the ``tolerance`` that applies. ``label``, ``part``: as of ``StepFacts``.
-    ``worst_token``: index of the token with the largest error.
+    """The difference of two models in the values of one ``key``: a step's label, or one of the
+    products that the step computes (``L0.attn.q`` of ``L0.attn.qkv``).
+
+    ``error``, ``own``: the relative error (defined at the top of this module) in the free run and
+    in the aligned run, None without an aligned one. ``tolerance``: the largest relative error that
+    is not a difference. ``label``: of the step; ``part``: the product's name in it ("q"), "" if it
+    is the whole step. ``worst_token``: index of the token with the largest error in the free run.
     """
 
     key: str

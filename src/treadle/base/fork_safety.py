@@ -33,7 +33,11 @@ class HasLocks(Protocol):
     """An object that repairs its own locks in a forked child."""
 
     def after_fork(self) -> None:
-        """Free the locks, or mark them as lost; called in every forked child."""
+        """Repair the object's locks, and what they guard; called in every forked child. If another
+        thread of the parent held a lock, its data may be inconsistent: either drop the data and
+        free the lock, or mark the lock as lost (``UseLock.mark_lost``), so that acquiring it raises
+        ForkedError.
+        """
 
 
 _OWNERS: WeakSet[HasLocks] = WeakSet()

@@ -68,8 +68,9 @@ def names_of(model: StoredModel) -> list[str]:
 
 
 def fitting(name: str, models: Iterable[StoredModel]) -> list[StoredModel]:
-    """Return the models whose whole name ``name`` is, else those that it fits. Older revisions need
-    a name with their commit (``@``).
+    """Return the models whose whole name ``name`` is; if there are none, those that it fits, with
+    its parts in their names (``fits``). A name that ends in ``.gguf`` must be whole. Older
+    revisions are found only by a name with their commit (``@``).
     """
     text = name.lower().removesuffix(LATEST)
     revision = "@" in text

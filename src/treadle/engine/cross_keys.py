@@ -51,7 +51,9 @@ class CrossKeys:
         self._plans: dict[int, CrossKeysPlan] = {}
 
     def plan_for(self, n_rows: int) -> CrossKeysPlan:
-        """Return the prepared plan that stores at least ``n_rows`` rows."""
+        """Return the smallest plan with room for ``n_rows`` rows, ready to run; it is made and
+        compiled on first use. ``n_rows``: at least 1, at most the constructor's.
+        """
         size = min(max(SMALLEST, 1 << (n_rows - 1).bit_length()), self._n_rows)
         if size not in self._plans:
             given = self._config, self._weights, self._cache, size, 1

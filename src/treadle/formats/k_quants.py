@@ -144,7 +144,9 @@ def read_5(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_5(out: Blocks, found: Any) -> None:
-    """Pack ``sc``, ``m`` and codes of ``found``, an ``Offset``, into blocks [n]."""
+    """Pack scales ``sc``, minimums ``m`` and codes ``q`` (0..31) of ``found``, an ``Offset`` of n
+    super-blocks, into the Q5_K blocks ``out`` [n], in place. ``d`` and ``dmin`` are not written.
+    """
     write_4(out, found._replace(q=found.q & np.uint8(15)))
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 32)
 

@@ -44,7 +44,7 @@ class CachedKernel(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One sound file of the cache. ``about``: the JSON that was written with the kernel."""
+    """One undamaged file of the cache. ``about``: the JSON that was written with the kernel."""
 
     path: Path
     n_bytes: int  # of the file
@@ -290,7 +290,9 @@ def write_whole(path: Path, *pieces: bytes) -> None:
 
 
 def records() -> Iterator[KernelRecord]:
-    """Yield every sound file of the cache. Raises CacheError if the folder is refused."""
+    """Yield a record of each file of the cache, without those that are damaged or unreadable.
+    Raises CacheError if the folder is refused.
+    """
     for path in sorted(checked_folder().glob("*.o")):
         try:
             data = path.read_bytes()

@@ -376,8 +376,8 @@ def scaled_comp(offset: int, comp: Val) -> Val:
 
 
 def block_sums(k: Builder, comp: Val, d: Val) -> Val:
-    """Return the f32 sum of each block's values, from its compensation ``comp`` and its scale ``d``
-    (a block in each lane).
+    """Return the sum of each block's values, f32, a block in each lane. ``comp``: the blocks'
+    compensations, i32, ``MAGIC_BITS - 128 * sum of the quants``; ``d``: their scales, f32.
     """
     return (comp - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 

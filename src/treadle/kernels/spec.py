@@ -197,8 +197,9 @@ class Frame:
         return found
 
     def each(self, name: str, i: int = 0) -> Any:
-        """Load argument ``name`` of the ``i``-th tensor. A ``tensor`` is returned as a tuple of
-        addresses.
+        """Emit a load of argument ``name`` and return it: an address or an integer, or a tuple of
+        addresses for the kind ``tensor``. ``i``: which value of an argument of ``Args.each``, a
+        list with a value for each tensor; 0 for the other arguments.
         """
         spec: Any = self.spec
         kinds = spec.args.kinds

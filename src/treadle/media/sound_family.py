@@ -1,4 +1,6 @@
-"""The base of families for sounds."""
+"""The base of projector families for sounds. A family (``media/family.py``) prepares a sound for
+one kind of audio encoder, and lays out its rows in the prompt.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,9 @@ def weights(c: Candidates) -> Doubles:
 
 
 def probabilities(c: Candidates) -> Doubles:
-    """Return the softmax of the logits, f64 ``[n]``. Raises what ``weights`` raises."""
+    """Return the softmax of the logits, f64 ``[n]``. Raises SamplingError if there are no
+    candidates, or the highest logit is not finite.
+    """
     p = weights(c)
     p /= np.add.reduce(p)  # the method sum() is a Python function around it
     return p

@@ -221,8 +221,9 @@ def gated_error(
     result: np.ndarray,
     errors: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
-    """Return the error of ``result = value * up``, where ``value = fn(gate)``. ``errors``: those of
-    gate and up. All arrays have one shape.
+    """Return a bound of the absolute error of each element of ``result = value * up``, where
+    ``value = fn(gate)``. ``fn``: the activation's name; ``errors``: bounds of the absolute errors
+    of gate and up. All arrays have one shape.
     """
     off_gate, off_up = errors
     slope: Any = 2 * (np.abs(gate) + off_gate) if fn.startswith("relu2") else SLOPE

@@ -1090,8 +1090,10 @@ def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the largest logits: the same values and ids in the same order. Then compare the sums
-    of exponentials of the queries that ask for them, which may be off by TOTAL_ERROR.
+    """Compare the largest logits that a step has found for each query of the samplers
+    (``LogitsQuery``): values and ids must be equal, in the same order. Then compare the sums of
+    exponentials for the queries with ``total``; their relative error may be TOTAL_ERROR. ``cut`` is
+    not used.
     """
     args = evidence.twin()
     joined = isinstance(evidence.spec, JoinTop)

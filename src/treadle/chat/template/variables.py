@@ -130,7 +130,7 @@ def preserving(template: ChatTemplate, asked: Any = None) -> dict[str, Any]:
 
 def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:
     """Return the variables of SWITCHES, and ``reasoning_effort``, that set the template to the mode
-    ``reasoning``.
+    ``reasoning``: "on", "off" or "auto", the template's own choice.
 
     Empty for "auto", for a template without such a variable, and for one that cannot be parsed:
     rendering it reports the error.

@@ -427,8 +427,9 @@ class OwnReader(ArgumentReader):
         self._quoted = self._key = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """Return JSON up to the last name, word or part of a string that is certain, and the text
-        after it.
+        """Read more text; return the JSON of all names, words and parts of strings in it that no
+        further text can change, and the rest of ``text``, to be passed again with more. ``last``:
+        no more text follows, so a name or word at the end is complete.
         """
         out = ""
         at = 0

@@ -58,8 +58,9 @@ def command(
 
     A single word that is an existing file or a Hugging Face folder, ends in .gguf or begins with
     hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships with treadle
-    completes Python code. With --image, PROMPT is a question: it goes through the chat template of
-    the model's file, if that has one. So it is with an option for the chat template or reasoning.
+    completes Python code. With --image or --audio, PROMPT is a question: it goes through the chat
+    template of the model's file, if that has one. With an option for the chat template or
+    reasoning it always is one, with a built-in template if the file has none.
     """
     if raw and defaults:
         raise click.UsageError(f"--raw uses no chat template: leave out {option_names(defaults)}")

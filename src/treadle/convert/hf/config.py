@@ -219,8 +219,10 @@ Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
 def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Size]:
-    """Return the sizes (as ``_size`` does) of query heads and of key/value heads. A
-    ``num_key_value_heads`` of null means as many as query heads.
+    """Return the number of query heads and the number of key/value heads, each as (the largest of
+    all layers, a list with one per layer); the list is [] if all layers have the same number. A
+    ``num_key_value_heads`` of null means as many as query heads; without that key every layer has
+    the largest number of query heads.
     """
     heads = _size(keys, family.word("num_attention_heads"), n_layer)
     word = family.word("num_key_value_heads")

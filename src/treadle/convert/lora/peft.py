@@ -73,10 +73,11 @@ class Peft:
     """
 
     path: Path
-    ranks: dict[str, LowRank]  # by GGUF's names
-    paired: bool  # RoPE pairs are adjacent in a head, as in GGUF
-    mark: bytes
-    types: dict[str, tuple[str, str]] = field(default_factory=dict)  # of A and B
+    ranks: dict[str, LowRank]  # A, B and factor of each matrix, by GGUF's name of the matrix
+    paired: bool  # transformers has RoPE pairs adjacent in a head, as GGUF does: no reordering
+    mark: bytes  # sha256 of the settings and all weights: equal adapters have equal marks
+    # Element types of A and B ("F32", "BF16") in the file, by GGUF's name of the matrix.
+    types: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def is_peft(path: Path) -> bool:

@@ -108,7 +108,12 @@ class StagePlan(NamedTuple):
 
 
 class Pipeline(Device):
-    """A device that runs plans through ``chain``."""
+    """A device that sends each run to the stages of a pipeline, and has no weights or KV cache
+    itself. Single steps cannot be run or timed.
+
+    isa, n_threads: as of ``Device``; the plans here are laid out for them. chain: the stages, which
+    run a batch in order; its ``close`` is called by that of the device.
+    """
 
     def __init__(self, isa: Isa, n_threads: int, chain: StageChain) -> None:
         self.isa = isa

@@ -44,7 +44,9 @@ class StripGemm(Gemm):
 
     @property
     def n_products(self) -> int:
-        """Number of scaled products over all of K."""
+        """Number of products that make a row's result, each over the ``per_scale`` values of K that
+        share a scale; 0 for formats without scales.
+        """
         return 0
 
     @property

@@ -42,9 +42,9 @@ def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
 
 
 def shared(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
-    """Return the keys that the indexer of an earlier layer (``Layer.chosen_by``) has chosen for
-    each token; ``h`` and ``rank`` are not used. Raises UnsupportedError if that layer is in another
-    pipeline stage.
+    """Return the keys that each token sees in layer ``i``: those that ``choose`` has returned for
+    an earlier layer (``Layer.chosen_by``), as the op ``chosen`` returns them. ``h`` and ``rank``
+    are not used. Raises UnsupportedError if that layer is in another pipeline stage.
     """
     of = g.config.layers[i].chosen_by
 

@@ -357,9 +357,12 @@ class Mixture:
         *,
         of_tokens: bool = False,
     ) -> None:
-        """Emit the products of a branch with its experts' ``matrices`` by the kernel ``spec``, as
-        step ``name``, into ``columns`` of ``y``. ``x``: one row per row of the branch, or with
-        ``of_tokens`` one per token; ``first``: the branch's first row in ``y``.
+        """Emit the step ``name``: the kernel ``spec`` multiplies each row of a branch by its
+        expert's part of each of ``matrices``, into ``y``.
+
+        ``columns``: for each of ``matrices``, the first column of ``y`` of its results. ``x``: one
+        row per row of the branch, or with ``of_tokens`` one per token. ``first``: the row of ``y``
+        for the branch's first row, read only by a ``GroupGemv``.
         """
         steps = self.steps
         at = self.at

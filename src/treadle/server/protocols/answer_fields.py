@@ -1,4 +1,6 @@
-"""Fields of answers that several protocols have: timings, prefix reuse, warnings."""
+"""Fields of answers that several protocols have: timings, prefix reuse, the sizes and tokens of
+pictures and sounds, warnings.
+"""
 
 from __future__ import annotations
 

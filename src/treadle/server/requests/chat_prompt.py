@@ -260,8 +260,9 @@ def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template variables that the body's fields ``given`` set: ``chat_template_kwargs``
-    and ``reasoning_effort``, whose value "none" also sets ``enable_thinking`` to False.
+    """Return the template variables that the body's fields ``given`` set: ``chat_template_kwargs``,
+    and ``reasoning_effort``, whose value "none" also sets ``enable_thinking`` to False. Where both
+    set a variable, ``chat_template_kwargs`` wins.
     """
     variables = dict(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:

@@ -49,8 +49,9 @@ class Progress:
     media: MediaProgress | None = None
 
     def as_dict(self, since_s: float) -> dict[str, Any]:
-        """Return llama.cpp's object, with the queue position and the media's progress. ``since_s``:
-        arrival of the request, by ``perf_counter``.
+        """Return llama.cpp's ``prompt_progress`` object: ``total``, ``cache`` and ``processed``
+        tokens, and ``time_ms`` since ``since_s``, the request's arrival by ``perf_counter``. Own
+        fields: ``queue``, the position in the queue, and ``media``, left out if None.
         """
         taken = round(1e3 * (time.perf_counter() - since_s))
         told: dict[str, Any] = {

@@ -47,9 +47,13 @@ FIELDS: Table = {
 
 @dataclass(frozen=True)
 class TokenRules:
-    """Rules for the tokens of an output. ``allowed``: the only tokens that may come, None for all;
-    ``bad``: forbidden token sequences; ``n_least``: number of tokens before one of ``ends`` may
-    come; ``stop``: end tokens that the caller named.
+    """Rules for the tokens of an output, by token id. ``allowed``: the only tokens that may come,
+    None for all; ``bad``: sequences of tokens that must not come; ``n_least``: number of tokens
+    that must come before one of ``ends``.
+
+    ``stop``: tokens named by the caller that end the output, as the model's own end tokens do;
+    ``mask`` does not use them. ``ends``: all tokens that end the output, of both kinds,
+    for ``n_least``.
     """
 
     allowed: tuple[int, ...] | None = None
