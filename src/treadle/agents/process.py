@@ -32,8 +32,9 @@ def find_executable(agent: Agent, path: str | None) -> str:
 
 
 def run_agent(executable: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run an agent on this terminal, and return its exit code, or 128 plus the number of the signal
-    that ended it. Raises OSError if it cannot be started.
+    """Run the program ``executable`` with ``arguments`` and the variables of ``environment`` on
+    this terminal. Return its exit code, or 128 plus the number of the signal that ended it. Raises
+    OSError if it cannot be started.
     """
     with SignalRelay() as relay:
         process = relay.start([executable, *arguments], environment)
@@ -59,7 +60,9 @@ class SignalRelay:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start the agent. Raises OSError."""
+        """Start the agent's ``command``, and send it the signals that came before. Raises
+        OSError.
+        """
         self._process = subprocess.Popen(command, env=environment)
         for number in self._early:
             self._process.send_signal(number)
@@ -86,4 +89,4 @@ class SignalRelay:
 
 
 def ignore(number: int, frame: object) -> None:
-    """Do nothing. ``SIG_IGN`` would be inherited by the agent."""
+    """Ignore a signal. Unlike ``SIG_IGN`` this handler is not inherited by the agent."""

@@ -35,7 +35,8 @@ run_process()
 
 
 class AgentServer:
-    """``treadle serve`` with ``arguments``, as a child process. A context manager, which stops it.
+    """``treadle serve`` with ``arguments``, as a child process; ``api_key``: the key that it
+    demands, None for none. A context manager, which stops it.
 
     Raises TreadleError if no Python interpreter is found, and OSError if it cannot be started.
     """
@@ -65,8 +66,9 @@ class AgentServer:
         self._told.set()
 
     def wait(self, waiting: Callable[[], object]) -> str:
-        """Return the address when the server is ready; ``waiting`` is called meanwhile. Raises
-        TreadleError, with the server's own message, if it ends before.
+        """Wait until the server is ready, and return its address; ``waiting`` is called every
+        ``POLL_S`` seconds meanwhile. Raises TreadleError, with the server's own message, if it ends
+        before.
         """
         while not self._told.wait(POLL_S):
             waiting()
@@ -149,6 +151,8 @@ SEQUENCES = 2  # agents ask for titles and summaries beside the conversation
 
 
 def folder_of(cache: Path, agent: str, url: str) -> Path:
-    """Return the folder for an agent's files: one for each server, because several may run."""
+    """Return the folder below ``cache`` for the files of ``agent`` (its name) with the server at
+    ``url``: one for each server, because several may run.
+    """
     place = url.partition("://")[2].replace(":", "-").replace("/", "-").strip("-[]")
     return cache / "agents" / agent / place

@@ -23,8 +23,9 @@ PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A model at a server. url: without ``/v1``. n_context: tokens that one request may use.
-    api_key: None if the server wants none. sees: whether the model reads pictures.
+    """A model at a server. url: of the server, without ``/v1``. model: its name. n_context: tokens
+    that one request may use. api_key: None if the server wants none. sees: whether the model reads
+    pictures.
     """
 
     url: str
@@ -40,12 +41,14 @@ class Endpoint:
 
     @property
     def key(self) -> str:
-        """The key that clients send."""
+        """The API key that clients send; a placeholder if the server wants none."""
         return self.api_key or NO_KEY
 
     @property
     def max_answer(self) -> int:
-        """The most tokens of one answer that an agent asks for."""
+        """The maximum tokens of one answer that an agent requests: a quarter of the context, at
+        most ``MOST_ANSWER``.
+        """
         return min(MOST_ANSWER, max(self.n_context // 4, 1))
 
 
@@ -91,8 +94,8 @@ class Agent:
 
 
 def past_proxy(url: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep calls to this machine from a proxy, if one is set in the
-    environment ``own``.
+    """Return the variables that keep calls to ``url`` from a proxy: {} unless this is an address of
+    this machine and the environment ``own`` sets a proxy.
     """
     host = urlsplit(url).hostname or ""
     if host not in HOSTS or not any(own.get(name) for name in PROXIES):
@@ -110,7 +113,9 @@ def json_text(value: Any) -> str:
 
 
 def shell_script(agent: Agent, settings: AgentSettings, arguments: Sequence[str]) -> str:
-    """Return a POSIX shell script that sets the variables, writes the files and runs the agent."""
+    """Return a POSIX shell script that sets and unsets the variables of ``settings``, writes its
+    files, and runs the agent with its arguments and then the user's ``arguments``.
+    """
     lines = [f"unset {name}" for name in settings.removed]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in settings.variables.items()]
     written: list[str] = []

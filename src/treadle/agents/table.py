@@ -98,8 +98,8 @@ def opencode(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def qwen(server: Endpoint, folder: Path) -> AgentSettings:
-    """Return settings for Qwen Code: variables, and a system settings file, which override the
-    user's settings.
+    """Return settings for Qwen Code: variables and a system settings file, both of which override
+    the user's settings.
     """
     path = folder / "settings.json"
     config = {

@@ -87,13 +87,17 @@ class ChatCompletions:
         raise TypeError("a loaded model cannot be pickled: load it in each process")
 
     def create(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Return a whole answer as a ``chat.completion`` object with one choice."""
+        """Return the whole answer to ``messages`` as a ``chat.completion`` object with one
+        choice.
+        """
         reply = self.start(messages, **fields)
         reply.finish()
         return self._completion(reply)
 
     async def acreate(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """Return what ``create`` returns, computed in threads. Cancelling it ends the answer."""
+        """Return the object that ``create`` returns, computed in threads. Cancelling the task ends
+        the answer.
+        """
         reply = await asyncio.to_thread(self.start, messages, **fields)
         await reply.afinish()
         return self._completion(reply)
@@ -101,8 +105,8 @@ class ChatCompletions:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], **fields: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yield an answer as ``chat.completion.chunk`` objects. The last has an empty delta, the
-        finish reason and the usage. Closing the iterator ends the answer.
+        """Yield the answer to ``messages`` as ``chat.completion.chunk`` objects. The last has an
+        empty delta, the finish reason and the usage. Closing the iterator ends the answer.
         """
         reply = self.start(messages, **fields)
         with closing(reply):
@@ -114,7 +118,7 @@ class ChatCompletions:
     async def astream(
         self, messages: Sequence[Mapping[str, Any]], **fields: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield what ``stream`` yields, computed in threads."""
+        """Yield the objects that ``stream`` yields, computed in threads."""
         reply = await asyncio.to_thread(self.start, messages, **fields)
         with closing(reply):
             chunks = _Chunks(reply, self._head("chat.completion.chunk"))
@@ -123,7 +127,7 @@ class ChatCompletions:
             yield chunks.last()
 
     def start(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Reply:
-        """Return the answer as a ``Reply``, which generates when it is iterated."""
+        """Return the answer to ``messages`` as a ``Reply``, which generates when it is iterated."""
         settings = chat_settings(fields, self.model.template)
         tools = settings.pop("tools", [])
         said = [_without_nones(message) for message in messages]
@@ -152,7 +156,9 @@ class ChatCompletions:
 
 
 class _Chunks:
-    """Turns the pieces of one answer into the chunks of a stream."""
+    """Turns the pieces of one answer, ``reply``, into the chunks of a stream. ``head``: fields that
+    all chunks have.
+    """
 
     def __init__(self, reply: Reply, head: dict[str, Any]) -> None:
         self._reply = reply
@@ -181,8 +187,8 @@ class _Chunks:
 
 
 def _logprobs(reply: Reply, start: int) -> dict[str, Any] | None:
-    """Return the log-probabilities of the answer's tokens from index ``start`` on, in OpenAI's
-    form; None if they were not requested.
+    """Return the log-probabilities of the tokens of ``reply`` from index ``start`` on, in OpenAI's
+    form ``{"content": [...]}``; None if they were not requested.
     """
     if reply.logprobs is None:
         return None
@@ -190,8 +196,8 @@ def _logprobs(reply: Reply, start: int) -> dict[str, Any] | None:
 
 
 def finish_reason(reply: Reply) -> str:
-    """Return OpenAI's finish reason of a finished answer: "stop", "tool_calls", or "length", which
-    stands for a full context too.
+    """Return OpenAI's finish reason of ``reply``, a finished answer: "stop", "tool_calls", or
+    "length", which stands for a full context too.
     """
     if reply.finish_reason == "stop":
         return "tool_calls" if reply.calls else "stop"
@@ -214,8 +220,9 @@ def usage(answer: Generation) -> dict[str, Any]:
 
 
 def chat_settings(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
-    """Return keyword arguments of ``Model.chat`` for fields of OpenAI's chat API. Raises
-    TreadleError for a value that the API does not have.
+    """Return keyword arguments of ``Model.chat`` for ``fields`` of OpenAI's chat API; ``template``:
+    the model's, which may read ``reasoning_effort`` itself. Raises TreadleError for a value that
+    the API does not have.
     """
     given = {SYNONYMS.get(name, name): value for name, value in fields.items() if value is not None}
     if given.get("n", 1) != 1:
@@ -251,8 +258,8 @@ def chat_fields() -> frozenset[str]:
 
 
 def _format_settings(form: Any) -> dict[str, Any]:
-    """Return the keyword argument of ``Model.chat`` for a ``response_format``: ``json_schema``,
-    ``grammar`` or ``regex``; empty for text. Raises TreadleError.
+    """Return the keyword argument of ``Model.chat`` for ``form``, a ``response_format`` or a class
+    for a schema: ``json_schema``, ``grammar`` or ``regex``; {} for plain text. Raises TreadleError.
     """
     if not isinstance(form, Mapping):
         return {"json_schema": form}  # a class, such as pydantic's
@@ -300,8 +307,9 @@ def _tool_choice(choice: Any) -> str:
 
 
 def _effort_settings(effort: Any, settings: Fields, template: ChatTemplate) -> dict[str, Any]:
-    """Return keyword arguments of ``Model.chat`` for a ``reasoning_effort``: a template variable
-    and, if the template does not read it, a reasoning budget in tokens; "none" turns reasoning off.
+    """Return keyword arguments of ``Model.chat`` for ``effort``, a ``reasoning_effort``: a template
+    variable, beside those in ``settings``, and, if ``template`` does not read it, a reasoning
+    budget in tokens. "none" turns reasoning off.
     """
     made: dict[str, Any] = {"template": {EFFORT: effort, **settings.get("template", {})}}
     if effort == "none":

@@ -96,7 +96,8 @@ def make_control_vector(
     ``method``: "pca" for the first principal direction of the differences (about zero, so that
     their common part counts), pointing to the positive texts; "mean" for the direction of their
     mean. ``tokens``: "last" for the states of the last token of each text, "all" for those of all
-    tokens, the two texts aligned at their ends. ``progress(stage, done, total)`` counts texts.
+    tokens, the two texts aligned at their ends. ``name``: the vector's, for requests and files.
+    ``progress(stage, done, total)``, unless None, counts texts.
 
     The states are the model's with its default adapters, without control vectors. Raises
     TreadleError for lists that are empty, of different lengths or whose texts do not differ, and
@@ -148,8 +149,9 @@ def make_control_vector(
 
 
 def _pairs(model: Model, positive: Any, negative: Any) -> list[tuple[list[int], list[int]]]:
-    """Return pairs (positive, negative) of token ids. Raises TreadleError for empty texts and lists
-    of different lengths, ContextFullError.
+    """Return pairs (positive, negative) of token ids, from two lists of texts or ids. Raises
+    TreadleError for empty texts and lists of different lengths, ContextFullError for a text that
+    does not fit.
     """
     sides: list[list[list[int]]] = []
     for side, given in (("positive", positive), ("negative", negative)):
@@ -202,7 +204,7 @@ def _name_of(given: object) -> object:
 
 def _opened(given: object) -> ControlVector:
     """Return a control vector with checked directions, read from a file if ``given`` is a path.
-    Raises FileError, TreadleError.
+    Raises FileError for a damaged file, TreadleError for another type or invalid directions.
     """
     if isinstance(given, str | bytes | os.PathLike):
         return ControlVector.open(given)

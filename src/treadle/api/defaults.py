@@ -55,7 +55,9 @@ class Defaults:
         return replace(self.whole or recommended, **self.sampling)
 
     def load_template(self, gguf: GGUF, arch: str) -> ChatTemplate:
-        """Load the chat template of a model file of architecture ``arch``, with these defaults."""
+        """Load the chat template of the model file ``gguf`` of architecture ``arch``, with these
+        defaults.
+        """
         from treadle.chat.template.template import load_template
 
         return load_template(
@@ -81,7 +83,8 @@ def read_defaults(
     max_tokens: int | None = None,
     strict: bool = False,
 ) -> Defaults:
-    """Check the defaults given to ``load``, before a model file is opened.
+    """Check the defaults of answers, arguments of ``load`` with the same names, before a model file
+    is opened.
 
     Raises TemplateError for a missing or invalid template, SamplingError for values out of range,
     TypeError for a name that is no field of ``Sampling``, TreadleError for others.
@@ -116,8 +119,8 @@ def read_defaults(
 
 
 def _budget(reasoning: str, budget: int | None, message: str) -> int | None:
-    """Check ``reasoning_budget`` and its message; return the budget in tokens, None for none and
-    for -1. Raises TreadleError.
+    """Check ``reasoning_budget`` (``budget``) and its ``message`` for the setting ``reasoning``;
+    return the budget in tokens, None for no limit, which -1 means too. Raises TreadleError.
     """
     if not isinstance(message, str):
         found = type(message).__name__
@@ -135,8 +138,9 @@ def _budget(reasoning: str, budget: int | None, message: str) -> int | None:
 
 
 def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
-    """Return the fields ``sampling`` and ``whole`` of ``Defaults``. Raises SamplingError,
-    TypeError, TreadleError.
+    """Return the fields ``sampling`` and ``whole`` of ``Defaults``, by name. ``given``: a
+    ``Sampling``, fields by name, or None; ``seed``: of every request, None for a random one. Raises
+    SamplingError, TypeError, TreadleError.
     """
     if not isinstance(given, Sampling | Mapping | None):
         found = type(given).__name__

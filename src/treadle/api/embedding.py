@@ -37,9 +37,10 @@ NO_POOLING = "the file defines no pooling (pooling_type 0): vectors are the mean
 
 
 class Embedder:
-    """Computes embedding vectors of ``n`` values with fixed options. ``lora``: the adapters to run
-    with, None for the model's defaults. ``default_prompt``: prepend the file's prompt, if it has
-    one, to each text.
+    """Computes embedding vectors of ``n`` values with fixed options. ``normalize``: scale vectors
+    to length 1; ``dimensions``: keep so many values (``n``), None for all; ``lora``: the adapters
+    to run with, None for the model's defaults; ``default_prompt``: prepend the file's prompt, if it
+    has one, to each text.
 
     Raises TreadleError for invalid ``dimensions``, UnsupportedError for a prompt with control
     tokens.
@@ -73,7 +74,9 @@ class Embedder:
             )
 
     def embed(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
-        """Return a vector of each text, float32 ``[n_texts, n]``. Raises the errors of ``read``."""
+        """Return a vector of each text, float32 ``[n_texts, n]``; ``truncate``: cut texts that are
+        too long. Raises the errors of ``read``.
+        """
         return self.vectors(self.read(texts, truncate=truncate))
 
     def read(
@@ -85,7 +88,8 @@ class Embedder:
     ) -> list[list[int]]:
         """Return the token ids of one or several texts, each a str or a list of ids. Raises
         TreadleError for a text without tokens, ContextFullError for one that is too long unless
-        ``truncate``. If there are several, the error names the text by ``name(index)``.
+        ``truncate`` (then it is cut). If there are several texts, the error names the text by
+        ``name(index)``.
         """
         cut = flag("truncate", truncate)
         given = [texts] if isinstance(texts, str) else listed("texts", texts)
@@ -121,7 +125,7 @@ class Embedder:
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
         """Return vectors, float32 ``[n_texts, n]``, for any number of tokenized texts, run in
-        batches. Raises ContextFullError.
+        batches. Raises ContextFullError for a text that does not fit the context.
         """
         batches = self._model.engine.together(texts)
         made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]
@@ -154,7 +158,7 @@ class Embedder:
 
     def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
         """Yield None after each engine run but the last, and at the end the normed states of the
-        text's tokens, float32 ``[n_tokens, n_embd]``. Raises NotFiniteError.
+        tokens ``ids``, float32 ``[n_tokens, n_embd]``. Raises NotFiniteError.
         """
         engine = self._model.engine
         made = list[Floats]()
@@ -167,9 +171,9 @@ class Embedder:
         yield _finite(np.concatenate(made))
 
     def _postprocess(self, made: Floats, pooled: bool) -> Floats:
-        """Return vectors of pooled states ``made`` ``[n_texts, n_embd]``: multiplied by the dense
-        matrices, cut and scaled. ``pooled``: they are scaled already, and not to be changed. Raises
-        NotFiniteError.
+        """Return vectors, f32 ``[n_texts, n]``, of pooled states ``made`` ``[n_texts, n_embd]``:
+        multiplied by the dense matrices, cut and scaled. ``pooled``: the engine has already scaled
+        them, and they are not scaled again. Raises NotFiniteError.
         """
         engine = self._model.engine
         for matrix in self._dense:  # row by row, results do not depend on the batch
@@ -190,9 +194,9 @@ def _finite(vectors: Floats) -> Floats:
 
 
 def scaled(vectors: Floats, by: int) -> Floats:
-    """Return rows scaled as by llama.cpp's ``embd_normalize``, float32. ``by``: NOTHING, LARGEST
-    (the largest absolute value becomes 32760), or the p of the p-norm that becomes 1. Rows of zeros
-    stay.
+    """Return ``vectors``, f32 ``[n_texts, n]``, each scaled as by llama.cpp's ``embd_normalize``.
+    ``by``: NOTHING (unchanged), LARGEST (the largest absolute value becomes 32760), or a number p:
+    the p-norm becomes 1. Rows of zeros stay.
     """
     x = np.abs(vectors.astype(np.float64))
     if by == NOTHING or not x.size:

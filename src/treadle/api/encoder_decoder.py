@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def check_encoder_settings(config: Config, **settings: Any) -> None:
-    """Raise UnsupportedError if a setting of ``load`` that encoder-decoder models do not have is
-    given.
+    """Raise UnsupportedError if one of ``settings`` is given (not None or ()): arguments of
+    ``load``, by name, that encoder-decoder models such as that of ``config`` do not have.
     """
     for name, value in settings.items():
         if value is not None and value != ():
@@ -22,7 +22,9 @@ def check_encoder_settings(config: Config, **settings: Any) -> None:
 
 
 def open_encoder(engine: Engine) -> None:
-    """Set ``engine.encoder``. Raises UnsupportedError on a device other than this machine's CPU."""
+    """Make the encoder of an encoder-decoder model, and set ``engine.encoder``. Raises
+    UnsupportedError on a device other than this machine's CPU.
+    """
     from treadle.engine.text_encoder import TextEncoder
 
     if not engine.device.takes_media:

@@ -30,8 +30,8 @@ class EnginePlan(NamedTuple):
         self.engine.plan_for(*self.key)
 
     def compile_ahead(self, *, later: bool = False) -> bool:
-        """Start compiling the plan in other processes; arguments and result as of
-        ``Engine.compile_ahead``.
+        """Begin to compile the plan in other processes; ``later``: after all other plans. Return
+        whether this has begun; if not, it need not or cannot be compiled there.
         """
         return self.engine.compile_ahead(self.key, later=later)
 

@@ -189,7 +189,7 @@ class Generation:
 def in_order(generations: Iterable[Generation]) -> Iterator[Generation]:
     """Yield generations in order, each when it is finished. At most AHEAD unfinished ones are
     queued at once; as many of them run as there are pages for. An error raised by iterating
-    ``generations`` is raised at its place in the order.
+    ``generations`` is raised after the generations that came before it.
     """
     queue: deque[Generation] = deque()
     source = iter(generations)

@@ -16,8 +16,9 @@ STYLE = "padding:1px 4px;text-align:left;white-space:pre;color:#000"
 
 
 def attention_picture(found: AttentionWeights) -> str:
-    """Return HTML with a square for each head: a row for each query, a column for each key, darker
-    for more weight, with the tokens in the tooltips. Only the last MOST_TOKENS tokens are shown.
+    """Return HTML with a square for each head of ``found``: a row for each query, a column for each
+    key, darker for more weight, with the tokens in the tooltips. Only the last MOST_TOKENS tokens
+    are shown.
     """
     weights = found.weights[:, -MOST_TOKENS:, -MOST_TOKENS:]
     pieces = found.pieces[-MOST_TOKENS:]
@@ -43,8 +44,8 @@ def attention_picture(found: AttentionWeights) -> str:
 
 
 def lens_table(found: LensLogits) -> str:
-    """Return an HTML table of the likeliest token of each state: a row for each layer, a column for
-    each of the last MOST_TOKENS tokens, coloured by the token's probability.
+    """Return an HTML table of the likeliest token of each state in ``found``: a row for each layer,
+    a column for each of the last MOST_TOKENS tokens, coloured by the token's probability.
     """
     logits = found.logits[:, -MOST_TOKENS:]
     positions = found.positions[-MOST_TOKENS:]

@@ -1,6 +1,7 @@
 """Hooks of ``Model``: traces and patches of steps, states, attention weights, logit lens.
 
 Labels are those of the plan's steps (``treadle plan``), and "L5" for the states after layer 5.
+Layers count from 0, so these are the states with the number 6: number 0 is before the first layer.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class StepValues:
     """The values that the steps of one label wrote: ``values`` float32, a row for each token.
 
     axes: a name for each dimension, such as ("token", "embd"), ("token", "head", "dim") or
-    ("output", "vocab"). tokens, positions, sequences: of each row, the token's id, its index in its
-    sequence, and the sequence's number. parts: slices of the last axis by name, such as "q", "k"
-    and "v", where several products lie side by side.
+    ("output", "vocab"). tokens, positions, sequences: for each row, the token's id, its index in
+    its sequence, and the sequence's number. parts: slices of the last axis by name, such as "q",
+    "k" and "v", where several products lie side by side.
 
     ``numpy.asarray`` gives the values.
     """
@@ -78,7 +79,7 @@ class StepValues:
 
     def part(self, name: str) -> Floats:
         """Return the columns of one product, such as "q": the part of the last axis that ``parts``
-        names. Raises TreadleError.
+        names. Raises TreadleError if there is no such part.
         """
         if name not in self.parts:
             has = ", ".join(self.parts) or "none"
@@ -86,7 +87,7 @@ class StepValues:
         return self.values[..., self.parts[name]]
 
     def sequence(self, number: int) -> StepValues:
-        """Return a StepValues with the rows of one sequence."""
+        """Return a StepValues with the rows of sequence ``number``."""
         return self._rows(self.sequences == number)
 
     def _rows(self, keep: np.ndarray) -> StepValues:
@@ -98,7 +99,8 @@ class TracedRun(Mapping[str, StepValues]):
     """The values that the traced steps wrote in one run of the engine: a mapping from label to
     ``StepValues``.
 
-    tokens, positions, sequences: of each row of the run, rejected drafts included.
+    tokens, positions, sequences: for each row of the run, rejected drafts included, the token's id,
+    its index in its sequence, and the sequence's number.
     """
 
     def __init__(self, run: HookedRun) -> None:
@@ -122,7 +124,7 @@ class TracedRun(Mapping[str, StepValues]):
         return f"TracedRun({len(self.tokens)} tokens, {', '.join(self) or 'nothing'})"
 
     def add(self, run: HookedRun, point: HookPoint) -> None:
-        """Read and keep what the step of a hook point wrote."""
+        """Read and keep the values that the step of ``point`` wrote in ``run``."""
         self._values[point.label] = values_at(run, point)
         self._token_rows[point.label] = run.rows_of(point.rows.count)
 
@@ -139,7 +141,7 @@ class TracedRun(Mapping[str, StepValues]):
 
 
 def values_at(run: HookedRun, point: HookPoint) -> StepValues:
-    """Read what the step of a hook point wrote in the current run."""
+    """Return the values that the step of ``point`` wrote in ``run``, which is at that step."""
     rows = point.rows
     which = run.rows_of(rows.count)
     of_rows = (run.tokens[which], run.positions[which], run.sequences[which])
@@ -234,8 +236,8 @@ class Trace(Hook):
             self._drop(number, n)
 
     def _drop(self, number: int, position: int) -> None:
-        """Drop the rows of sequence ``number`` from ``position`` on, from the last run back to the
-        first without such rows.
+        """Drop the rows of sequence ``number`` from ``position`` on, whose tokens were rejected:
+        from the last run back to the first without such rows.
         """
         for run in reversed(self.runs):
             own = run.positions[run.sequences == number]
@@ -246,7 +248,9 @@ class Trace(Hook):
 
 
 class Patch(Hook):
-    """Changes what steps write while it is entered, as ``Model.patch`` describes."""
+    """Hook that changes the values that steps write while it is entered. ``functions``: by label,
+    as of ``Model.patch``.
+    """
 
     changes = True
 
@@ -300,8 +304,8 @@ class Patch(Hook):
 
 def as_patch(pattern: str, function: PatchFunction) -> Callable[[StepValues], npt.ArrayLike | None]:
     """Return a function of one argument, the ``StepValues``, that calls ``function`` with their
-    array, and with the StepValues if it has a second parameter without a default. Raises
-    TreadleError for what is not callable.
+    array, and with the StepValues if it has a second parameter without a default. ``pattern``: its
+    labels, for errors. Raises TreadleError for what is not callable.
     """
     if not callable(function):
         found = type(function).__name__
@@ -320,7 +324,7 @@ def as_patch(pattern: str, function: PatchFunction) -> Callable[[StepValues], np
 def find_labels(hooks: EngineHooks, patterns: Sequence[str]) -> list[str]:
     """Return the labels that match any of the patterns, in the order of the steps. A pattern that
     matches none of the usual steps may match steps that only some texts have
-    (``HookedEngine.labels``, ``every``). Raises TreadleError, with similar labels, for one that
+    (``HookedEngine.labels`` with ``every``). Raises TreadleError, with similar labels, for one that
     matches none.
     """
     if not patterns:
@@ -348,7 +352,9 @@ def find_labels(hooks: EngineHooks, patterns: Sequence[str]) -> list[str]:
 def patched(
     hooks: EngineHooks, functions: Mapping[str, PatchFunction]
 ) -> Generator[None, None, None]:
-    """Apply patches within the block. ``functions``: by label, as of ``Model.patch``."""
+    """Apply patches to the runs of the engine of ``hooks`` within the block. ``functions``: by
+    label, as of ``Model.patch``.
+    """
     with hooks.using(Patch(hooks, functions)):
         yield
 
@@ -357,8 +363,9 @@ def patched(
 
 
 def chosen_layers(layers: Sequence[int] | str | None, n_layer: int) -> list[int]:
-    """Return the numbers of states, from 0 (before the first layer) to ``n_layer``; negative ones
-    count from the end, None and "all" mean all. Raises TreadleError.
+    """Return the chosen numbers of states between layers, from 0 (before the first layer) to
+    ``n_layer``; negative ones count from the end, None and "all" mean all. Raises TreadleError for
+    other values.
     """
     if layers is None or layers == "all":
         return list(range(n_layer + 1))
@@ -375,8 +382,10 @@ def chosen_layers(layers: Sequence[int] | str | None, n_layer: int) -> list[int]
 
 
 def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, StepRows]]:
-    """Return for each state of a plan, from 0 on, after how many steps it is complete, and its
-    rows. Raises UnsupportedError for a graph whose layers pass on several streams of states.
+    """Return for each state between layers of a plan, from 0 (before the first layer) on: the
+    number of steps after which it is complete, and where its rows of ``n_embd`` values are.
+    ``model``: a name for errors. Raises UnsupportedError for a graph whose layers pass on several
+    streams of states.
     """
     if not plan.states:
         raise UnsupportedError(f"{model}: its layers pass on several streams of states")
@@ -384,7 +393,9 @@ def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, StepRows]]
 
 
 class StateReader(Hook):
-    """Hook that collects the states between layers, for the numbers ``layers``."""
+    """Hook that collects the states between layers, for the numbers ``layers`` (0: before the first
+    layer, 5: after five layers).
+    """
 
     stops_early = True
 
@@ -404,7 +415,7 @@ class StateReader(Hook):
 
     def rows(self) -> Floats:
         """Return the states of all runs, float32 ``[n_layers, n_tokens, n_embd]``. A plan may keep
-        them divided by a factor; these are multiplied by it again.
+        them divided by the model's ``residual_scale``; here they are multiplied by it again.
         """
         rows = np.stack([np.concatenate(self._found[layer]) for layer in self._layers])
         scale = self._config.residual_scale
@@ -412,8 +423,8 @@ class StateReader(Hook):
 
 
 def layer_states(model: Model, ids: Sequence[int], layers: Sequence[int] | str) -> Floats:
-    """Return the states between layers for one text, float32 ``[n_layers, n_tokens, n_embd]``.
-    ``layers``: as of ``Model.states``.
+    """Return the states between layers for the text ``ids``, float32 ``[n_layers, n_tokens,
+    n_embd]``. ``layers``: as of ``Model.states``.
     """
     chosen = chosen_layers(layers, model.config.n_layer)
     (states,) = states_of_texts(model, [checked(ids)], chosen)
@@ -445,7 +456,9 @@ def states_of_texts(
 def _states_of_run(
     model: Model, texts: Sequence[Sequence[int]], layers: Sequence[int], lora: Lora | None
 ) -> list[Floats]:
-    """Return the states of texts that fit one run, or of a single text of any length."""
+    """Return the states of texts that fit one run, or of a single text of any length; ``layers``,
+    ``lora`` and the result as of ``states_of_texts``.
+    """
     reader = StateReader(model, layers)
     with model.engine.lock:
         model.make_room(sum(map(len, texts)))
@@ -467,8 +480,8 @@ def checked(ids: Sequence[int]) -> list[int]:
 
 
 def read_text(model: Model, ids: list[int], hook: Hook, first: int | None = None) -> None:
-    """Run a text with a hook, in a new sequence. ``first``: compute logits of the tokens from this
-    index on, None for none. No other thread's batches run meanwhile.
+    """Run the text ``ids`` with a hook, in a new sequence. ``first``: compute logits of the tokens
+    from this index on, None for none. No other thread's batches run meanwhile.
     """
     with model.engine.lock:
         model.make_room(len(ids))
@@ -517,8 +530,8 @@ class AttentionWeights:
 
 
 class AttentionReader(Hook):
-    """Hook that computes the attention weights of one layer: ``found`` has an array
-    ``[n_head, n_queries, n_keys]`` for each run.
+    """Hook that computes the attention weights of one layer, whose keys are in ``pool``: ``found``
+    has an array, float32 ``[n_head, n_queries, n_keys]``, for each run.
     """
 
     stops_early = True
@@ -553,8 +566,8 @@ class AttentionReader(Hook):
 
 
 def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], np.ndarray | None]:
-    """Return a function that returns the bytes of a layer in the sequence's i-th page; None for a
-    page that is no longer kept.
+    """Return a function that returns, for i, the bytes that the layer of ``step``, an attention
+    step, has in the i-th page of ``seq`` in ``pool``; None for a page that is no longer kept.
     """
     pages = seq.pages[pool.index]
     offset = step.args["layer_off"]
@@ -569,8 +582,8 @@ def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], 
 
 
 def attention(model: Model, ids: Sequence[int], layer: int) -> AttentionWeights:
-    """Return the attention weights of a layer over a text, as ``Model.attention``. Negative layers
-    count from the end. Raises ContextFullError, UnsupportedError, TreadleError.
+    """Return the attention weights of a layer over the text ``ids``, as ``Model.attention``.
+    Negative layers count from the end. Raises ContextFullError, UnsupportedError, TreadleError.
     """
     given = checked(ids)
     n_layer = model.config.n_layer
@@ -713,7 +726,9 @@ def lens(
     layers: Sequence[int] | str | None = None,
     positions: Sequence[int] | None = None,
 ) -> LensLogits:
-    """Return the logits of states between layers for one text; arguments as of ``Model.lens``."""
+    """Return the logits of states between layers for the text ``ids``; arguments as of
+    ``Model.lens``.
+    """
     given = checked(ids)
     n = len(given)
     wanted = list(range(n))

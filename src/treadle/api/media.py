@@ -44,8 +44,9 @@ class ModelMedia:
     """A model's projector, and the limits of its pictures and sounds.
 
     ``urls``: whether sources may be http(s) addresses, or a list of the hosts allowed;
-    ``max_rows``: most rows of a picture, None for the default of the model's family;
-    ``progress(stage, done, total)``: called while one is encoded.
+    ``max_rows``: most rows of a picture, None for the default of the model's family; ``limits``:
+    bounds of number and sizes, None for the usual; ``progress(stage, done, total)``: called while a
+    picture or sound is encoded.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class ModelMedia:
         return self._ids(prompt.split([each.layout for each in prepared]), prepared)
 
     def raw_ids(self, pieces: Sequence[str | MediaPart]) -> MediaPrompt:
-        """Return the token ids of texts with pictures and sounds between them. Each picture or
-        sound gets the marks that the model's chat template would write around it.
+        """Return the token ids of ``pieces``: texts with pictures and sounds between them. Each
+        picture or sound gets the marks that the model's chat template would write around it.
         """
         parts = [piece for piece in pieces if not isinstance(piece, str)]
         prepared = iter(self._prepare(parts))
@@ -118,9 +119,9 @@ class ModelMedia:
         return self._ids(made, used)
 
     def _prepare(self, parts: Sequence[MediaPart], *, bounded: bool = True) -> list[PreparedMedia]:
-        """Decode and resize pictures and sounds. Raises TreadleError for too many, ContextFullError
-        if ``bounded`` and their rows exceed the context, FileError and UnsupportedError for one
-        that cannot be read.
+        """Decode and resize the pictures and sounds ``parts``. Raises TreadleError for too many,
+        ContextFullError if ``bounded`` and their rows exceed the context, FileError and
+        UnsupportedError for one that cannot be read.
         """
         self.limits.check_count(len(parts), "the prompt")
         made = []
@@ -154,8 +155,9 @@ class ModelMedia:
             raise TreadleError(f"{part.place}: {error}") from error
 
     def _prepare_as_wished(self, data: np.ndarray, part: MediaPart) -> PreparedMedia:
-        """Prepare a picture with at most the rows of its ``detail`` or, if the family cannot make
-        it so small, with the usual limit. A sound's rows follow from its length.
+        """Prepare ``data``, the decoded picture or sound of ``part``. A picture gets at most the
+        rows of its ``detail`` or, if the family cannot make it so small, of the usual limit. A
+        sound's rows follow from its length.
         """
         if part.kind == "audio":
             return self.projector.prepare(data, None, part.kind)
@@ -225,7 +227,9 @@ class ModelMedia:
         return MediaEncoder(self._encode, prepared, shape, n_patches)
 
     def _encode(self, prepared: Sequence[PreparedMedia]) -> Encoding:
-        """Return the runs of an encoding (``Projector.encode_runs``), with progress reports."""
+        """Return the encoding of pictures or sounds of one kind, which runs in slices
+        (``Projector.encode_runs``), with progress reports.
+        """
         report = self._progress
         if report is None:
             return (yield from self.projector.encode_runs(prepared))
@@ -245,9 +249,9 @@ class ModelMedia:
 
 
 def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
-    """Split a prompt at its markers ``<__media__>``; return texts with pictures and sounds in the
-    markers' places, or before the text if it has none. ``media``: paths, bytes, images, arrays, or
-    parts of messages.
+    """Split a prompt at its markers ``<__media__>``; return its texts with the pictures and sounds
+    ``media`` in the markers' places, or before the text if it has no marker. ``media``: paths,
+    bytes, images, arrays, or parts of messages.
 
     Raises TreadleError if there are not as many markers as media.
     """
@@ -257,8 +261,8 @@ def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
 
 
 def _part_of(given: Any, place: str) -> MediaPart:
-    """Return a picture or sound as a part of a prompt; its content tells which it is. Raises
-    TreadleError.
+    """Return ``given``, a picture or sound, as a part of a prompt; its content tells which it is.
+    ``place``: its name for errors. Raises TreadleError.
     """
     if isinstance(given, Mapping):
         part = read_media_part(given, place, local=True)

@@ -213,16 +213,20 @@ def load(
 
 
 def load_session(path: str | os.PathLike[str], model: Model) -> Session:
-    """Load a session of ``model`` from a file of ``Session.save``, as ``Model.load_session``."""
+    """Load a session of ``model`` from ``path``, a file of ``Session.save``; errors as of
+    ``Model.load_session``.
+    """
     if not isinstance(model, Model):
         raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
     return model.load_session(path)
 
 
 class Model:
-    """A loaded model; ``load`` makes it. Use it as a context manager, or ``close`` it."""
+    """A loaded model; ``load`` makes it, from the same arguments. Use it as a context manager, or
+    ``close`` it.
+    """
 
-    engine_type: ClassVar[type[Engine]] = Engine
+    engine_type: ClassVar[type[Engine]] = Engine  # made by ``__init__``, as is the device
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
@@ -450,8 +454,8 @@ class Model:
         return Session(self.engine, scales, self._source_ids(source))
 
     def _source_ids(self, source: str | Sequence[int] | None) -> list[int]:
-        """Return the token ids that the encoder reads; [] for None. Raises TreadleError for an
-        empty text.
+        """Return the token ids of ``source``, a text or ids, which the encoder of an
+        encoder-decoder model reads; [] for None. Raises TreadleError for an empty text.
         """
         if source is None:
             return []
@@ -653,8 +657,8 @@ class Model:
         )
 
     def _with_media(self, prompt: str | Sequence[int], media: Sequence[Any]) -> MediaPrompt:
-        """Return the token ids of a text prompt with pictures and sounds. Raises TreadleError for a
-        prompt of ids, UnsupportedError without a projector.
+        """Return the token ids of a text prompt with the pictures and sounds ``media``. Raises
+        TreadleError for a prompt of ids, UnsupportedError without a projector.
         """
         from treadle.api.media import pieces_of
 
@@ -763,8 +767,8 @@ class Model:
         template: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> str:
-        """Return the text that the chat template makes of a conversation; ``variables`` as in
-        ``chat``.
+        """Return the text that the chat template makes of the conversation ``messages``; ``tools``:
+        in OpenAI's form, None for none; ``template`` and ``variables`` as in ``chat``.
         """
         conversation = self.read_conversation(messages)
         return self._prompt(conversation, tools, template, variables).shown
@@ -785,7 +789,9 @@ class Model:
         template: Mapping[str, Any] | None,
         variables: Mapping[str, Any],
     ) -> ChatPrompt:
-        """Render a conversation with the chat template; ``variables`` as in ``chat``."""
+        """Render a conversation with the chat template; ``tools``: in OpenAI's form, None for none;
+        ``template`` and ``variables`` as in ``chat``.
+        """
         from treadle.chat.prompt import conversation_prompt
 
         marks = self.media_marks if conversation.media else ()
@@ -842,12 +848,13 @@ class Model:
     def states(
         self, ids: Sequence[int], *, layers: Sequence[int] | str | None = None
     ) -> np.ndarray:
-        """Return the last layer's normed states, float32 ``[n_tokens, n_embd]``.
+        """Return the last layer's normed states, float32 ``[n_tokens, n_embd]``, of the text
+        ``ids``.
 
-        With ``layers``, return the states between layers (the residual stream, not normed),
-        ``[n_layers, n_tokens, n_embd]``: number 0 is before the first layer, number 5 after five
-        layers (``hidden_states[5]`` of transformers), -1 after the last one, "all" for every
-        number. Raises ContextFullError, UnsupportedError.
+        With ``layers`` (not None), return the states between layers (the residual stream, not
+        normed), ``[n_layers, n_tokens, n_embd]``: number 0 is before the first layer, number 5
+        after five layers (``hidden_states[5]`` of transformers), -1 after the last one, "all" for
+        every number. Raises ContextFullError, UnsupportedError.
         """
         if layers is not None:
             from treadle.api.hooks import layer_states
@@ -882,9 +889,9 @@ class Model:
         return embedder.embed(texts, truncate=truncate)
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
-        """Return a relevance score for each document, float32 ``[n_documents]``; larger is better.
-        ``truncate``: cut documents that are too long. Raises UnsupportedError for a model that is
-        not a reranker, ContextFullError.
+        """Return a relevance score of each document for ``query``, float32 ``[n_documents]``;
+        larger is better. ``truncate``: cut documents that are too long, else ContextFullError is
+        raised. Raises UnsupportedError for a model that is not a reranker.
         """
         from treadle.api.rerank import Reranker
 
@@ -910,8 +917,9 @@ class Model:
             t["L5.ffn.down"].values  # float32 [n_tokens, n_embd]
 
         ``labels``: those of the plan's steps (``treadle plan``), with ``*`` for any characters;
-        "L5" for the states after layer 5. ``t[label]`` is a ``StepValues`` of all runs: values with
-        named axes, and each row's token, position and sequence; ``t.runs`` has each run by itself.
+        "L5" for the states after layer 5 (layers count from 0). ``t[label]`` is a ``StepValues`` of
+        all runs: values with named axes, and each row's token, position and sequence; ``t.runs``
+        has each run by itself.
 
         Texts that begin beside a trace use no cached prefix, so all of their tokens have rows;
         tokens that a session holds already have none, and neither has the token that reaches
@@ -947,10 +955,10 @@ class Model:
         return patched(self.hooks, functions)
 
     def attention(self, ids: Sequence[int], layer: int) -> AttentionWeights:
-        """Return the attention weights of a layer, float32 ``[n_head, n_tokens, n_tokens]``, by
-        head, query and key. They are computed from the queries, and from the keys as the cache
-        stores them (``load(kv=...)``). Raises ContextFullError, UnsupportedError for a layer
-        without attention.
+        """Return the attention weights of a layer over the text ``ids``, float32 ``[n_head,
+        n_tokens, n_tokens]``, by head, query and key; negative layers count from the end. They are
+        computed from the queries, and from the keys as the cache stores them (``load(kv=...)``).
+        Raises ContextFullError, UnsupportedError for a layer without attention.
         """
         from treadle.api.hooks import attention
 
@@ -987,8 +995,8 @@ class Model:
         self.stepper.scheduler.make_room(n_tokens)
 
     def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Yield from ``runs``, after making room for ``n_tokens`` in the KV cache. Other threads
-        may use the engine between runs. The caller must close the generator.
+        """Make room for ``n_tokens`` in the KV cache, then yield from ``runs``, engine runs. Other
+        threads may use the engine between runs. The caller must close the generator.
         """
         with closing(runs):
             with self.engine.lock:
@@ -1006,8 +1014,8 @@ class Model:
         return self.engine.plan(n_tokens, ranged("n_outputs", n_outputs, 0, min(n_tokens, OUTPUTS)))
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
-        """Return (label, seconds) of each step, for one run of ``n_tokens`` after ``depth`` cached
-        tokens.
+        """Return (label, seconds) of each step of the plan, for one run of ``n_tokens`` after
+        ``depth`` cached tokens.
         """
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         depth = ranged("depth", depth, 0)

@@ -23,11 +23,11 @@ def find_path(
     *,
     projector: bool | None = False,
 ) -> Path:
-    """Return the path of a model; None means the one in the package. A text that is no path on this
-    machine may be a name on the hub, ``hf:OWNER/REPO`` and longer forms, which is downloaded once,
-    or the short name of a downloaded model, as ``treadle list`` shows it. ``of``: the argument's
-    name, for errors; ``projector``: whether a download includes the projector, as of
-    ``hub.download``.
+    """Return the path of the model that ``given`` means; None means the one in the package. A text
+    that is no path on this machine may be a name on the hub, ``hf:OWNER/REPO`` and longer forms,
+    which is downloaded once, or the short name of a downloaded model, as ``treadle list`` shows it.
+    ``of``: the argument's name, for errors; ``progress``: called during a download, None for no
+    reports; ``projector``: whether a download includes the projector, as of ``hub.download``.
 
     Raises FileError for an invalid name and a short name that fits several models, and the errors
     of ``hub.download``. A path that does not exist is returned.

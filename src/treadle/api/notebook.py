@@ -31,8 +31,8 @@ Bundle = dict[str, str]
 
 
 def display(generation: Generation) -> None:
-    """Show an answer while it is generated, to its end: in a notebook one display that is updated,
-    on IPython's terminal text.
+    """Show an answer while it is generated, to its end: in a notebook as one display that is
+    updated, on IPython's terminal as text.
     """
     from IPython.core.getipython import get_ipython
     from IPython.display import display as show
@@ -50,8 +50,9 @@ def display(generation: Generation) -> None:
 def follow(
     generation: Generation, update: Callable[[Bundle], None], clock: Callable[[], float] = monotonic
 ) -> None:
-    """Run a generation to its end; call ``update`` with its MIME bundle at most every INTERVAL_S,
-    and once at the end. Raises the generation's errors, after that last update.
+    """Run a generation to its end; call ``update`` with its MIME bundle at most every INTERVAL_S
+    seconds of ``clock``, and once at the end. Raises the generation's errors, after that last
+    update.
     """
     shown_at = clock()
     try:
@@ -114,9 +115,9 @@ def state_of(generation: Generation) -> str:
 
 
 def tokens_html(entries: Sequence[TokenLogprob]) -> str:
-    """Return tokens as HTML. A token's colour is stronger for a larger -log p; its tooltip has its
-    probability and the likeliest alternatives. Tokens that are parts of one character form one
-    span.
+    """Return the tokens of ``entries`` as HTML. A token's colour is stronger for a larger -log p;
+    its tooltip has its probability and the likeliest alternatives. Tokens that are parts of one
+    character form one span.
     """
     spans = []
     for group in whole_characters(entries):
@@ -132,8 +133,8 @@ def tokens_html(entries: Sequence[TokenLogprob]) -> str:
 
 
 def alternatives(entry: TokenLogprob) -> str:
-    """Return lines with the probabilities of the likeliest tokens at this place and of the token
-    itself, which has a mark.
+    """Return a text with a line for each of the likeliest tokens at the place of ``entry`` and for
+    its own token, which has a mark: the probability in percent and the token.
     """
     rows = [(top.logprob, top.token, top.id == entry.id) for top in entry.top_logprobs]
     if not any(own for _, _, own in rows):

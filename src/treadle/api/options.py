@@ -47,9 +47,9 @@ def read_sizes(
     n_sequences: int,
     cache_bytes: int,
 ) -> tuple[int | None, int | None, int | None, int | None, int, int]:
-    """Return size settings of ``load`` as Python ints, because address arithmetic with numpy's
-    would overflow. Raises TreadleError for a value that is not a whole number above 0, and for more
-    than 1024 threads.
+    """Return the given size settings of ``load``, in this order, as Python ints, because address
+    arithmetic with numpy's would overflow; None (the default) stays. Raises TreadleError for a
+    value that is not a whole number above 0, and for more than 1024 threads.
     """
     return (
         threads if threads is None else positive("threads", threads, 1024),
@@ -65,7 +65,8 @@ def check_choices(
     deterministic: bool, speculate: bool | None, draft: Any, kv: str, isa: str | None
 ) -> None:
     """Raise TreadleError if ``deterministic`` or ``speculate`` is no flag, ``kv`` or ``isa`` no
-    str, or ``draft`` is given with ``speculate=False``.
+    str, or ``draft`` is given with ``speculate=False``. ``speculate``, ``draft`` and ``isa`` may be
+    None.
     """
     flag("deterministic", deterministic)
     if speculate is not None and not flag("speculate", speculate) and draft is not None:
@@ -116,8 +117,8 @@ def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
 
 def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> int:
     """Return the default context in tokens: the model's trained one or, if shorter, the longest
-    text that it embeds, at most ``usual`` (WHOLE_TEXT for encoders). Beyond USUAL_CONTEXT, lengths
-    at which RoPE scaling changes the results of short texts are not chosen.
+    text that the file says it embeds, at most ``usual`` (WHOLE_TEXT for encoders). Beyond
+    USUAL_CONTEXT, lengths at which RoPE scaling changes the results of short texts are not chosen.
     """
     own = max_seq_length(gguf) or config.n_ctx_train
     own = min(own, config.n_ctx_most or own, config.n_ctx_train)
@@ -132,7 +133,9 @@ def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> i
 
 
 def refuse_drafter(config: Config, path: str | os.PathLike[str]) -> None:
-    """Raise UnsupportedError for a model that only drafts for another one."""
+    """Raise UnsupportedError if the model of ``config``, from the file ``path``, only drafts for
+    another model.
+    """
     if config.n_target:
         what = "only drafts for another model: load that one, and pass this file with --draft"
         raise UnsupportedError(f"{path}: {config.arch.name} {what} (draft=...)")
@@ -141,9 +144,10 @@ def refuse_drafter(config: Config, path: str | os.PathLike[str]) -> None:
 def choose_context(
     asked: int | None, config: Config, gguf: GGUF, kv_tokens: int | None = None
 ) -> int:
-    """Return the context in tokens: ``asked``, else the default, which ``kv_tokens`` bounds. Warns
-    if this length changes the results of short texts; both results are valid. Raises TreadleError
-    for a length that the model's RoPE or attention scaling does not support.
+    """Return the context in tokens: ``asked`` or, if None, the default, which ``kv_tokens`` bounds
+    (None: USUAL_CONTEXT does). Warns if this length changes the results of short texts; both
+    results are valid. Raises TreadleError for a length that the model's RoPE or attention scaling
+    does not support.
     """
     usual = USUAL_CONTEXT if kv_tokens is None else kv_tokens
     n_ctx = asked or default_context(config, gguf, usual)
@@ -188,7 +192,8 @@ def add_adapters(given: Adapters, engine: Engine) -> None:
 def add_control_vectors(
     given: ControlVectors, layers: tuple[int, int] | None, engine: Engine
 ) -> None:
-    """Load control vectors into an engine before its first run, after its adapters. Raises the
+    """Load the control vectors ``given`` to ``load`` into an engine before its first run, after its
+    adapters. ``layers``: the first and the last layer that they change, None for all. Raises the
     errors of ``load_control_vectors``, and TreadleError for ``layers`` without vectors.
     """
     alone = isinstance(given, str | bytes | os.PathLike) or hasattr(given, "directions")
@@ -219,7 +224,7 @@ def shared(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_session(session: Session | None, engine: Engine) -> None:
-    """Raise TreadleError if ``session`` belongs to another engine."""
+    """Raise TreadleError if ``session`` (None: no session) belongs to another engine."""
     if session is not None and getattr(session, "engine", None) is not engine:
         raise TreadleError("the session belongs to another model")
 
@@ -227,9 +232,9 @@ def check_session(session: Session | None, engine: Engine) -> None:
 def adapter_scales(
     lora: Scales, control_vectors: Scales, engine: Engine, session: Session | None = None
 ) -> Lora:
-    """Return pairs (number, value) of a request: scales of adapters, then strengths of control
-    vectors, numbered behind the adapters; zeros are left out. ``lora``, ``control_vectors``: values
-    by name or number; None: those of ``session``, else the defaults.
+    """Return pairs (number, value) for a request: scales of the engine's adapters, then strengths
+    of its control vectors, numbered after the adapters; zeros are left out. ``lora``,
+    ``control_vectors``: values by name or number; None: those of ``session``, else the defaults.
 
     Raises TreadleError for one that is not loaded, an invalid number, and values that differ from
     those of ``session``.
@@ -266,8 +271,10 @@ def adapter_scales(
 def _by_number(
     setting: str, kind: str, names: Sequence[str], given: Any
 ) -> list[tuple[int, Any, Any]]:
-    """Return (number, key, value) of each entry of ``given``, sorted by number. If several keys
-    mean one number, the last counts. Raises TreadleError for an unknown key.
+    """Return (number, key, value) of each entry of ``given``, a mapping from names or numbers to
+    values, sorted by number; ``names`` has the name of each number. If several keys mean one
+    number, the last counts. ``setting``, ``kind``: the argument and its things ("adapter"), for
+    errors. Raises TreadleError for an unknown key.
     """
     if not isinstance(given, Mapping):
         what = "scales" if setting == "lora" else "strengths"
@@ -285,7 +292,7 @@ def _by_number(
 def build_sampling(
     sampling: Sampling | None, usual: Sampling, given: Mapping[str, Any], known: Iterable[str]
 ) -> Sampling:
-    """Return ``sampling``, else ``usual``, with the fields in ``given`` replaced.
+    """Return ``sampling`` or, if None, ``usual``, with the fields in ``given`` replaced.
 
     Raises TypeError for a name that is no field, with a suggestion from the fields and the other
     ``known`` names; SamplingError for values out of range.

@@ -1,5 +1,5 @@
-"""The choice of a model's projector: named, or found beside the model; a log message if it is
-missing.
+"""The choice of a model's projector: named, or found beside the model. If it is missing, a log
+message says so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NO_PROJECTOR = (
 
 
 def find_projectors(path: Path) -> list[Path]:
-    """Return the files that may be the model's projector, the most likely one first: a Hugging Face
-    folder itself, if it has picture or sound parts; for a GGUF, files beside it with ``mmproj`` in
-    their names.
+    """Return the files that may be the projector of the model at ``path``, the most likely one
+    first: a Hugging Face folder itself, if it has picture or sound parts; for a GGUF, files beside
+    it with ``mmproj`` in their names.
     """
     if is_hf(path):
         from treadle.media.hf_projector import is_media_folder
@@ -65,8 +65,9 @@ def open_model_media(
 def open_found_media(
     path: Path, engine: Engine, tokenizer_of: Callable[[], Tokenizer], **settings: Any
 ) -> ModelMedia | None:
-    """Open the first projector beside the model at ``path`` that fits it; None without one. If the
-    most likely one does not fit, a warning in the log says why, unless its name is another model's.
+    """Open the first projector beside the model at ``path`` that fits it; None without one. The
+    other arguments are those of ``open_model_media``. If the most likely one does not fit, a
+    warning in the log says why, unless its name is another model's.
     """
     reasons = {}
     for each in find_projectors(path):
@@ -81,14 +82,16 @@ def open_found_media(
 
 
 def lacks_projector(path: Path, config: Config) -> bool:
-    """Return whether a GGUF file of a model that can read pictures or sound has no projector beside
-    it.
+    """Return whether the model at ``path`` is a GGUF file of an architecture (``config``) that can
+    read pictures or sound, and no projector is beside it.
     """
     return config.arch.pictures and not is_hf(path) and not find_projectors(path)
 
 
 def say_no_projector(path: Path, config: Config) -> None:
-    """Log, once for each file in a process, that a model's projector is missing."""
+    """Log that the projector of the model at ``path`` is missing, if ``lacks_projector`` says so;
+    once for each file in a process.
+    """
     if lacks_projector(path, config):
         _say(path)
 

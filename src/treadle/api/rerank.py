@@ -80,9 +80,9 @@ class Reranker:
 
     def pair(self, query: str, document: str, most: int | None = None) -> Pair:
         """Return the ids of a pair as the model's input, and the index at which the second token
-        type begins (NEVER without types). ``most``: maximum number of tokens. Texts are cut at
-        their ends: each to half of that if both are longer, else only the longer one; of a
-        decoder's prompt only the document.
+        type begins (NEVER without types). ``most``: maximum number of tokens, None for no limit.
+        Texts are cut at their ends: each to half of that if both are longer, else only the longer
+        one; of a decoder's prompt only the document.
         """
         tokenizer = self._model.tokenizer
         if self._causal:
@@ -101,8 +101,8 @@ class Reranker:
         return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
 
     def _cut_prompt(self, query: str, document: str, most: int | None) -> list[int]:
-        """Return the ids of a decoder's prompt, whose document is cut until they are at most
-        ``most``.
+        """Return the ids of a decoder's prompt for a query and a document, which is cut until the
+        ids are at most ``most`` (None: not cut).
         """
         ids = self._prompt(query, document)
         tokenizer = self._model.tokenizer
@@ -114,8 +114,8 @@ class Reranker:
         return ids
 
     def _prompt(self, query: str, document: str) -> list[int]:
-        """Return the ids of a decoder's prompt, by the file's template or Qwen3's. Texts cannot
-        spell control tokens.
+        """Return the ids of a decoder's prompt for a query and a document, by the file's template
+        or Qwen3's. The texts cannot spell control tokens.
         """
         tokenizer = self._model.tokenizer
         template = self._model.gguf.metadata.get(TEMPLATE, QWEN3)
@@ -136,9 +136,9 @@ class Reranker:
         *,
         truncate: bool = False,
     ) -> Floats:
-        """Return a score for each document, float32 ``[n_documents]``; larger is better. Raises
-        ContextFullError for a pair that is too long, unless ``truncate``. If there are several
-        documents, the error names the document by ``name(index)``.
+        """Return a score of each document for ``query``, float32 ``[n_documents]``; larger is
+        better. Raises ContextFullError for a pair that is too long, unless ``truncate`` (then it is
+        cut). If there are several documents, the error names the document by ``name(index)``.
         """
         if not isinstance(query, str):
             raise TreadleError(f"query is {type(query).__name__}: expected a str")
@@ -193,8 +193,8 @@ class Reranker:
         yield made
 
     def head(self, x: Floats) -> Floats:
-        """Return scores, float32 ``[n]``, of pooled states ``[n, n_embd]``. A head with two rows
-        gives the probability of the first.
+        """Return scores, float32 ``[n]``, of pooled states ``x``, float32 ``[n, n_embd]``. A head
+        with two rows gives the probability of the first.
         """
         if self._cls is not None:
             x = x @ self._cls.T + self._cls_bias
@@ -229,9 +229,9 @@ class Reranker:
 
 
 def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats], Floats]:
-    """Return the activation between the head's two matrices: the one that the file names, else GELU
-    with a norm, tanh without. A model with learned positions and no token types is DistilBERT,
-    whose activation is ReLU. ``normed``: the head has a norm.
+    """Return the activation between the two matrices of the file's head: the one that the file
+    names, else GELU if the head has a norm (``normed``), tanh without. A model with learned
+    positions and no token types is DistilBERT, whose activation is ReLU.
     """
     usual = "gelu_erf" if normed else "tanh"
     if config.n_positions and not config.n_types:

@@ -25,6 +25,7 @@ class Session:
     as a context manager, or ``close`` it; a session without references is closed when its pages are
     needed.
 
+    ``lora``: pairs of number and scale of the adapters to run with, None for the engine's defaults.
     ``source``: for an encoder-decoder model, the ids that the encoder reads now; the session's
     tokens are the decoder's. Raises ContextFullError if they do not fit, NoRoomError if other
     sequences hold the pages.
@@ -78,8 +79,8 @@ class Session:
     def feed(self, ids: Seq[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
         """Append ``ids`` and run them. Return the logits after the last one, float32 ``[n_vocab]``.
 
-        ``between`` is called before each batch; if it raises, the session keeps the batches already
-        run. Raises ContextFullError before any run if they do not fit.
+        ``between``, unless None, is called before each batch; if it raises, the session keeps the
+        batches already run. Raises ContextFullError before any run if they do not fit.
         """
         if between is not None and not callable(between):
             raise TreadleError(f"between is {type(between).__name__}: expected a function")
@@ -125,7 +126,8 @@ class Session:
 
     def match(self, ids: Seq[int]) -> int:
         """Replace the session's tokens by the longest prefix of ``ids`` that it holds or that the
-        prefix cache has; return its length. At least the last of ``ids`` is left for ``feed``.
+        prefix cache has; return the prefix's length. At least the last of ``ids`` is never
+        included, so that ``feed`` can run it.
         """
         return self.engine.match(self.seq, self._checked(ids))
 

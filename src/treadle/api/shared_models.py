@@ -14,9 +14,9 @@ _LOCK = threading.Lock()
 
 
 def load_shared(model: Model | str | os.PathLike[str] | None = None, **options: Any) -> Model:
-    """Return ``model`` itself if it is loaded; else the model that
-    ``treadle.load(model, **options)`` opens, once for all callers in this process that pass the
-    same path and options.
+    """Return ``model`` itself if it is loaded; else the model that ``treadle.load(model,
+    **options)`` opens (None: the small model in the package), once for all callers in this process
+    that pass the same path and options.
 
     Nobody need close it: it is freed with its last reference. Raises the errors of ``load``;
     TypeError for ``options`` with a loaded model, and for another type of ``model``.

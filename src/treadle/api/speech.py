@@ -147,8 +147,8 @@ class SpeechRecognizer:
         limits: MediaLimits = LONG_SOUNDS,
         place: str | None = None,
     ) -> Transcription:
-        """Transcribe a sound with ``settings``; ``transcribe`` calls it. ``place``: a name of the
-        sound, for errors.
+        """Transcribe a sound with ``settings``; ``transcribe`` calls it. ``limits``: bounds of the
+        sound's size; ``place``: a name of the sound for errors, None without one.
         """
         stream = open_sound_stream(sound, limits, place)
         try:

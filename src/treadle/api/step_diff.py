@@ -54,9 +54,10 @@ QUERIES = (".attn.q", ".attn.k", ".attn.rope")
 
 @dataclass(eq=False)
 class StepFacts:
-    """Facts about the step that wrote a key's values. ``weights``: names of the tensors that it
-    reads. ``source``: name of the buffer that it reads. ``adds``: a residual is added to its
-    result. ``packed``: bits of each value that it writes for the next product, 32 for float32.
+    """Facts about the step that wrote a key's values. ``part``: the product of several that it is,
+    such as "q"; "" for a whole step. ``weights``: names of the tensors that it reads. ``source``:
+    name of the buffer that it reads. ``adds``: a residual is added to its result. ``packed``: bits
+    of each value that it writes for the next product, 32 for float32.
     """
 
     label: str
@@ -70,9 +71,9 @@ class StepFacts:
 
 @dataclass(eq=False)
 class StepRecord:
-    """Values, float32 ``[token, ...]``, that the steps of one model wrote for a text, by key:
-    ``L0.attn.q`` for a product of the label ``L0.attn.qkv``, else the label. The states after layer
-    5 have the key ``L5``.
+    """Values, float32 ``[token, ...]``, that the steps of one model wrote for a text, and facts
+    about the steps, by key: ``L0.attn.q`` for a product of the label ``L0.attn.qkv``, else the
+    label. The states after layer 5 have the key ``L5``.
     """
 
     values: dict[str, Floats]
@@ -83,8 +84,9 @@ class StepRecord:
 
 
 class StepRecorder(Hook):
-    """Hook that records the values of all steps. ``aligned``: states by key, ``[token, n_embd]``,
-    that replace those between layers after these have been recorded.
+    """Hook that records the values of all steps. ``aligned``: states between layers by key,
+    ``[token, n_embd]``, which replace the model's own after these have been recorded; None: none
+    are replaced.
     """
 
     def __init__(self, model: Model, aligned: Mapping[str, Floats] | None = None) -> None:
@@ -152,8 +154,8 @@ class StepRecorder(Hook):
 
 
 def last_before_layers(keys: Iterable[str]) -> str | None:
-    """Return the last of ``keys`` before those of layer 0: its step wrote the states before the
-    first layer. None without such a key.
+    """Return the last of ``keys``, in the plan's order, before those of layer 0: its step wrote the
+    states before the first layer. None without such a key.
     """
     before = None
     for key in keys:
@@ -164,8 +166,9 @@ def last_before_layers(keys: Iterable[str]) -> str | None:
 
 
 def split(point: HookPoint, step: Step | None) -> Iterator[tuple[str, StepFacts, slice | None]]:
-    """Yield (key, facts, columns) for each product that a hook point's step computed; columns None:
-    all.
+    """Yield (key, facts, columns) for each product that ``step``, the step of a hook point,
+    computed. ``columns``: its slice of the last axis, None for all. ``step`` None: the values are
+    no step's, and the label is the key.
     """
     label = point.label
     if step is None or is_state(label):
@@ -214,7 +217,9 @@ def tensors_in(value: object) -> Iterator[str]:
 def record(
     model: Model, ids: Sequence[int], aligned: Mapping[str, Floats] | None = None
 ) -> StepRecord:
-    """Run token ids, and return what every step wrote. ``aligned``: as of ``StepRecorder``."""
+    """Run the text ``ids``, and return the values that every step wrote. ``aligned``: as of
+    ``StepRecorder``.
+    """
     recorder = StepRecorder(model, aligned)
 
     first = 0 if model.config.main_output == LOGITS else None
@@ -228,8 +233,8 @@ def record(
 @dataclass(frozen=True)
 class StepDifference:
     """The relative error of one key: ``error`` in the free run, ``own`` in the aligned run (None if
-    there is none), the ``tolerance`` that applies, and the index of the token with the largest
-    error.
+    there is none), and the ``tolerance`` that applies. ``label``, ``part``: as of ``StepFacts``.
+    ``worst_token``: index of the token with the largest error.
     """
 
     key: str
@@ -243,7 +248,9 @@ class StepDifference:
 
     @property
     def judged(self) -> float:
-        """The error that is compared with the tolerance: ``own``, else ``error``."""
+        """The error that is compared with the tolerance: ``own`` or, without an aligned run,
+        ``error``.
+        """
         return self.error if self.own is None else self.own
 
     @property
@@ -269,19 +276,19 @@ class ModelDifference:
 
     @property
     def first(self) -> StepDifference | None:
-        """The first step that differs by more than its tolerance."""
+        """The first step that differs by more than its tolerance; None if none does."""
         return next((step for step in self.steps if step.differs), None)
 
     @property
     def jumps(self) -> tuple[StepDifference, ...]:
-        """All steps that differ by more than their tolerance. Later steps of the same layer are
-        allowed errors as large.
+        """All steps that differ by more than their tolerance. After a step with a large error,
+        later steps of the same layer are allowed errors as large.
         """
         return tuple(step for step in self.steps if step.differs)
 
     def layer(self, number: int) -> list[StepDifference]:
-        """Return the steps of one layer; -1 for those before the first, ``n_layer`` behind the
-        last.
+        """Return the steps of layer ``number``; -1 for those before the first layer, ``n_layer``
+        for those behind the last.
         """
         return [step for step in self.steps if step.layer == number]
 
@@ -298,8 +305,8 @@ def compare(
     """Compare the steps of ``model`` for ``ids`` with ``reference``, a record of another model,
     whose weights are ``tensors`` by name.
 
-    tolerance: one for all steps in place of the derived ones. free: a record of the model's free
-    run, if there is one already.
+    tolerance: one for all steps in place of the derived ones (None). free: a record of the model's
+    free run, None to make one.
     """
     free = record(model, ids) if free is None else free
     states = {key: rows for key, rows in reference.values.items() if is_state(key)}
@@ -309,13 +316,15 @@ def compare(
 
 
 def is_state(key: str) -> bool:
-    """Return whether a key means the states between layers: ``L5``, or START."""
+    """Return whether a key means states between layers: ``L5`` (after layer 5), or START (before
+    the first layer).
+    """
     return key == START or (key.startswith("L") and key[1:].isdigit())
 
 
 def check_alike(model: Model, reference: Model) -> None:
-    """Raise UnsupportedError unless both models have the same vocabulary size, number of layers and
-    width.
+    """Raise UnsupportedError unless ``model`` and ``reference`` have the same vocabulary size,
+    number of layers and width.
     """
     a = model.config
     b = reference.config
@@ -331,7 +340,8 @@ def check_alike(model: Model, reference: Model) -> None:
 
 def ids_of(model: Model, reference: Model | None, text: str, most: int) -> list[int]:
     """Return the first ``most`` token ids of a text; random ones for a model without a tokenizer.
-    Raises TreadleError if the two models tokenize the text differently.
+    Raises TreadleError if ``model`` and ``reference`` (None: not checked) tokenize the text
+    differently.
     """
     try:
         ids = model.tokenize(text)[:most]
@@ -356,7 +366,11 @@ def ids_of(model: Model, reference: Model | None, text: str, most: int) -> list[
 
 
 class StepComparison:
-    """Compares the records of two models, key by key, in the order of the model's plan."""
+    """Compares the records of two models, key by key, in the order of the model's plan.
+    ``reference``: the other model's record, ``tensors``: its weights by name; ``free``,
+    ``aligned``: the model's records in the free and the aligned run (None: there was none);
+    ``tolerance``: one for all steps, None for derived ones.
+    """
 
     def __init__(
         self,
@@ -376,7 +390,7 @@ class StepComparison:
         self._rounding: dict[tuple[str, ...], float] = {}
 
     def result(self, n_tokens: int) -> ModelDifference:
-        """Return the comparison of all keys that both records have."""
+        """Return the comparison of all keys that both records have, for a text of ``n_tokens``."""
         a = self._reference
         b = self._free
         steps = []
@@ -415,8 +429,9 @@ class StepComparison:
         return -1 if "embd" in head or head == "token_types" else self._model.config.n_layer
 
     def _errors(self, key: str, layer: int, b: StepRecord) -> npt.NDArray[np.float64]:
-        """Return the relative error of each token's row, float64 ``[n_tokens]``, of record ``b``
-        against the reference.
+        """Return the relative error of each token's row of ``key``, float64 ``[n_tokens]``, of
+        record ``b`` against the reference. In a layer, rows of queries and keys are first brought
+        into the same order (``RowOrder``).
         """
         rows = self._reference.values[key]
         others = b.values[key]
@@ -430,8 +445,8 @@ class StepComparison:
         return errors
 
     def _rounding_of(self, key: str) -> float:
-        """Return the largest relative rounding of a step: of its weights on both sides, if these
-        differ, and of its packed input or result.
+        """Return the largest relative rounding of the step of ``key``: of its weights on both
+        sides, if these differ, and of its packed input or result.
         """
         facts = self._free.facts[key]
         packed = min(
@@ -463,7 +478,9 @@ class StepComparison:
 
 
 def relative(rows: npt.ArrayLike, others: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return |b - a| / |a| of each row; 0 if both rows are 0, infinity if only ``a`` is."""
+    """Return the relative error |others - rows| / |rows| of each row, float64 ``[n_rows]``; 0 if
+    both rows are 0, infinity if only that of ``rows`` is.
+    """
     a = np.asarray(rows, np.float64)
     b = np.asarray(others, np.float64)
     error = np.sqrt(((b - a) ** 2).sum(-1))
@@ -473,8 +490,9 @@ def relative(rows: npt.ArrayLike, others: npt.ArrayLike) -> npt.NDArray[np.float
 
 
 def middle_of(key: str, errors: npt.NDArray[np.float64]) -> float:
-    """Return the root mean square of ``errors`` over tokens. For experts' weights return the
-    median: a token whose scores are nearly equal gets other experts by any rounding.
+    """Return the root mean square of the ``errors`` of a key's tokens. For the weights of routed
+    experts (keys that end in ``.route``) return the median: a token whose scores are nearly equal
+    gets other experts by any rounding.
     """
     if key.endswith(".route"):
         return float(np.median(errors))
@@ -494,8 +512,8 @@ def rounding(tensor: Tensor) -> float:
 
 
 def activation_rounding(bits: int) -> float:
-    """Return the relative rounding of packed activations with so many ``bits`` a value; 0 for
-    float32. With 8 bits a block has one scale, and its largest value may be ten times the root mean
+    """Return the relative rounding of packed activations with ``bits`` per value; 0 for float32
+    (32). With 8 bits a block has one scale, and its largest value may be ten times the root mean
     square.
     """
     if bits >= 32:
@@ -513,7 +531,9 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """A permutation of the dims of each head: ``dims`` are the indexes; () keeps the order.
+    """A permutation of the dims of each head: ``dims`` are their indexes, for heads of ``head_dim``
+    values; () keeps the order. Call it with values ``[n_tokens, n_head * head_dim]`` to permute
+    them.
 
     RoPE of GGUF's llama rotates neighbouring dims, that of Hugging Face the two halves of a head.
     So the rows of their query and key matrices have different orders.
@@ -530,8 +550,8 @@ class RowOrder:
 
     @classmethod
     def best(cls, model: Model, layer: int, rows: Floats, others: Floats) -> RowOrder:
-        """Return the order of ``others`` that brings them nearest to ``rows``, both queries or keys
-        of a layer: a permutation if it halves the error, else the same order.
+        """Return the order of ``others`` that brings them nearest to ``rows``, both queries or both
+        keys of ``layer``: a permutation if it halves the error, else the unchanged order.
         """
         n = len(rows)
         head_dim = model.config.layers[layer].head_dim
@@ -550,7 +570,9 @@ class RowOrder:
 
 
 def orders(head_dim: int, n_rot: int) -> Iterator[tuple[int, ...]]:
-    """Yield two permutations of a head's first ``n_rot`` dims: neighbours to halves, and back."""
+    """Yield two permutations of a head's ``head_dim`` dims, which move only the first ``n_rot``:
+    neighbours to halves, and back.
+    """
     dims = np.arange(n_rot)
     rest = tuple(range(n_rot, head_dim))
     yield (*(int(i) for i in dims.reshape(-1, 2).T.ravel()), *rest)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def one_line(path: Path, engine: Engine) -> str:
-    """Return a model's ``repr``: ``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637 MiB, 4
-    threads, ...)``.
+    """Return a model's ``repr``, such as ``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637
+    MiB, 4 threads, ...)``.
     """
     facts = card(path, engine)
     if "state" in facts:
@@ -60,12 +60,16 @@ def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 
 def room(cache: KVCache) -> str:
-    """Return the capacity of the KV cache: ``f16, 88.0 MiB for 4096 tokens``."""
+    """Return the type and capacity of the KV cache as text, such as ``f16, 88.0 MiB for 4096
+    tokens``.
+    """
     return f"{cache.kv}, {n_bytes(cache.n_bytes)} for {cache.n_tokens} tokens"
 
 
 def card(path: Path, engine: Engine) -> dict[str, str]:
-    """Return a model's facts, name to text; only "file" and "state" for a closed one."""
+    """Return facts about the model of ``engine``, opened from ``path``, as texts by name; only
+    "file" and "state" for a closed one.
+    """
     facts = {"file": path.name}
     tensors = engine.gguf.tensors.values()
     if not tensors:

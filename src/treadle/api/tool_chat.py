@@ -37,7 +37,9 @@ Tool = Mapping[str, Any] | Function
 
 
 class ChatModel(Protocol):
-    """The attributes of ``treadle.Model`` that this module uses."""
+    """The attributes of ``treadle.Model`` that this module uses; ``Model`` documents their
+    arguments.
+    """
 
     @property
     def template(self) -> ChatTemplate:
@@ -65,8 +67,8 @@ class ChatModel(Protocol):
         render: Callable[[list[dict[str, Any]]], str],
         given: Any,
     ) -> int:
-        """Return how many of a prompt's ids are its system prompt; 0 if that need not be stored
-        apart.
+        """Return how many of a prompt's ``ids`` are its system prompt; 0 if that need not be stored
+        apart. Arguments as of ``Model.system_end``.
         """
 
     def build_request(self, prompt: Sequence[int], **settings: Any) -> Request:
@@ -183,7 +185,9 @@ class Reply(Generation):
         return isinstance(guide, ConstrainedDecoder) and guide.end_reasoning()
 
     def message(self) -> dict[str, Any]:
-        """Return the answer as an assistant message in OpenAI's form."""
+        """Return the answer as an assistant message in OpenAI's form: ``content`` and, if there are
+        any, ``reasoning_content`` and ``tool_calls``.
+        """
         result: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             result["reasoning_content"] = self.reasoning
@@ -210,14 +214,15 @@ def reply(
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
-    """Return the answer of a chat with tools or a reasoning budget, not started.
+    """Return the answer to ``conversation``, a chat with tools or a reasoning budget, not started.
 
-    ``tool_choice``: "auto", "required", "none" or a tool's name; ``parallel``: allow several calls
-    in one answer; ``reasoning_budget``: maximum reasoning tokens, -1 for no limit;
-    ``reasoning_budget_message`` is written before reasoning is ended; ``continue_final_message``:
-    continue a last assistant message, or its "reasoning_content"; ``own``: keyword arguments of
-    ``generate``, of the names ``settings``; ``template``, ``variables``: of the chat template.
-    Raises GrammarError and the errors of ``generate``.
+    ``tools``: functions or dicts as in OpenAI's API, None for none; ``tool_choice``: "auto",
+    "required", "none" or a tool's name; ``parallel``: allow several calls in one answer;
+    ``reasoning_budget``: maximum reasoning tokens, -1 for no limit; ``reasoning_budget_message`` is
+    written before reasoning is ended; ``continue_final_message``: continue a last assistant
+    message, or its "reasoning_content"; ``own``: keyword arguments of ``generate``; ``settings``:
+    names of all settings, for errors about ``variables``; ``template``, ``variables``: of the chat
+    template. Raises GrammarError and the errors of ``generate``.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
@@ -302,8 +307,8 @@ def tools_by_name(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of tools one of which must be called, () if none must. Raises TreadleError
-    for an unknown ``choice``.
+    """Return the names of tools one of which must be called, by ``choice``: all ``names`` for
+    "required", one for a tool's name, () for "auto" and "none". Raises TreadleError for any other.
     """
     if not isinstance(choice, str):
         raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")
@@ -331,9 +336,9 @@ def run_tools(
     """Let a model answer a conversation and call functions, until it answers without calls. Each
     call's result is appended to the conversation.
 
-    Return the added messages, the last of which is the answer; ``told`` is called with each as it
-    is added. ``most``: maximum number of the model's answers; ``settings``: those of
-    ``Model.chat``; ``tool_choice`` applies to the first answer only. The model is told of a
+    Return the added messages, the last of which is the answer; ``told``, unless None, is called
+    with each as it is added. ``most``: maximum number of the model's answers; ``settings``: those
+    of ``Model.chat``; ``tool_choice`` applies to the first answer only. The model is told of a
     function's exception. Raises TreadleError if the last allowed answer still has calls.
     """
     if not callable(getattr(model, "chat", None)):

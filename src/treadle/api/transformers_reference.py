@@ -42,8 +42,8 @@ Found = dict[str, Floats]
 
 
 def load_transformers(folder: Path) -> Any:
-    """Load the model of a Hugging Face folder with transformers, in float32. Raises TreadleError if
-    that fails, UnsupportedError without torch and transformers.
+    """Load the model of a Hugging Face folder with transformers, in float32, and return its module.
+    Raises TreadleError if that fails, UnsupportedError without torch and transformers.
     """
     if not is_hf(folder):
         found = "is no Hugging Face folder"
@@ -95,8 +95,9 @@ def reference_of(
 
 
 def scaled(found: Found, model: Model, facts: Mapping[str, StepFacts]) -> Found:
-    """Return values as treadle's plan has them: the residual stream is divided by the model's
-    ``residual_scale``. The last norm is left out if the plan multiplies it by a logit scale.
+    """Return the values ``found``, by key, as treadle's plan has them: the residual stream is
+    divided by the model's ``residual_scale``. The last norm is left out if the plan multiplies it
+    by a logit scale, and so are keys that are neither states nor in ``facts``.
     """
     config = model.config
     kept = dict(found)
@@ -118,7 +119,7 @@ def modules_of(
 ) -> dict[Any, list[tuple[str, str]]]:
     """Return the modules of ``network`` whose inputs or outputs are recorded. Each has pairs: "in"
     or "out", and the key under which that value is recorded. ``facts``: of the model's steps, by
-    key; keys without a module are left out.
+    key; keys without a module are left out. ``folder``: the network's, with its tensor names.
     """
     names = hf_names(folder)
     modules = dict(network.named_modules())
@@ -140,7 +141,9 @@ def modules_of(
 
 
 def hf_names(folder: Path) -> dict[str, str]:
-    """Return the checkpoint's tensor names by GGUF's, for tensors whose rows are the same."""
+    """Return the tensor names of the checkpoint in ``folder`` by GGUF's names, for tensors whose
+    rows are the same in both.
+    """
     from treadle.convert.hf.folder import read_checkpoint
 
     tensors = read_checkpoint(folder).tensors
@@ -153,8 +156,8 @@ def hf_names(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def hooked(module: Any, wanted: Sequence[tuple[str, str]], found: Found) -> Iterator[None]:
-    """Within the block, store a module's inputs and outputs in ``found`` by the keys of ``wanted``;
-    of several calls the first.
+    """Within the block, store a module's inputs and outputs in ``found``, of several calls those of
+    the first. ``wanted``: pairs of "in" or "out" and the key under which to store it.
     """
 
     def keep(module: Any, given: tuple[Any, ...], made: Any) -> None:
@@ -208,8 +211,9 @@ def record_attention(network: Any, model: Model, found: Found) -> Iterator[None]
 
 
 def output_of(module: Any, given: Any, made: Any) -> Any:
-    """Return the tensor that a module put out. A router returns a tuple instead; then its scores
-    are computed from its input, weight and bias. None for other modules that return a tuple.
+    """Return the tensor that a module made, ``made``. A router of experts makes a tuple instead;
+    then its scores are computed from its input ``given``, weight and bias. None for other modules
+    that make a tuple.
     """
     if not isinstance(made, tuple):
         return made
@@ -235,8 +239,8 @@ def compare_with(
     *,
     tolerance: float | None = None,
 ) -> ModelDifference:
-    """Compare a model's steps for ``ids`` with what transformers' ``network`` of ``folder``
-    computes.
+    """Compare a model's steps for ``ids`` with the values that transformers' ``network`` of
+    ``folder`` computes. ``tolerance``: one for all steps, None for derived ones.
 
     Raises UnsupportedError for another vocabulary size or number of layers.
     """

@@ -70,8 +70,9 @@ def _check_bases(cls: Any, frozen: bool) -> None:
 
 
 def _fields(cls: Any, kw_only: bool) -> dict[str, Any]:
-    """Return the fields by name: those of the bases, then those that ``cls`` annotates. A field's
-    default becomes the class attribute, as the standard decorator has it.
+    """Return the fields of a dataclass, ``dataclasses.Field`` by name: those of the bases, then
+    those that ``cls`` annotates. ``kw_only``: these are keyword-only. A field's default becomes the
+    class attribute, as the standard decorator has it.
     """
     fields: dict[str, Any] = {}
     for base in cls.__mro__[:0:-1]:
@@ -113,9 +114,9 @@ _FACTORY = _Factory()
 
 
 def _late_init(cls: Any, frozen: bool) -> Any:
-    """Return an ``__init__`` that reads the fields of ``cls``. After ``N_PLAIN`` objects it
-    compiles a faster one and sets that as ``cls.__init__``. Wrong arguments are left to the
-    compiled one, for Python's own errors.
+    """Return an ``__init__`` that reads the fields of ``cls``; ``frozen``: it is a frozen
+    dataclass. After ``N_PLAIN`` objects it compiles a faster one and sets that as ``cls.__init__``.
+    Wrong arguments are left to the compiled one, for Python's own errors.
     """
     n_left = N_PLAIN
 
@@ -137,7 +138,9 @@ def _late_init(cls: Any, frozen: bool) -> Any:
 
 
 def _values(cls: Any, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the value of each field for arguments of ``__init__``; None for wrong arguments."""
+    """Return the value of each field, by name, for the arguments ``given`` and ``named`` of
+    ``__init__``; None for wrong arguments.
+    """
     values: dict[str, Any] = {}
     n_given = n_named = 0
     for name, field in cls.__dataclass_fields__.items():

@@ -75,9 +75,9 @@ _FIELD: Any = type(vars(namedtuple("_Field", "x"))["x"])
 
 
 def _late_new(name: str, fields: tuple[str, ...], defaults: dict[str, Any]) -> Any:
-    """Return a ``__new__`` that fills in defaults itself. After ``N_PLAIN`` tuples it sets the
-    standard library's as that of the class. Wrong arguments are left to that one, for Python's own
-    errors.
+    """Return a ``__new__`` for the class ``name`` with ``fields`` and their ``defaults``. After
+    ``N_PLAIN`` tuples it sets the standard library's in its place. Wrong arguments are left to that
+    one, for Python's own errors.
     """
     n_left = N_PLAIN
 

@@ -29,9 +29,10 @@ def own_process() -> None:
 
 @contextmanager
 def imports_kept() -> Iterator[None]:
-    """As ``garbage_kept``, for imports: they create a hundred thousand objects, none of them
-    garbage. In a process of treadle's own no later collection looks at these: the first one would
-    take a twentieth of a start.
+    """Disable the garbage collector within the block, as ``garbage_kept`` does, for imports: they
+    create a hundred thousand objects, none of them garbage. In a process of treadle's own
+    (``own_process``) no later collection looks at these: the first one would take a twentieth of a
+    start.
     """
     with garbage_kept():
         yield

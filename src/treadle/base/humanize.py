@@ -39,23 +39,27 @@ def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Join at most ``most`` names, with the number of the others: ``a, b and 3 more``."""
+    """Return at most ``most`` of the names as one text, with the number of the others: ``a, b and 3
+    more``.
+    """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def counted(n: int, what: str) -> str:
-    """Format a count: ``1 token``, ``2 tokens``."""
+    """Return a count with its noun ``what``, in the plural unless ``n`` is 1: ``1 token``, ``2
+    tokens``.
+    """
     return f"{n} {what}{'s' * (n != 1)}"
 
 
 def n_bytes(number: float) -> str:
-    """Format a size in bytes: ``1.1 GiB``."""
+    """Return a size in bytes as text: ``1.1 GiB``."""
     return scaled(number, "B", base=1024)
 
 
 def n_weights(number: float) -> str:
-    """Format a number of weights as in model names: ``293K``, ``1.1B``."""
+    """Return a number of weights as text, as in model names: ``293K``, ``1.1B``."""
     for letter in ("", "K", "M", "B"):
         if abs(number) < 999.5 or letter == "B":
             break

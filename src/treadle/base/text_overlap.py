@@ -13,6 +13,6 @@ def overlap(text: str, stop: str) -> int:
 
 
 def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the length of the longest common prefix of two sequences."""
+    """Return the length of the longest common prefix of the sequences ``one`` and ``other``."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

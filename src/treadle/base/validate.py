@@ -79,7 +79,9 @@ def integer(name: str, value: object) -> int:
 
 
 def ranged(name: str, value: object, least: int, most: float = inf) -> int:
-    """Return ``value`` as an int from ``least`` to ``most``. Raises TreadleError."""
+    """Return ``value`` as an int from ``least`` to ``most``. Raises TreadleError, with the
+    argument's ``name``, for other values.
+    """
     number = integer(name, value)
     if not least <= number <= most:
         expected = f"at least {least}" if most == inf else f"{least} to {most}"
@@ -88,12 +90,16 @@ def ranged(name: str, value: object, least: int, most: float = inf) -> int:
 
 
 def positive(name: str, value: object, most: float = inf) -> int:
-    """Return ``value`` as an int from 1 to ``most``. Raises TreadleError."""
+    """Return ``value`` as an int from 1 to ``most``. Raises TreadleError, with the argument's
+    ``name``, for other values.
+    """
     return ranged(name, value, 1, most)
 
 
 def flag(name: str, value: object) -> bool:
-    """Return ``value`` as a bool. Raises TreadleError, also for strings such as "false"."""
+    """Return ``value`` as a bool. Raises TreadleError, with the argument's ``name``, also for
+    strings such as "false".
+    """
     if not is_flag(value):
         raise TreadleError(f"{name}={value!r:.40}: expected True or False")
     return bool(value)
@@ -117,8 +123,8 @@ def iterated(name: str, values: Any, expected: str = "a list") -> Iterator[Any]:
 
 
 def listed(name: str, values: Any, expected: str = "a list") -> list[Any]:
-    """Return ``values`` as a list. Raises TreadleError for text, bytes, mappings, and values that
-    cannot be iterated.
+    """Return ``values`` as a list. Raises TreadleError, with the argument's ``name`` and the
+    ``expected`` type, for text, bytes, mappings, and values that cannot be iterated.
     """
     return list(iterated(name, values, expected))
 

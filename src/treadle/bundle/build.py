@@ -51,8 +51,8 @@ exit 1
 
 @dataclass(frozen=True)
 class BuiltBundle:
-    """A written bundle: its size and those of its parts in bytes, the machines it runs on, and the
-    command that it starts.
+    """A written bundle: its size (``n_bytes``) and those of its parts in bytes, the machines it
+    runs on (``targets``), and the command that it starts.
     """
 
     path: Path
@@ -73,12 +73,14 @@ def make_bundle(
     force: bool = False,
     say: Say = lambda text: None,
 ) -> BuiltBundle:
-    """Write the program and the model as one executable file, ``out``.
+    """Write the program and the model as one executable file, ``out``; ``force``: replace an
+    existing file.
 
     With ``targets`` the bundle runs on these, with wheels from the package registry; without, on
     this machine's architecture and Python version, with the packages installed here. It starts the
-    server with ``serve``; ``args`` are default arguments. Raises FileError, UnsupportedError (a
-    model in several files; not on Linux), TreadleError (no pex, no network).
+    server with ``serve``; ``args`` are default arguments of the command. ``say`` is called with a
+    text at each stage. Raises FileError, UnsupportedError (a model in several files; not on Linux),
+    TreadleError (no pex, no network).
     """
     if NAME != "linux":
         raise UnsupportedError(
@@ -123,8 +125,9 @@ def make_bundle(
 
 
 def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
-    """Return the bundle's header for ``model``, which is opened as a check. Raises FileError, and
-    UnsupportedError unless it is a single GGUF file.
+    """Return the bundle's header for ``model``, which is opened as a check. ``serve``: the bundle
+    starts the server; ``args``: default arguments. Raises FileError, and UnsupportedError unless it
+    is a single GGUF file.
     """
     if model.is_dir() or model.suffix == ".safetensors":
         raise UnsupportedError(
@@ -153,7 +156,8 @@ def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
 
 def fetch(own: Path, extras: frozenset[str], targets: Sequence[Target], folder: Path) -> None:
     """Download wheels for the targets into ``folder/wheels``, from the registry that pip is
-    configured for. ``own`` is treadle's wheel.
+    configured for. ``own`` is treadle's wheel, ``extras`` are its extras whose packages are
+    included.
 
     All targets use the versions that the oldest Python accepts: pex requires one version of each
     pure Python package.
@@ -185,8 +189,9 @@ def _download(wanted: str, targets: Sequence[Target], folder: Path, *more: str) 
 
 
 def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Path:
-    """Pack the wheels in ``folder/wheels`` as an application, ``program.pex``, and return its path.
-    pex unpacks it into a virtual environment on its first run.
+    """Pack the wheels in ``folder/wheels``, treadle's with ``extras``, as an application for
+    ``targets``, ``program.pex``, and return its path. pex unpacks it into a virtual environment on
+    its first run.
     """
     result = folder / "program.pex"
     wanted = f"treadle[{','.join(sorted(extras))}]" if extras else "treadle"
@@ -209,8 +214,8 @@ def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Pat
 
 
 def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> None:
-    """Run a pex command, which writes nothing outside of ``folder``. Raises TreadleError with the
-    text ``failure``.
+    """Run the pex command ``command`` with the options ``more``; it writes nothing outside of
+    ``folder``. Raises TreadleError, which begins with the text ``failure``.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("PEX")}
     done = subprocess.run(
@@ -227,7 +232,7 @@ def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> Non
 
 
 def digest(path: Path) -> str:
-    """Return the program's id: 32 hex digits of the SHA-256 of its file."""
+    """Return the id of the program in the file ``path``: 32 hex digits of the file's SHA-256."""
     state = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(PIECE):
@@ -236,7 +241,9 @@ def digest(path: Path) -> str:
 
 
 def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
-    """Return the shell script at the beginning of the bundle ``name``, a file of ``n_bytes``."""
+    """Return the shell script at the beginning of the bundle ``name``, a file of ``n_bytes`` for
+    the Python versions of ``targets``.
+    """
     versions = sorted({target.python for target in targets}, reverse=True)
     pythons = " ".join("python{}.{}".format(*version) for version in versions)
     values = {"ID": name, "PYTHONS": pythons, "BYTES": str(n_bytes)}
@@ -245,7 +252,8 @@ def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
 
 def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> None:
     """Copy the archive ``program`` to ``to``, with ``front.py`` inserted before pex's own first
-    lines. ``name``: the id under which the program is unpacked.
+    lines. ``name``: the id under which the program is unpacked; ``targets``: the machines and
+    Python versions that ``front.py`` accepts.
     """
     front = Path(__file__).with_name("front.py").read_text("utf-8")
     values = {
@@ -267,7 +275,9 @@ def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> 
 
 
 def write(file: IO[bytes], model: Path, bundled: BundleHeader, program: Path) -> None:
-    """Append the model, padding and the program to ``file``, which holds the header."""
+    """Append the model (``bundled.n_bytes`` bytes, also if ``model`` is a bundle itself), padding
+    and the program to ``file``, which holds the header.
+    """
     with model.open("rb") as source:
         inside = read_bundled(source, model)
         source.seek(inside.start if inside else 0)

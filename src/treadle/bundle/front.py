@@ -33,7 +33,7 @@ def candidates():  # type: () -> list[str]
 
 
 def is_ours(path):  # type: (str) -> bool
-    """Return whether the file belongs to this user or root."""
+    """Return whether the file or folder ``path`` belongs to this user or root."""
     return os.stat(path).st_uid in (os.getuid(), 0)
 
 
@@ -58,8 +58,8 @@ def fits(folder):  # type: (str) -> bool
 
 
 def runs(python, version):  # type: (str, tuple[int, int]) -> bool
-    """Return whether the command ``python`` runs as ``version``: pyenv has shims for all versions
-    that it knows, and most of them fail.
+    """Return whether the command ``python`` starts a Python of this ``version``. It is run to find
+    out: pyenv has shims for all versions that it knows, and most of them fail.
     """
     import subprocess
 

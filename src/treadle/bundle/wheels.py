@@ -37,7 +37,7 @@ def plain(name: str) -> str:
 
 
 def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
-    """Return the installed distributions that treadle needs with these extras, itself included, by
+    """Return the installed distributions that treadle needs with ``extras``, itself included, by
     normalised name.
 
     Raises TreadleError for one that is not installed.
@@ -67,8 +67,9 @@ def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
 
 
 def write_wheel(path: Path, info: str, files: Iterable[tuple[str, bytes]], level: int = 1) -> None:
-    """Write a wheel from ``files``, (name, content) pairs; ``info`` is the name of its .dist-info
-    folder. ``level``: zlib's compression; 6 makes it a tenth smaller and takes five times as long.
+    """Write the wheel ``path`` from ``files``, (name, content) pairs; ``info`` is the name of its
+    .dist-info folder. ``level``: zlib's compression; 6 makes it a tenth smaller and takes five
+    times as long.
     """
     record = []
     with zipfile.ZipFile(path, "w") as archive:
@@ -106,7 +107,8 @@ def own_wheel(to: Path) -> Path:
 
 
 def installed_wheel(of: installed.Distribution, to: Path) -> Path:
-    """Write a wheel of an installed distribution into the folder ``to``, and return its path.
+    """Write a wheel of the installed distribution ``of`` into the folder ``to``, and return its
+    path.
 
     Raises TreadleError for one without a list of its files, or with missing files.
     """
@@ -135,7 +137,9 @@ def installed_wheel(of: installed.Distribution, to: Path) -> Path:
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU architecture and a Python version that a bundle runs on: Linux, glibc, CPython."""
+    """A CPU architecture (``machine``, as "x86_64") and a Python version (as (3, 12)) that a bundle
+    runs on; always with Linux, glibc and CPython.
+    """
 
     machine: str
     python: tuple[int, int]
@@ -144,7 +148,7 @@ class Target:
         return f"{self.machine} CPython {self.python[0]}.{self.python[1]}"
 
     def complete(self) -> str:
-        """Return pex's description of the platform, as JSON."""
+        """Return pex's description of the platform, its markers and wheel tags, as JSON."""
         from packaging.tags import compatible_tags, cpython_tags
 
         platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in GLIBC]
@@ -180,7 +184,7 @@ def requirement(name: str) -> str:
 
 
 def any_python(path: Path) -> Path:
-    """Replace the wheel by one tagged for any Python 3, and return its path.
+    """Replace the wheel ``path`` by one tagged for any Python 3, and return its path.
 
     Raises TreadleError for one with Python extension modules.
     """

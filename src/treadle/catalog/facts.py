@@ -40,12 +40,15 @@ SPEECH_TEXT = "speech"  # the text of sound
 class ModelFacts:
     """Facts of one model.
 
-    kind: of its output: "text", "vectors", "scores", or "speech" (text of sound). format: of most
-    of its weights. n_context: tokens that it was trained for. kv_bytes: bytes of keys, values and
-    states of one text of USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes:
-    of ``n_context``. reads_media: whether its architecture reads pictures or sounds through a
-    projector. modalities: what it reads with the projector that is there: "image", "audio".
-    license: as the file states it. problem: why treadle does not run it, "" if it does.
+    title: the name that the file gives itself. kind: of its output: "text", "vectors", "scores", or
+        "speech" (text of sound).
+    format: the one that most bytes of its weights have. n_context: tokens that it was trained for.
+    kv_bytes: bytes of keys, values and states of one text of USUAL_CONTEXT tokens, or of
+        ``n_context`` if that is less; full_kv_bytes: of ``n_context``.
+    reads_media: whether its architecture reads pictures or sounds through a projector. modalities:
+        what it reads with the projector that is there: "image", "audio".
+    has_template: whether it has a chat template. license: as the file states it.
+    problem: why treadle does not run it, "" if it does.
     """
 
     architecture: str = ""
@@ -103,7 +106,9 @@ def facts_of(model: StoredModel) -> ModelFacts:
 
 
 def read_header(path: Path, projector: Path | None = None) -> ModelFacts:
-    """Return the facts of a file or folder. Unreadable contents give a ``problem``, no error."""
+    """Return the facts of a model's file or folder. ``projector``: the projector file beside it, if
+    any. Unreadable contents give a ``problem``, no error.
+    """
     from treadle.convert.open import open_model
 
     try:
@@ -221,9 +226,9 @@ def modalities_of(gguf: GGUF, config: Config, projector: Path | None) -> tuple[s
 
 
 def _reads(metadata: Mapping[str, Any], part: str, config: Config) -> bool:
-    """Return whether treadle reads the ``part`` ("vision", "audio") of a projector for a model. If
-    the model's own file does not say that it reads media, the projector's rows must be as wide as
-    the model's states.
+    """Return whether treadle reads the ``part`` ("vision", "audio") of a projector, whose keys are
+    ``metadata``, for a model. If the model's own file does not say that it reads media, the
+    projector's rows must be as wide as the model's states.
     """
     from treadle.media.families import FAMILIES
 

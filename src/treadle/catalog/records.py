@@ -36,11 +36,13 @@ TEXT = "tg"
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """One measurement: ``test`` (``tg128``), its conditions, ``tok_s`` tokens per second, ``time``
-    in seconds since 1970.
+    """One measurement of ``treadle bench``.
 
-    ``depth``: tokens in the cache before; ``kv``: type of keys and values; ``device``: its name,
-    None for the CPU; ``machine``: as of ``this_machine``.
+    test: ``pp512`` (512 prompt tokens), ``tg128`` (128 tokens of text) ..; tok_s: tokens per
+        second.
+    depth: tokens in the cache before; sequences: texts at once; kv: type of keys and values, None
+        for the default; device: its name, None for the CPU.
+    time: seconds since 1970; machine: as ``this_machine`` returns it.
     """
 
     test: str
@@ -130,8 +132,9 @@ def last_used(path: Path) -> float | None:
 
 
 def add_speeds(path: Path, results: Iterable[Mapping[str, Any]], kv: str | None) -> None:
-    """Append the results of ``treadle bench``, as in its JSON. Does nothing where records cannot be
-    written.
+    """Append the results of ``treadle bench``, as in its JSON, to the records of the model at
+    ``path``. ``kv``: the type of keys and values that they were measured with, None for the
+    default. Does nothing where records cannot be written.
     """
     found = writable(path, SPEEDS)
     machine = this_machine()
@@ -173,7 +176,9 @@ def usual_speed(path: Path) -> UsualSpeed:
 
 
 def read_facts(path: Path, version: str) -> dict[str, Any] | None:
-    """Return the stored facts of a model; None if there are none of this ``version``."""
+    """Return the stored facts of a model, the fields of ``ModelFacts`` by name; None if there are
+    none of this ``version``, which the caller chooses.
+    """
     found = record_path(path, FACTS)
     try:
         about = None if found is None else json.loads(read_some(found))
@@ -185,8 +190,8 @@ def read_facts(path: Path, version: str) -> dict[str, Any] | None:
 
 
 def write_facts(path: Path, version: str, facts: Mapping[str, Any]) -> None:
-    """Store the facts of a model, of this ``version``. Does nothing where records cannot be
-    written.
+    """Store the facts of a model, the fields of ``ModelFacts`` by name, as those of this
+    ``version``. Does nothing where records cannot be written.
     """
     found = writable(path, FACTS)
     with suppress(OSError):

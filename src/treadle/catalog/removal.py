@@ -94,8 +94,8 @@ def check_unused(plan: RemovalPlan) -> None:
 def remove(plan: RemovalPlan, everything: Iterable[StoredModel]) -> int:
     """Remove the files and records of the plan's models; return the bytes that became free.
 
-    The plan is computed again: another program may have added a revision since. Raises FileError
-    for a file that cannot be removed.
+    The plan is computed again from ``everything``, all models that are on this machine now: another
+    program may have added a revision since. Raises FileError for a file that cannot be removed.
     """
     plan = plan_removal(plan.models, everything)
     for model in plan.models:

@@ -156,7 +156,9 @@ def models_in_cache(root: Path, notes: Iterable[UnfinishedDownload] = ()) -> Ite
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One revision of a repository; without a repository, a folder outside the hub's cache."""
+    """One revision of a repository (OWNER/REPO), at ``commit``; ``is_main``: the one of branch
+    ``main``. Without a repository, a folder outside the hub's cache.
+    """
 
     repo: str = ""
     commit: str = ""
@@ -207,8 +209,8 @@ def models_among(
     snapshot: Snapshot,
     notes: Iterable[UnfinishedDownload] = (),
 ) -> Iterator[StoredModel]:
-    """Yield the models that ``files`` contain: bytes by path below ``folder``. ``notes``:
-    unfinished downloads of the repository.
+    """Yield the models that ``files`` contain: bytes by path below ``folder``, which has the
+    revision ``snapshot``. ``notes``: unfinished downloads of the repository.
     """
     repo = snapshot.repo
     of: dict[str, Any] = {
@@ -323,7 +325,9 @@ def label_of(path: str, repo: str = "") -> tuple[str, str]:
 
 
 def unfinished_model(repository: Path, repo: str, note: UnfinishedDownload) -> StoredModel:
-    """Return the entry of a download of which no file is complete."""
+    """Return the entry of a download, which ``note`` describes, of which no file is complete.
+    ``repository``: the folder of ``repo`` in the hub's cache.
+    """
     first = note.paths[0]
     is_model = first.lower().endswith(".gguf") and not is_projector_name(first)
     inside = first if is_model else ""

@@ -68,6 +68,7 @@ def read_media_part(
     part: Mapping[str, Any], place: str, *, local: bool, limits: MediaLimits = LIMITS
 ) -> MediaPart | None:
     """Return the picture or sound of one part of a message; None for a part of another type.
+    ``place``: of the part, for errors.
 
     ``local``: the caller is a program in this process, which may give paths, ``file://`` URLs and
     objects; otherwise those raise UnsupportedError. Raises TemplateError for a part whose data is
@@ -95,7 +96,7 @@ def read_media_part(
 
 def _detail(part: Mapping[str, Any], key: str, place: str) -> str:
     """Return the resolution that a part requests, one of DETAILS: its own ``detail``, or that in
-    the object under ``key``. Raises TemplateError for another value.
+    the object under ``key``. Raises TemplateError, which names ``place``, for another value.
     """
     inner = part[key] if isinstance(part[key], Mapping) else {}
     given = part.get("detail", inner.get("detail"))
@@ -123,8 +124,8 @@ def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> lis
 
 
 def kind_of_base64(text: Any) -> MediaKind:
-    """Return "audio" if base64, or a ``data:`` URL of it, begins as a sound file does; else
-    "image".
+    """Return "audio" if ``text``, base64 or a ``data:`` URL of it, begins as a sound file does;
+    else "image".
     """
     head = text[:HEAD].rpartition(",")[2] if isinstance(text, str) else ""
     try:
@@ -142,6 +143,7 @@ def read_multimodal_prompt(
     limits: MediaLimits = LIMITS,
 ) -> list[str | MediaPart]:
     """Return the texts, pictures and sounds of llama.cpp's multimodal prompt, in their order.
+    ``place``: of the prompt, for errors.
 
     ``prompt``: an object with ``prompt_string``, in which each ``marker`` stands for the next item
     of ``multimodal_data``, base64 texts. An item's bytes tell whether it is a picture or a sound.
@@ -189,7 +191,9 @@ def split_at_markers(
 
 
 def _of_any_kind(text: Any, place: str, limits: MediaLimits) -> MediaPart:
-    """Decode base64 and return it as a picture or a sound, as its first bytes tell."""
+    """Decode the base64 ``text`` and return it as a picture or a sound, as its first bytes tell.
+    ``place``: of the text, for errors. Raises as ``read_media_part`` does.
+    """
     # A sound may be larger; the picture's own limit is checked once it is known to be one.
     part = _ValueReader("audio", False, limits).read("data", text, place)
     found = media_format(part.source)
@@ -209,8 +213,8 @@ def _keys(name: str) -> list[str]:
 def _anthropic(
     source: Mapping[str, Any], kind: MediaKind, place: str, limits: MediaLimits
 ) -> MediaPart:
-    """Return the picture or sound of a ``source`` object of Anthropic's API, of type
-    base64 or url.
+    """Return the picture or sound of a ``source`` object of Anthropic's API, of type base64 or url.
+    ``place``: of the object, for errors. Raises as ``read_media_part`` does.
     """
     reader = _ValueReader(kind, False, limits)
     form = source.get("type")
@@ -225,8 +229,8 @@ def _anthropic(
 
 @dataclass(frozen=True)
 class _ValueReader:
-    """Reads the value under one key of a part, as the key's name requires: base64, a
-    URL or a path.
+    """Reads the value under one key of a part of type ``kind``, as the key's name requires: base64,
+    a URL or, with ``local``, a path.
     """
 
     kind: MediaKind
@@ -234,7 +238,9 @@ class _ValueReader:
     limits: MediaLimits
 
     def read(self, key: str, value: Any, place: str) -> MediaPart:
-        """Return the value of ``key`` as a ``MediaPart``. Raises as ``read_media_part`` does."""
+        """Return the value of ``key`` as a ``MediaPart``. ``place``: of the value, for errors.
+        Raises as ``read_media_part`` does.
+        """
         if key == "input_audio":
             return self._input_audio(value, place)
         if isinstance(value, Mapping) and key.endswith("_url"):

@@ -97,8 +97,8 @@ def _first(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _format_of(part: Mapping[str, Any]) -> str:
-    """Return the media type of an OpenAI audio part, made from its ``format``:
-    "audio/wav"; or "".
+    """Return the media type of an OpenAI audio part, made from its ``format``, such as "audio/wav";
+    "" if it has none.
     """
     found = _first(part, ("format",))
     return f"audio/{found}" if found else ""

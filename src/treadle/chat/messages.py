@@ -50,7 +50,8 @@ class ChatMessages:
     ``messages``: dicts of JSON types. A content is a string, None, or a list of parts of the types
     text, thinking, image and audio; that of a tool result may be any JSON. Reasoning is copied to
     every key of REASONING. ``media``: the pictures and sounds of the image and audio parts, in
-    order. ``warnings``: sentences about parts that were left out and tool results without a call.
+    order of appearance. ``warnings``: sentences about parts that were left out and tool results
+    without a call.
     """
 
     messages: list[dict[str, Any]]
@@ -103,8 +104,8 @@ def may_have_media(messages: Any) -> bool:
 
 
 class _MediaReader:
-    """Collects the pictures and sounds of messages in ``media``, in order; ``warnings`` lists those
-    that were left out.
+    """Collects the pictures and sounds of messages in ``media``, in order of appearance;
+    ``warnings`` has a sentence about each that was left out.
     """
 
     def __init__(self, policy: MediaPolicy) -> None:
@@ -145,9 +146,9 @@ class _MediaReader:
         )
 
     def _taken(self, placed: PlacedPart, index: int, message: Message) -> dict[str, Any]:
-        """Return the part that replaces ``placed``: its ``template_part``, or a text placeholder if
-        the model cannot read it. Raises UnsupportedError instead of the latter with
-        ``policy.strict``.
+        """Return the part that replaces ``placed``, a part of ``message`` (number ``index``): its
+        ``template_part``, or a text placeholder if the model cannot read it. Raises
+        UnsupportedError instead of the latter with ``policy.strict``.
         """
         policy = self._policy
         of_tool = message.get("role") == "tool"
@@ -178,7 +179,9 @@ class _MediaReader:
 
 
 def _readable(kinds: frozenset[str], *, only: bool = False) -> str:
-    """Return the kinds of content that a model reads, in words: "text and pictures"."""
+    """Return the kinds of content that a model reads, in words: "text and pictures"; with ``only``,
+    "only text and pictures".
+    """
     if not kinds:
         return "only text" if only else "text alone"
     return " and ".join(("only text" if only else "text", *plurals(kinds)))

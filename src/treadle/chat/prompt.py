@@ -39,7 +39,9 @@ class PromptMedia:
 
     @classmethod
     def of(cls, conversation: ChatMessages, marks: Sequence[MediaMarks]) -> PromptMedia | None:
-        """Return the pictures and sounds of a conversation; None if it has none."""
+        """Return the pictures and sounds of a conversation; None if it has none. ``marks``: those
+        of the model's media families.
+        """
         if not conversation.media:
             return None
         from treadle.media.marks import HiddenMarks  # imported late: rarely needed
@@ -97,9 +99,10 @@ def conversation_prompt(
 
     ``tools`` None: messages with tool calls, tool results, later system messages or reasoning are
     converted to the template's form, and so are messages on which the template raises. With
-    ``tools`` they are rendered unchanged. ``own``: variables that the template need not read;
-    ``variables``: variables that it must read. ``settings``: names of generation settings, for
-    hints on misspelt names. ``marks``: those of the model's media families.
+    ``tools``, a list in OpenAI's form, they are rendered unchanged. ``own``: variables that the
+    template need not read; ``variables``: variables that it must read. ``settings``: names of
+    generation settings, for hints on misspelt names. ``marks``: those of the model's media
+    families.
 
     Raises TreadleError for invalid arguments, TypeError for a variable that the template does not
     read, TemplateError if the template refuses the messages.
@@ -133,9 +136,10 @@ def render_messages(
     within: bool = False,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render messages that are already in the template's form. ``continued``: if the last message
-    is an open answer of the assistant, the prompt ends inside its content. ``within``: the prompt
-    ends inside the last message's reasoning.
+    """Render messages that are already in the template's form, with their ``media``. ``continued``:
+    if the last message is an open answer of the assistant, the prompt ends inside its content.
+    ``within``: the prompt ends inside the last message's reasoning. Else, with
+    ``add_generation_prompt``, it ends with the beginning of an answer.
     """
     given = {"tools": tools, **variables}
     placeholders = None

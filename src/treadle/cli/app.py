@@ -87,7 +87,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in sections."""
+        """Write the commands of the help text in sections."""
         width = max(map(len, COMMANDS))
         for title, commands in SECTIONS.items():
             with formatter.section(title):
@@ -115,13 +115,15 @@ class Commands(click.Group):
         return name, command, rest
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        """Parse the arguments; --help and --version are printed here."""
+        """Parse the command line, whose arguments are those of click's ``Command.make_context``;
+        --help and --version are printed here.
+        """
         with outcomes():
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the called command. A usage error gets that command's context and, if an environment
-        variable set the wrong value, the variable's name.
+        """Run the called command and return its result. A usage error gets that command's context
+        and, if an environment variable set the wrong value, the variable's name.
         """
         with outcomes():
             try:
@@ -194,7 +196,7 @@ def discard_stdout() -> None:
 
 
 def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Print the version and stop."""
+    """Print the version and stop if ``value``: callback of ``--version``."""
     if value and not ctx.resilient_parsing:
         click.echo(f"treadle {treadle.__version__}")
         ctx.exit()
@@ -263,14 +265,14 @@ def invoke(argv: Sequence[str] | None) -> int:
 
 
 def fail(message: str, code: int = FAILED, kind: str = "error") -> int:
-    """Write an error or a warning (``kind``) to standard error, and return ``code``. It is one
-    line, even if a file name in it has line breaks.
+    """Write ``message``, an error or a warning (``kind``), to standard error, and return the exit
+    code ``code``. It is one line, even if a file name in it has line breaks.
     """
     return complain(f"treadle: {kind}: {printable(message, keep=TAB)}", code)
 
 
 def complain(message: str, code: int) -> int:
-    """Write ``message`` to standard error and return ``code``."""
+    """Write ``message`` to standard error and return the exit code ``code``."""
     try:
         print(printable(message, keep="\n\t"), file=sys.stderr, flush=True)
     except OSError:  # standard error is closed; only the exit code is left

@@ -32,7 +32,7 @@ Streams = Sequence[Sequence[int]]
 
 
 class BenchEngine(Protocol):
-    """An engine that can be timed. ``name``: as in the results."""
+    """An engine that can be timed. ``name``: the engine's name in the results."""
 
     name: str
 
@@ -52,7 +52,9 @@ class BenchEngine(Protocol):
 
 
 def streams(n_sequences: int, n_tokens: int, n_vocab: int) -> list[list[int]]:
-    """Return random tokens, ``[n_sequences][n_tokens]``, the same in every call."""
+    """Return random token ids below ``n_vocab``, ``[n_sequences][n_tokens]``, the same in every
+    call.
+    """
     return [
         [random_ids.randrange(n_vocab) for _ in range(n_tokens)]
         for random_ids in map(random.Random, range(n_sequences))
@@ -60,7 +62,9 @@ def streams(n_sequences: int, n_tokens: int, n_vocab: int) -> list[list[int]]:
 
 
 class Treadle:
-    """treadle itself, with a session for each stream of ``ids``."""
+    """treadle itself as a ``BenchEngine``, with a session for each stream of ``ids`` (token ids,
+    ``[n_sequences][n_tokens]``).
+    """
 
     name = "treadle"
 
@@ -93,14 +97,14 @@ class Treadle:
             self.model.engine.run([BatchItem(s.seq, [ids[s.n_past]]) for s, ids in taking])
 
     def close(self) -> None:
-        """Free the pages."""
+        """Free the sessions' pages of the KV cache."""
         for session in self.sessions:
             session.close()
 
 
 class TreadleEncoder(Treadle):
     """treadle with an encoder-decoder model. The encoder reads the prompt; the decoder generates
-    tokens that attend to a prompt of ``depth`` tokens, at least one.
+    tokens that attend to the encoded prompt, whose length is the test's depth, at least one token.
     """
 
     def __init__(self, model: Any, ids: Streams) -> None:
@@ -110,8 +114,8 @@ class TreadleEncoder(Treadle):
         self.n_source = 0  # tokens of the sessions' prompts
 
     def set_depth(self, n: int, n_sequences: int) -> None:
-        """Give the first ``n_sequences`` prompts of ``n`` tokens, at least one, in the encoder, and
-        no tokens in the decoder.
+        """Encode a prompt of ``n`` tokens, at least one, for each of the first ``n_sequences``; the
+        decoder has no tokens then.
         """
         n = max(n, 1)
         if self.n_source != n or len(self.sessions) < n_sequences:
@@ -135,7 +139,7 @@ class TreadleEncoder(Treadle):
             keys.drop()
 
     def close(self) -> None:
-        """Free the pages."""
+        """Free the sessions' pages of the KV cache."""
         super().close()
         self.sessions.clear()
 
@@ -208,8 +212,8 @@ class LlamaCpp:
             self._run([(which, min(BATCH, n - done))])
 
     def _run(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Run one batch. ``parts``: (sequence, number of its next tokens); the last token of each
-        part gets logits. Raises TreadleError if llama.cpp fails.
+        """Run one batch. ``parts``: (number of the sequence, number of its next tokens to run); the
+        last token of each part gets logits. Raises TreadleError if llama.cpp fails.
         """
         batch = self.batch
         row = 0

@@ -57,13 +57,15 @@ def draw(results: Sequence[Result], origin: str) -> str:
 
 
 def series(r: Result) -> Key:
-    """Return the key of a series: everything but the depth."""
+    """Return the key of the series that a result belongs to: engine, model, test, threads and
+    sequences, but not depth.
+    """
     return r.engine, r.model, r.test, r.threads, r.sequences
 
 
 def looks_of(results: Sequence[Result]) -> Looks:
-    """Return the style of each series: colour, marker shape by engine, hollow for decode. Series of
-    the first engine in ``results`` come first.
+    """Return the style of each series, by its key (see ``series``): colour, marker shape by engine,
+    hollow for decode. Series of the first engine in ``results`` come first.
     """
     engines = list(dict.fromkeys(r.engine for r in results))
     ordered = sorted(results, key=lambda r: engines.index(r.engine))
@@ -90,8 +92,8 @@ def subtitle(results: Sequence[Result]) -> str:
 
 
 def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) -> float:
-    """Draw each series' marker and name in columns, and the meaning of filled and hollow markers;
-    return the bottom.
+    """Draw each series' marker (``looks``: as of ``looks_of``) and name in columns from ``top`` (y
+    in pixels) down, and the meaning of filled and hollow markers; return the y of the bottom.
     """
     first = {series(r): r for r in reversed(results)}
     programs = len({r.engine for r in results}) > 1
@@ -120,7 +122,7 @@ def kind_of(r: Result) -> str:
 
 
 def tip(r: Result) -> str:
-    """Return the tooltip of a marker."""
+    """Return the tooltip of a result's marker: engine, model, test, depth, threads and speeds."""
     group = f", {r.sequences} sequences" if r.sequences > 1 else ""
     return (
         f"{r.engine}, {r.model}, {r.test} at depth {r.depth}, {r.threads} threads{group}: "
@@ -133,9 +135,11 @@ def tip(r: Result) -> str:
 
 def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
     """Draw operations a second over operations per byte read, with the limits of memory and
-    arithmetic; return the bottom, None if no operations were counted.
+    arithmetic, from ``top`` (y in pixels) down; return the y of the bottom, None if no operations
+    were counted.
 
-    The other engine's work is not counted: its points assume treadle's bytes and operations.
+    The work of an engine other than treadle is not counted: its points assume treadle's bytes and
+    operations.
     """
     points = [(r, *place) for r in results if (place := intensity(r, results))]
     if not points:
@@ -170,7 +174,10 @@ def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 
 
 def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float]) -> None:
-    """Draw the memory bandwidth's slope, and a horizontal line for each kind of arithmetic."""
+    """Draw the slope of the memory bandwidth (``bandwidth``, bytes a second) with the label
+    ``text``, and a horizontal line for each of ``roofs``: operations a second by kind of
+    arithmetic.
+    """
     canvas = panel.canvas
     x = panel.x
     y = panel.y
@@ -201,7 +208,8 @@ def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float
 
 def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | None:
     """Return a result's operations per byte read and operations a second; None if they were not
-    counted. Another engine's come from treadle's result of the same work, at its own speed.
+    counted. Those of an engine other than treadle follow from its speed and treadle's counts for
+    the same work.
     """
     ours = next((o for o in results if o.work == r.work and o.bytes_s and o.ops_s), None)
     if ours is None or not ours.bytes_s or not ours.ops_s:
@@ -215,8 +223,8 @@ def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | Non
 def draw_by_depth(
     canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 ) -> float | None:
-    """Draw tokens a second over the tokens already in the cache; return the bottom, None for one
-    depth.
+    """Draw tokens a second over the tokens already in the cache, from ``top`` (y in pixels) down;
+    return the y of the bottom, None if all results have one depth.
     """
     depths = sorted({r.depth for r in results})
     if len(depths) < 2:
@@ -250,7 +258,7 @@ def draw_by_depth(
 
 def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
     """Return ticks (depth, label) at the timed depths, except those whose label would overlap the
-    previous one.
+    previous one on the horizontal scale ``x``.
     """
     ticks: list[tuple[float, str]] = []
     for depth in depths:
@@ -261,8 +269,9 @@ def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
 
 
 def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) -> str:
-    """Return the test's name, and those of sequences, depth (``with_depth``), threads and format
-    that vary among ``results``.
+    """Return the name of a result's test, the number of sequences if there are several, and depth
+    (only ``with_depth``), threads and weight format, each only if it varies among ``results`` (the
+    format: if their models vary).
     """
     words = [r.test]
     if r.sequences > 1:
@@ -280,7 +289,9 @@ def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) 
 
 
 def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
-    """Draw tokens a second of each file, test by test; return the bottom, None for one file."""
+    """Draw tokens a second of each model file, test by test, from ``top`` (y in pixels) down;
+    return the y of the bottom, None for one file.
+    """
     models = list(dict.fromkeys(r.model for r in results))
     if len(models) < 2:
         return None
@@ -311,8 +322,8 @@ def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 
 
 def test_name(r: Result, results: Sequence[Result]) -> str:
-    """Return the heading of a test: its name, what varies among the results of its model, and
-    whether it is prefill or decode.
+    """Return the heading of a result's test: its name, what varies among the results of its model,
+    and whether it is prefill or decode.
     """
     one_model = [other for other in results if other.model == r.model]
     name = series_name(r, one_model, with_depth=True)
@@ -327,8 +338,9 @@ def row(
     left: float,
     at: float,
 ) -> None:
-    """Draw the results of one file in one test, one for each engine: markers with their speeds, at
-    the y of ``at``. The file's name ends at the x of ``left``.
+    """Draw the results of one file in one test, one for each engine: markers, styled by ``looks``
+    (see ``looks_of``), with their speeds, on the horizontal scale ``x``. ``at``: y of the row in
+    pixels; ``left``: x at which the file's name ends.
     """
     r = results[0]
     canvas.text(left - 12, at + 4, shorten_name(r), "ink", "end")
@@ -348,7 +360,9 @@ def row(
 
 
 def shorten_name(r: Result) -> str:
-    """Return a file's name without its suffix, with its middle omitted if it is long."""
+    """Return the name of a result's model file without its suffix, with its middle omitted if it is
+    long.
+    """
     name = r.model.removesuffix(".gguf")
     half = NAME_CHARS // 2 - 1
     return name if len(name) <= NAME_CHARS else f"{name[:half]}…{name[-half:]}"

@@ -137,7 +137,9 @@ def picture_text(result: Result) -> str:
 
 
 def share_of(result: Result) -> str:
-    """Format the share of the peak that bounds the test, such as ``86% bandwidth, 95% stream``."""
+    """Format a result's share of the peak that bounds its test, such as ``86% bandwidth, 95%
+    stream``.
+    """
     text = f"{result.share_of_peak:.0%} {result.peak or ''}"
     if result.peak == BANDWIDTH and STREAM in (result.shares or {}):
         text += f", {(result.shares or {})[STREAM]:.0%} {STREAM}"
@@ -145,14 +147,16 @@ def share_of(result: Result) -> str:
 
 
 def warn_busy(results: Sequence[Result]) -> None:
-    """Warn on standard error if the machine was busy."""
+    """Warn on standard error if other programs kept the processors busy during the tests."""
     shares = [share for r in results if (share := r.processor_time_share) is not None]
     if warning := busy_warning(shares, ", so these speeds are too low; stop them and run again"):
         remark(warning)
 
 
 def peaks_of(results: Sequence[Result]) -> list[str]:
-    """Return each peak's lowest and highest measurement: ``int8 2.0 to 2.1 Top/s``."""
+    """Return a line for each peak, with its lowest and highest measurement among the results:
+    ``int8 2.0 to 2.1 Top/s``.
+    """
     lines = []
     for name in dict.fromkeys(name for r in results for name in r.peaks):
         unit = "B/s" if name in (BANDWIDTH, STREAM, CACHES) else "op/s"

@@ -52,7 +52,9 @@ def bench_speech(
     sound: Path | None,
     progress: ProgressBar,
 ) -> list[SpeechResult]:
-    """Time each model with each number of threads, and return a result for each pair."""
+    """Time each model with each number of threads (None: the default), and return a result for each
+    pair. ``names``: the models' names in results; ``sound``: a file to transcribe too, or None.
+    """
     results: list[SpeechResult] = []
     for path, name in zip(paths, names, strict=True):
         for n_threads in threads:

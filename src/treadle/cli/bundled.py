@@ -68,7 +68,7 @@ def own_file() -> Path:
 
 def remember(folder: str | None) -> None:
     """Record in ``folder`` which Python ran the unpacked program, so that ``bundle/front.py``
-    starts it at once the next time. Does nothing if the folder cannot be written.
+    starts it at once the next time. Do nothing if ``folder`` is None or cannot be written.
     """
     name = os.environ.get("TREADLE_BUNDLE")
     if folder and name and not os.path.exists(os.path.join(folder, name)):

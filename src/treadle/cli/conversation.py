@@ -41,7 +41,7 @@ OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 @dataclass(frozen=True)
 class Outcome:
     """Result of one input line. ``note``: text to print. ``ask``: the model answers next.
-    ``leave``: the chat ends. ``failed``: the line could not be executed; the note says why.
+    ``leave``: the chat ends. ``failed``: the line could not be executed, and ``note`` says why.
     """
 
     note: str = ""
@@ -79,8 +79,8 @@ class AnswerCost:
 
 
 def decode_text(turns: Sequence[AnswerCost]) -> str:
-    """Return the number of generated tokens and the decode speed as text. The speed excludes each
-    answer's first token, which comes from the prefill.
+    """Return the number of tokens generated in these answers and the decode speed as text. The
+    speed excludes each answer's first token, which comes from the prefill.
     """
     n = sum(turn.timings.n_generated for turn in turns)
     n_timed = sum(max(0, turn.timings.n_generated - 1) for turn in turns)
@@ -88,13 +88,15 @@ def decode_text(turns: Sequence[AnswerCost]) -> str:
 
 
 def prefill_text(turns: Sequence[AnswerCost]) -> str:
-    """Return the number of prefilled tokens and their speed as text."""
+    """Return the number of prompt tokens prefilled for these answers and their speed as text."""
     n = sum(turn.n_read for turn in turns)
     return with_speed(str(n), n, sum(turn.timings.prefill_s for turn in turns))
 
 
 def with_speed(text: str, n_timed: int, seconds: float) -> str:
-    """Append the speed to ``text``, tokens per second, unless nothing was timed."""
+    """Append the speed to ``text``: ``n_timed`` tokens over ``seconds``, in tokens per second;
+    nothing if ``n_timed`` is 0.
+    """
     return f"{text}, {n_timed / seconds:.1f} tokens/s" if seconds > 0 and n_timed else text
 
 
@@ -144,7 +146,7 @@ class Conversation:
         return Outcome(ask=True)
 
     def command(self, name: str, argument: str) -> Outcome:
-        """Execute ``/name argument``."""
+        """Execute the slash command ``/name argument``."""
         act = COMMANDS.get(name)
         if act is None:
             near = get_close_matches(name, COMMANDS)
@@ -182,8 +184,8 @@ class Conversation:
         reasoning: str = "",
         calls: Sequence[ToolCall] = (),
     ) -> None:
-        """Record an answer: its ``text`` after the prefill, ``reasoning`` that later prompts
-        include, and tool calls whose results follow as messages.
+        """Record an answer: its ``text`` after the prefill, its cost ``turn`` (None: not counted),
+        ``reasoning`` that later prompts include, and tool calls whose results follow as messages.
         """
         more: dict[str, Any] = {REASONING: reasoning} if reasoning else {}
         if calls:
@@ -376,7 +378,7 @@ class Conversation:
         return Outcome(leave=True)
 
     def count(self) -> str:
-        """Return the number of messages with its noun."""
+        """Return the number of messages with its noun: ``2 messages``."""
         return counted(len(self.messages), "message")
 
 

@@ -13,7 +13,7 @@ _FILE = click.Path(path_type=Path)
 
 
 def path_prefix(text: str) -> str:
-    """Parse a prefix of URL paths, such as ``/llm``. Raises click.BadParameter."""
+    """Parse a prefix of URL paths, such as ``/llm``. Raises click.BadParameter if it is invalid."""
     from treadle.server.http.path_prefix import read_prefix
 
     try:
@@ -66,7 +66,8 @@ def door_options(function: F) -> F:
 
 def check_files(settings: Mapping[str, Any]) -> None:
     """Read the certificate, the private key and the file of API keys, so that errors in them are
-    reported before a model is loaded. Raises FileError and click.UsageError.
+    reported before a model is loaded. Raises FileError for a file that is missing or invalid,
+    click.UsageError for a key without a certificate.
     """
     certificate = settings["ssl_cert_file"]
     if certificate is None and settings["ssl_key_file"] is not None:

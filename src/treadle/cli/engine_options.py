@@ -49,7 +49,9 @@ class ServeCommand(ModelCommand):
     """The command ``serve``; keeps its unparsed arguments in ``ctx.meta`` for ``engine_args``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises click.UsageError."""
+        """Parse ``args``, and keep them in ``ctx.meta``; return those left over. Raises
+        click.UsageError for invalid ones.
+        """
         ctx.meta[ARGS] = [*args]
         return super().parse_args(ctx, args)
 

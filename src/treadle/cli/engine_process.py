@@ -33,8 +33,8 @@ FAILED = 1
 
 def run_engine(value: Mapping[str, Any], report: int, life: int) -> int:
     """Load and serve the model of an order (``EngineOrder`` as JSON); return the exit code.
-    ``report``: descriptor of the pipe on which the router gets progress and errors; ``life``: of a
-    pipe whose other end the router holds: when that is closed, this process ends.
+    ``report``: descriptor of the pipe on which the router gets progress and errors; ``life``:
+    descriptor of a pipe whose other end the router holds: when that is closed, this process ends.
     """
     import click
 
@@ -99,7 +99,9 @@ class EngineLoad(ServeRole):
         self.pipe = pipe
 
     def take(self, checked: CheckedOptions) -> None:
-        """Load the model and serve it until the router ends. Raises TreadleError."""
+        """Load the model and serve it until the router ends. Raises TreadleError if it cannot be
+        loaded.
+        """
         from treadle.cli.load import find_model, keeps_states, load_model, warn_of_template
         from treadle.cli.speech import load_recognizer, speech_model_path
         from treadle.cli.ui.table import remark

@@ -39,7 +39,9 @@ def name_variables(command: click.Command, name: str) -> None:
 
 
 def commands_of(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield (words, command): the command itself, or those of a group, such as "cluster serve"."""
+    """Yield each command with the words that call it, such as "cluster serve": the command itself,
+    or those of a group. ``name``: the words of ``command``.
+    """
     if not isinstance(command, click.Group):
         yield name, command
         return
@@ -53,8 +55,9 @@ def prefix_of(words: str) -> str:
 
 
 def variables_of(param: click.Parameter, prefix: str, argument: str | None = None) -> list[str]:
-    """Return the variables of a parameter, one for each long spelling of an option. ``argument``:
-    the word that ends the variable of the command's argument; None: it has none.
+    """Return the variables of a parameter, one for each long spelling of an option: ``prefix`` and
+    the spelling. ``argument``: the word that ends the variable of the command's argument; None: it
+    has none.
     """
     if isinstance(param, click.Argument):
         return [prefix + argument] if argument else []
@@ -65,7 +68,9 @@ def variables_of(param: click.Parameter, prefix: str, argument: str | None = Non
 
 
 def epilog(command: click.Command, prefix: str) -> str | None:
-    """Return the last lines of a command's help, with one of its options as the example."""
+    """Return the last lines of a command's help, which explain variables with one of its options as
+    the example; None if no option has a variable. ``prefix``: as ``prefix_of`` returns it.
+    """
     for param in command.params:
         for variable in variables_of(param, prefix):
             option = f"--{variable.removeprefix(prefix).lower().replace('_', '-')}"

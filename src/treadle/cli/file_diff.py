@@ -75,7 +75,9 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
 
 
 def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
-    """Return the keys with different values, or in one file only (None for the missing value)."""
+    """Return an object (``key``, ``a``, ``b``) for each key whose value differs between the two
+    files or that one of them lacks (None in its place).
+    """
     out = []
     for key in [*a.metadata, *(key for key in b.metadata if key not in a.metadata)]:
         if content(a.metadata.get(key)) != content(b.metadata.get(key)):
@@ -143,8 +145,9 @@ def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
 def errors(
     a: Tensor, b: Tensor, pool: ThreadPoolExecutor, order: Rows | None
 ) -> dict[str, float | None]:
-    """Return ``rmse``, ``relative`` and ``largest`` of B's weights against A's, computed in strips
-    of rows; None for a value that is not finite.
+    """Return ``rmse``, ``relative`` and ``largest`` (see ``compare_tensors``) of B's weights
+    against A's, computed in strips of rows; None for a value that is not finite. ``order``: as of
+    ``same``.
     """
     assert a.format is not None
     assert b.format is not None
@@ -211,7 +214,9 @@ def shown(value: object) -> str:
 
 
 def shapes(row: Mapping[str, Any]) -> str:
-    """Format one shape, or both if they differ."""
+    """Format a tensor's shape, or both files' shapes if they differ; ``row``: as of
+    ``compare_tensors``.
+    """
     texts = ["×".join(map(str, shape)) for shape in row["shapes"] if shape is not None]
     return " / ".join(dict.fromkeys(texts))
 

@@ -48,8 +48,8 @@ class GenerationOptions:
     sampling: Sampling = field(default_factory=Sampling)
     given: tuple[str, ...] = ()  # fields set by options; the others are the model file's
     usual: Sampling = field(default_factory=Sampling)  # the model file's sampling
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None  # None: no limit but the context
+    stop: tuple[str, ...] = ()  # strings that end the answer
     constraint: ConstraintFile | None = None
 
     def with_model_defaults(self: Options, model: Model) -> Options:
@@ -83,7 +83,7 @@ class GenerationOptions:
 
 def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
     """Read the grammar or schema file of ``files`` (setting to path), if one is given. Raises
-    click.UsageError for both, OSError, FileError.
+    click.UsageError if both are, OSError or FileError for a file that cannot be read.
     """
     given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
     if len(given) > 1:

@@ -58,8 +58,9 @@ def find_model(
 ) -> Path:
     """Return the path of MODEL: a file, a Hugging Face folder, the first shard of a split file, the
     only model in another folder, an ``hf:`` name, which is downloaded, or a downloaded model's
-    short name. ``to_run``: refuse safetensors that exceed free memory. ``projector``: whether a
-    download includes the model's projector, as of ``hub.download``.
+    short name. ``to_run``: refuse to download safetensors that exceed free memory. ``projector``:
+    whether a download includes the model's projector; None: only if the model is new on this
+    machine.
 
     Raises FileError, with similar names in the folder and among downloaded models, if there is no
     such model.
@@ -105,7 +106,9 @@ def find_downloaded(ref: str) -> Path | None:
 
 
 def near_downloads(ref: str) -> str:
-    """Return the end of an error message: downloaded models with names like ``ref``, or ""."""
+    """Return the end of an error message, the downloaded models with names like ``ref``; "" if
+    there are none.
+    """
     from treadle.catalog.names import similar_models
 
     similar = similar_models(ref)
@@ -174,8 +177,8 @@ def counted(what: str) -> Callable[[int], str]:
 
 
 def near_names(path: Path) -> str:
-    """Return the end of an error message: the files in the folder with the most similar names, else
-    some of its models, else "".
+    """Return the end of an error message: the files in the folder of ``path`` with the most similar
+    names, else some of its models, else "".
     """
     from difflib import get_close_matches
 
@@ -198,14 +201,15 @@ def near_names(path: Path) -> str:
 
 
 def listing(folder: Path) -> str:
-    """Return the end of an error message: at most five models in ``folder``, or ""."""
+    """Return the end of an error message, at most five models in ``folder``; "" if it has none."""
     models = sorted(folder.glob("*.gguf"))
     return "; the folder has " + listed([*map(str, models)], 5) if models else ""
 
 
 def keeps_states(path: Path) -> bool:
     """Return whether layers of a model keep a state of each sequence (``StateSpec``), beside or in
-    place of keys and values. Raises FileError and UnsupportedError.
+    place of keys and values. Raises FileError for a damaged file, UnsupportedError for a model that
+    treadle does not run.
     """
     from treadle.convert.open import open_model
     from treadle.models.cache_spec import StateSpec

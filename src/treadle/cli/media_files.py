@@ -44,8 +44,8 @@ class MediaFile:
 
 
 def open_media_file(name: str) -> MediaFile:
-    """Return the picture or sound that the user names; its first bytes tell which of them. ``~``
-    and ``file://`` are resolved. An address, which is not fetched here, counts as a picture.
+    """Return the picture or sound that the user names; its first bytes tell which of the two it is.
+    ``~`` and ``file://`` are resolved. An address, which is not fetched here, counts as a picture.
 
     Raises FileError for a file that cannot be read, UnsupportedError for another kind of file.
     """
@@ -168,7 +168,9 @@ class MediaPath(click.ParamType[MediaFile]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> MediaFile:
-        """Return the file. Raises FileError for a missing one, before a model is loaded."""
+        """Return the file that ``value`` names. Raises FileError for a missing one, before a model
+        is loaded.
+        """
         if isinstance(value, MediaFile):
             return value
         return open_media_file(value)

@@ -18,7 +18,9 @@ DAY = 86400
 
 
 def report_of(named: NamedModel) -> dict[str, Any]:
-    """Return the facts of a model as a JSON object."""
+    """Return the facts of a model as a JSON object, with None for unknown ones: names, type, sizes,
+    what it reads and gives, memory, speeds, problem.
+    """
     model = named.model
     facts = facts_of(model)
     speed = usual_speed(model.path)

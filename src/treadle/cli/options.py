@@ -21,7 +21,7 @@ SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 
 
 class SamplingOption(click.Option):
-    """A sampling option; the help lists these under a heading of their own."""
+    """An option of sampling; the help lists such options under a heading of their own."""
 
 
 class Picture(click.Path):
@@ -33,7 +33,7 @@ class Picture(click.Path):
         super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path."""
+        """Return ``value`` as a path; fail for an empty one."""
         if not str(value):
             self.fail("an empty name", param, ctx)
         return super().convert(value, param, ctx)
@@ -45,7 +45,9 @@ class Number(click.FloatRange):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a float. Infinity is accepted only if the minimum is open: it means no limit."""
+        """Return ``value`` as a float; fail for NaN. Infinity is accepted only if the minimum is
+        open: it means no limit.
+        """
         number = super().convert(value, param, ctx)
         if math.isnan(number) or (math.isinf(number) and not self.min_open):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -58,7 +60,7 @@ class ModelCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises click.UsageError."""
+        """Parse ``args``; return those left over. Raises click.UsageError for invalid ones."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -71,8 +73,8 @@ class ModelCommand(click.Command):
             raise click.UsageError(said, ctx) from error
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Make click's parser. It looks for ``-n`` among the long options first, and where that
-        fails compares it with all of them, for a suggestion that it drops: here it does not.
+        """Make click's parser, without a slow step: click's own compares each short option, such as
+        ``-n``, with the names of all long ones, for a suggestion that it then drops.
         """
         parser = super().make_parser(ctx)
         match_long = parser._match_long_opt
@@ -101,8 +103,8 @@ class ModelCommand(click.Command):
 
 
 def bias(text: str) -> tuple[int, float]:
-    """Parse a logit bias as llama.cpp does: ``ID+BIAS`` or ``ID-BIAS``; ``ID-inf`` forbids the
-    token.
+    """Parse a logit bias as llama.cpp does: ``ID+BIAS`` or ``ID-BIAS``, where ID is a token's;
+    ``ID-inf`` forbids the token. Raises click.BadParameter for anything else.
     """
     at = min((i for i in (text.find("+"), text.find("-")) if i > 0), default=0)
     try:
@@ -116,11 +118,11 @@ class AnswerOption:
     """One setting of an answer: an option of the command line, and a name for ``/set`` in chat."""
 
     name: str
-    flags: str
+    flags: str  # the option's spellings, separated by spaces
     help: str
     reader: Any = None  # click type of one value, if the default's type is not enough
-    multiple: bool = False
-    metavar: str | None = None
+    multiple: bool = False  # may be repeated; the value is a tuple
+    metavar: str | None = None  # None: click's
     otherwise: Any = None  # the default of settings that are not fields of `Sampling`
 
     @property
@@ -139,7 +141,7 @@ class AnswerOption:
         return [self.name, *map(plain, self.flags.split())]
 
     def parse(self, text: str) -> Any:
-        """Parse a value typed in a chat. Raises click.UsageError, ValueError."""
+        """Parse a value typed in a chat. Raises click.UsageError or ValueError if it is invalid."""
         if self.is_default(text):
             return self.default
         if self.kind is bool:
@@ -155,7 +157,9 @@ class AnswerOption:
         return kind.convert(text, None, None)
 
     def is_default(self, text: str) -> bool:
-        """Return whether ``text`` means the default: "default", or "none" if that is empty."""
+        """Return whether ``text`` means the default: "default", or "none" for a default that is
+        empty.
+        """
         return text.lower() == "default" or (text.lower() == "none" and not self.default)
 
     def written(self, value: Any) -> str:
@@ -263,7 +267,9 @@ SAMPLING_NAMES = frozenset(each.name for each in SAMPLING_OPTIONS)
 
 
 def token_limit(text: Any) -> int | None:
-    """Parse a token limit of 1 or more; -1 (no limit) becomes None."""
+    """Parse a token limit of 1 or more; -1 (no limit) becomes None. Raises click.BadParameter for
+    others.
+    """
     limit = int(click.INT.convert(text, None, None))
     if limit < 1 and limit != -1:
         raise click.BadParameter(f"{limit} tokens: expected 1 or more, or -1 for no limit")
@@ -312,7 +318,7 @@ def packed(
 
 
 def _mib(context: click.Context, option: click.Parameter, n: int | None) -> int | None:
-    """Convert an option's MiB to bytes."""
+    """Convert an option's ``n`` MiB to bytes; None, an option not given, stays None."""
     return n and n << 20
 
 
@@ -357,7 +363,7 @@ def control_vector(text: str) -> tuple[str, float]:
 
 
 def layer_range(text: str) -> tuple[int, int]:
-    """Parse ``A:B``, two whole numbers. Raises click.BadParameter."""
+    """Parse ``A:B``, two whole numbers. Raises click.BadParameter for anything else."""
     first, _, last = text.partition(":")
     try:
         return int(first), int(last)
@@ -394,7 +400,7 @@ CONTROL_VECTORS = (
 
 
 def device(name: str) -> str:
-    """Check a device's name. Raises click.BadParameter for an unknown one."""
+    """Return a device's name after checking it. Raises click.BadParameter for an unknown one."""
     from treadle.devices.registry import check_name
 
     try:
@@ -501,7 +507,9 @@ MEDIA = (MMPROJ, NO_MMPROJ, IMAGE_MAX_TOKENS)
 
 
 def media_host(text: str) -> str:
-    """Check a host's name. Raises click.BadParameter for an address."""
+    """Return a host's name in lower case. Raises click.BadParameter for anything else, such as an
+    address.
+    """
     if not re.fullmatch(r"\.?[\w-]+(\.[\w-]+)*", text):
         raise click.BadParameter(f"{text!r}: expected a host's name, without a scheme or port")
     return text.lower()

@@ -71,8 +71,8 @@ class Presets:
         self, command: click.Command, args: Sequence[str], loading: dict[str, Any]
     ) -> EngineOptions:
         """Return the options of all engines. ``command``: ``serve``; ``args``: options of the
-        command line, which win; ``loading``: the keyword arguments of ``treadle.load`` that they
-        mean.
+        command line, which override those of the file; ``loading``: the keyword arguments of
+        ``treadle.load`` that ``args`` mean.
         """
         whole = joined(command, self.default_args, args)
         if self.default_args:
@@ -86,7 +86,7 @@ NO_PRESETS = Presets()
 
 def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Presets:
     """Read a presets file. ``command``: ``serve``; ``args``: options of the command line, which
-    win. Raises FileError that names the key.
+    override those of the file. Raises FileError that names the key.
     """
     if sys.version_info < (3, 11):
         raise TreadleError("--presets needs Python 3.11 or newer, which reads TOML")
@@ -107,7 +107,9 @@ def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Pre
 
 
 class PresetReader:
-    """Reads the tables of one presets file."""
+    """Reads the tables of one presets file. ``where`` in its methods: the place of a table or key
+    in that file, such as ``models.coder.context``, for errors.
+    """
 
     def __init__(self, path: Path, command: click.Command, args: tuple[str, ...]) -> None:
         self.path = path
@@ -122,7 +124,7 @@ class PresetReader:
 
     def model(self, name: str, own: Mapping[str, Any], defaults: tuple[str, ...]) -> ServedModel:
         """Return the model of the table ``models.NAME``. ``own``: the table; ``defaults``:
-        arguments of ``[defaults]``. Raises FileError.
+        arguments of ``[defaults]``. Raises FileError for an invalid table.
         """
         where = f"models.{name}"
         if not name.strip() or not name.isprintable():
@@ -148,8 +150,9 @@ class PresetReader:
         )
 
     def ref(self, where: str, value: Any) -> str:
-        """Return the path or ``hf:`` name of the key ``model``, "" without the key. Raises
-        FileError for a model that is not there.
+        """Return the path or ``hf:`` name that is the value of the key ``model`` in the table
+        ``where``; "" without the key (``value`` None). Raises FileError for a model that is not
+        there.
         """
         if value is None:
             return ""
@@ -168,8 +171,8 @@ class PresetReader:
             raise self.error(f"{where}.model", str(error), "") from None
 
     def idle(self, where: str, value: Any) -> float | None:
-        """Return the seconds of the key ``idle``, infinity for negative ones (never), None without
-        the key.
+        """Return the seconds of the key ``idle`` in the table ``where``: infinity for negative ones
+        (never unload), None without the key (``value`` None).
         """
         if value is None:
             return None
@@ -178,8 +181,8 @@ class PresetReader:
         return math.inf if value < 0 else float(value)
 
     def args_of(self, where: str, own: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the options of a table as command-line arguments. Raises FileError for an unknown
-        key and an invalid value.
+        """Return the options of the table ``own``, named ``where`` in errors, as command-line
+        arguments. Raises FileError for an unknown key and an invalid value.
         """
         known = [*OWN, *self.params] if where != "defaults" else [*self.params]
         check_keys(self.path, where, own, known)
@@ -193,8 +196,8 @@ class PresetReader:
         return tuple(result)
 
     def written(self, where: str, param: click.Parameter, key: str, value: Any) -> Iterable[str]:
-        """Return the command-line arguments of one key. Raises FileError for a value of a wrong
-        type.
+        """Return the command-line arguments of the option ``param`` for the ``value`` of ``key``;
+        ``where``: place of the key, for errors. Raises FileError for a value of a wrong type.
         """
         if getattr(param, "is_flag", False):
             if not isinstance(value, bool):
@@ -209,7 +212,8 @@ class PresetReader:
 
     def text(self, where: str, param: click.Parameter, value: Any) -> str:
         """Return a value as text, as it would be typed; a relative path becomes an absolute one,
-        from the folder of the presets file. Raises FileError.
+        from the folder of the presets file. Raises FileError, with the place ``where``, for a value
+        of a wrong type and for a file that must exist and does not.
         """
         if isinstance(value, dict):
             return json.dumps(value)
@@ -233,8 +237,8 @@ class PresetReader:
 
     def checked(self, where: str, args: tuple[str, ...], alone: bool = False) -> dict[str, Any]:
         """Check arguments of ``serve``; return the keyword arguments of ``treadle.load`` that they
-        mean. ``alone``: check one option without others that it needs; nothing is returned then.
-        Raises FileError.
+        mean. ``alone``: check one option without others that it needs, and return {}. Raises
+        FileError, with the place ``where``, for invalid ones.
         """
         try:
             return check_args(self.command, args, parse_only=alone)
@@ -244,15 +248,18 @@ class PresetReader:
             raise self.error(where, str(error), "") from None
 
     def error(self, where: str, found: str, expected: str) -> FileError:
-        """Return a FileError about the key ``where``."""
+        """Return a FileError about the key ``where``: what was ``found``, and what is ``expected``
+        ("" if that is clear).
+        """
         return FileError(found, path=str(self.path), where=where, expected=expected or None)
 
 
 def joined(
     command: click.Command, weaker: Sequence[str], stronger: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the arguments of two sources. An option that may be repeated, if ``stronger`` has it,
-    loses all of its values in ``weaker``; of other options click uses the last value anyway.
+    """Return the arguments of two sources, ``weaker`` and ``stronger``, together. An option that
+    may be repeated, if ``stronger`` has it, loses all of its values in ``weaker``; of other options
+    click uses the last value anyway.
     """
     repeated = {name for each in command.params if is_repeatable(each) for name in each.opts}
     given = {arg.partition("=")[0] for arg in stronger} & repeated
@@ -268,8 +275,7 @@ def check_args(
     command: click.Command, args: Sequence[str], parse_only: bool = False
 ) -> dict[str, Any]:
     """Check arguments of ``serve``; return the keyword arguments of ``treadle.load`` that they
-    mean, nothing with ``parse_only``. Raises click.ClickException and TreadleError as the command
-    does.
+    mean, {} with ``parse_only``. Raises click.ClickException and TreadleError as the command does.
     """
     check = OptionCheck()
     with command.make_context("treadle serve", [*args], obj=check) as context:
@@ -285,7 +291,7 @@ def plain(key: str) -> str:
 
 def check_keys(path: Path, where: str, own: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise FileError for a key of the table ``own`` that is not in ``known``; it suggests similar
-    keys.
+    keys. ``path``, ``where``: the presets file and the table's name, for the error.
     """
     known = list(known)
     for key in own:
@@ -301,7 +307,9 @@ def check_keys(path: Path, where: str, own: Mapping[str, Any], known: Iterable[s
 
 
 def table(path: Path, where: str, value: Any) -> dict[str, Any]:
-    """Return ``value`` if it is a TOML table. Raises FileError for anything else."""
+    """Return ``value`` if it is a TOML table. Raises FileError, with the file ``path`` and the
+    place ``where``, for anything else.
+    """
     if not isinstance(value, dict):
         raise FileError(f"found {value!r:.60}", path=str(path), where=where, expected="a table")
     return value

@@ -70,8 +70,8 @@ class ImageSizeType(click.ParamType[ImageSize]):
 @dataclass(frozen=True, eq=False)
 class TowerSteps:
     """The steps of one plan of a projector file. ``parts``: (0, rows) of each picture or tile in
-    the run, as ``Step.cost`` takes them; ``prefix``: of the labels, "" unless the file is for
-    pictures and sounds.
+    the run, as ``Step.cost`` takes them; ``prefix``: text before each label, "" unless the file is
+    for pictures and sounds.
     """
 
     engine: TowerEngine
@@ -89,8 +89,8 @@ class TowerSteps:
         return list(self.engine.plan_for(self.n_rows).plan.steps)
 
     def row_of(self, step: Any, profile: Profile | None, peaks: Peaks) -> dict[str, Any]:
-        """Return a step's label, kernel, shape, bytes and operations, and its speed if it was
-        timed.
+        """Return a step's label, kernel, shape, bytes and operations, and its speed if it was timed
+        (``profile``), as JSON has them.
         """
         row = {"label": self.prefix + step.label, "kernel": step.kernel, "shape": list(step.shape)}
         return row | facts_of([step], self.parts, profile, peaks)
@@ -130,7 +130,7 @@ def is_projector(path: Path) -> bool:
 
 
 def open_on_device(path: Path, device: Device) -> Projector:
-    """Open a projector file on a device. If that fails, the device is closed."""
+    """Open a projector file on a device, which is closed if that fails."""
     from treadle.media.projector import open_projector
 
     try:
@@ -164,7 +164,7 @@ def steps_of(projector: Projector, prepared: PreparedMedia) -> list[TowerSteps]:
 
 
 def cost_of(projector: Projector, prepared: PreparedMedia, peaks: Peaks) -> list[PassCost]:
-    """Return the cost of each run of an encoding, in order."""
+    """Return the cost of each run of the encoding of ``prepared``, in the order of the runs."""
     made = []
     for engine, rows in projector.towers[prepared.kind].engine_runs(prepared):
         steps = engine.plan_for(sum(rows)).plan.steps

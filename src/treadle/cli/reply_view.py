@@ -69,7 +69,9 @@ class ReplyView:
             self.show(part, n_tokens)
 
     def show(self, part: OutputPiece, n_tokens: int) -> None:
-        """Show a piece of reasoning or content; pieces of tool calls are skipped."""
+        """Show a piece of reasoning or content; pieces of tool calls are skipped. ``n_tokens``: the
+        answer's tokens so far.
+        """
         if part.kind in ("call", "arguments"):
             return
         if part.kind == "reasoning":

@@ -74,7 +74,9 @@ router_options = packed("router", (*_NAMES, "models_autoload"), _ROUTER)
 
 
 def check_alone(router: dict[str, Any]) -> None:
-    """Raise click.UsageError for options that have no meaning with one model."""
+    """Raise click.UsageError for options in ``router`` (values by name) that have no meaning with
+    one model.
+    """
     given = [name for name in ("memory", "models_max", "idle_unload") if router[name] is not None]
     if not router["models_autoload"]:
         given.append("no_models_autoload")
@@ -95,8 +97,9 @@ def serve_models(
     grace_s: float,
 ) -> None:
     """Serve several models, until the server is stopped. ``context``: of the command ``serve``;
-    ``loading``: keyword arguments of ``treadle.load`` from its options. Raises click.UsageError and
-    TreadleError.
+    ``router``: values of the router's options; ``loading``: keyword arguments of ``treadle.load``
+    from its options; ``grace_s``: seconds that running requests get to finish at the end. Raises
+    click.UsageError and TreadleError for options that are invalid.
     """
     from treadle.base.humanize import counted
     from treadle.cli.ui.table import remark
@@ -124,7 +127,7 @@ def serve_models(
 
 
 def short_list(models: ModelList) -> str:
-    """Return the names of the first models, as text."""
+    """Return the names of the first ten models, as text."""
     from treadle.base.humanize import listed
 
     return listed([model.name for model in models.models], 10) or "none yet"
@@ -148,9 +151,10 @@ def model_list(
     router: dict[str, Any],
     logs: bool = True,
 ) -> ModelList:
-    """Return the models of the command line, the presets, the folders and the library. ``args``:
-    options for engines, ``loading``: what they mean for ``treadle.load``. Raises TreadleError for a
-    model that is missing, and for two of one name.
+    """Return the models of the command line (``models``), the presets, the folders and the library.
+    ``args``: options for engines, ``loading``: what they mean for ``treadle.load``; ``router``:
+    values of the router's options; ``logs``: log warnings about files of models. Raises
+    TreadleError for a model that is missing, and for two of one name.
     """
     from difflib import get_close_matches
 
@@ -182,7 +186,9 @@ def model_list(
 
 
 def from_command_line(ref: str, options: EngineOptions) -> ServedModel:
-    """Return the model of the argument ``ref``. Raises TreadleError if there is none."""
+    """Return the model of the argument ``ref``, with the engines' ``options``. Raises TreadleError
+    if there is none.
+    """
     from treadle.cli.load import find_model
     from treadle.server.router.model_list import file_stem
 

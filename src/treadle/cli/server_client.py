@@ -66,8 +66,8 @@ def get(base: str, path: str, api_key: str | None) -> Any:
 
 
 def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
-    """Return the body of the answer, at most MAX_BODY bytes. Proxies are not used. Raises
-    HTTPError, URLError and OSError.
+    """Return the body of the answer to a GET request, at most MAX_BODY bytes. Proxies are not used.
+    Raises HTTPError for an HTTP error; URLError and OSError if no server answers.
     """
     from urllib.request import ProxyHandler, Request, build_opener
 
@@ -78,8 +78,8 @@ def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
 
 
 def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
-    """Return the body of the answer of the server at the UNIX socket ``file``, at most MAX_BODY
-    bytes. Raises HTTPError and OSError.
+    """Return the body of the answer of the server at the UNIX socket ``file`` to a GET request, at
+    most MAX_BODY bytes. Raises HTTPError for an HTTP error, OSError if no server answers.
     """
     from http.client import HTTPConnection
     from urllib.error import HTTPError

@@ -26,10 +26,10 @@ WHEN_FULL = ("refuse", "drop")
 class AnswerSettings(GenerationOptions):
     """Settings of the next answer and its display; ``changed`` makes modified copies."""
 
-    when_full: str = WHEN_FULL[0]
-    markdown: bool = False
-    reasoning: str = REASONING[0]
-    show_reasoning: bool = False
+    when_full: str = WHEN_FULL[0]  # what a full context means for the next message
+    markdown: bool = False  # render Markdown
+    reasoning: str = REASONING[0]  # the mode
+    show_reasoning: bool = False  # in full; else folded to a line
 
     def of_chat(self) -> dict[str, Any]:
         """Return keyword arguments of ``Model.chat`` beyond those of ``generate``."""
@@ -73,12 +73,14 @@ class AnswerSettings(GenerationOptions):
         return f"* {shown}  (default {setting.written(default)})"
 
     def table(self) -> str:
-        """Format all settings."""
+        """Format all settings, one a line."""
         return "\n".join(map(self.line, SETTINGS.values()))
 
 
 def find(name: str) -> AnswerOption:
-    """Return the setting that a name or an option's spelling means. Raises SamplingError."""
+    """Return the setting that a name or an option's spelling means. Raises SamplingError if there
+    is none.
+    """
     known = {each: s for s in SETTINGS.values() for each in s.names}
     if plain(name) in known:
         return known[plain(name)]

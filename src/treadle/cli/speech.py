@@ -61,7 +61,7 @@ def load_recognizer(
     path: Path, progress: ProgressBar, settings: Mapping[str, Any]
 ) -> SpeechRecognizer:
     """Load a speech model, and record its use. ``settings``: keyword arguments of ``treadle.load``;
-    those not in LOADING are ignored.
+    those whose names are not in LOADING are ignored.
     """
     from treadle.api.speech import load_speech
     from treadle.catalog.records import note_use

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report(model: Model, turn: AnswerCost) -> str:
-    """Format the summary, one line for each subject."""
+    """Format the summary of a run, whose answer cost ``turn``: one line for each subject."""
     lines = {
         "device": printable(device_name(model) or ""),
         "cpu": cpu(model),

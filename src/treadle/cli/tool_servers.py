@@ -27,12 +27,12 @@ MAX_SHOWN = 400  # characters of a call's arguments and of its result
 
 @dataclass(frozen=True)
 class ToolServerOptions:
-    """Values of the options ``--mcp...``."""
+    """Values of the options ``--mcp``, ``--mcp-timeout``, ``--mcp-max-chars``, ``--mcp-rounds``."""
 
-    mcp: Path | None
-    mcp_timeout: float
-    mcp_max_chars: int
-    mcp_rounds: int
+    mcp: Path | None  # file that names the servers
+    mcp_timeout: float  # seconds
+    mcp_max_chars: int  # of a tool's result
+    mcp_rounds: int  # answers to one message, at most; the last calls no tools
 
     def open(self) -> Toolbox | None:
         """Start the MCP servers that the file names; None without ``--mcp``. Raises FileError for

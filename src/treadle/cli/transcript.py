@@ -35,7 +35,7 @@ def path_of(name: str) -> Path:
 
 
 def write_record(path: Path, system: str, messages: list[Message]) -> None:
-    """Write a conversation's system prompt and messages atomically. Raises OSError."""
+    """Write a conversation's system prompt and messages atomically. Raises OSError on failure."""
     record = {"system": system, "messages": messages}
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     try:
@@ -52,7 +52,7 @@ def write_record(path: Path, system: str, messages: list[Message]) -> None:
 
 def read_record(path: Path) -> tuple[str, list[Message]]:
     """Return the system prompt and the messages of a file that ``/save`` wrote. Raises FileError
-    for any other file, OSError.
+    for any other file, OSError for one that cannot be read.
     """
     expected = 'an object with "system" and "messages", as /save writes it'
     try:
@@ -85,7 +85,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
 
 
 def _kept(message: Message) -> Message:
-    """Return a message with the keys of this format only."""
+    """Return a message with only the keys that a conversation file has."""
     made = {"role": message["role"], "content": message["content"]}
     reasoning = message.get(REASONING)
     if reasoning and isinstance(reasoning, str):

@@ -36,8 +36,9 @@ HOT, COLD = SeriesStyle(0), SeriesStyle(1)
 
 
 def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
-    """Return an SVG document with all sweeps, one below another. ``origin``: where and when they
-    were measured.
+    """Return an SVG document with all sweeps, each a list of rows as ``rows_of`` yields them, one
+    below another. ``subtitle``: text below the title; ``origin``: where and when they were
+    measured.
     """
     canvas = Canvas()
     sound = [[row for row in rows if row["problem"] is None] for rows in sweeps]
@@ -53,7 +54,9 @@ def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
 
 
 def legend(canvas: Canvas, sweeps: Sequence[Sequence[Row]], top: float) -> float:
-    """Draw the meaning of the colours, rings and labels in use; return the bottom."""
+    """Draw the meaning of the colours, rings and labels in use, from ``top`` (y in pixels) down;
+    return the y of the bottom.
+    """
     maps = any(len(varying(rows)) >= 2 for rows in sweeps)
     x = float(MARGIN)
     y = top
@@ -78,12 +81,14 @@ def legend(canvas: Canvas, sweeps: Sequence[Sequence[Row]], top: float) -> float
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
-    """Return the fields that vary among ``rows``: two or more make a heat map."""
+    """Return the names of the fields that vary among ``rows``, one sweep's configurations: two or
+    more make a heat map.
+    """
     return [name for name in rows[0]["fields"] if len({row["fields"][name] for row in rows}) > 1]
 
 
 def meaning(field: str, kernel: str) -> str:
-    """Return a field's name with its meaning, as an axis title."""
+    """Return a field's name with its meaning for ``kernel``, as an axis title."""
     rows = "rows" if kernel == "gemv" else "vectors of rows"
     counted = {"mr": rows, "nr": "tokens of a tile", "kc": "weights of a row at once"}
     counted["ahead"] = "prefetch distance in bytes; 0: rows in order"
@@ -91,7 +96,7 @@ def meaning(field: str, kernel: str) -> str:
 
 
 def tip(row: Row) -> str:
-    """Return the tooltip of a cell or a bar."""
+    """Return the tooltip of a configuration's cell or bar: its fields and speeds."""
     fields = " ".join(f"{name} {value}" for name, value in row["fields"].items())
     speeds = f"{row['cold_ops_s'] / 1e9:.1f} cold, {row['hot_ops_s'] / 1e9:.1f} hot"
     marks = "".join(f", {word}" for word in ("best", "shipped") if row[word])
@@ -102,8 +107,8 @@ def tip(row: Row) -> str:
 
 
 def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
-    """Draw the best cold speed for each pair of values of the first two varying fields; return the
-    bottom.
+    """Draw the best cold speed for each pair of values of the first two varying fields, from
+    ``top`` (y in pixels) down; return the y of the bottom.
     """
     down, across = varying(rows)[:2]
     best: dict[tuple[int, int], Row] = {}
@@ -145,8 +150,8 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
 
 
 def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float) -> None:
-    """Draw the colour scale of a heat map, from its ``low`` speed at the bottom to ``high`` at the
-    top.
+    """Draw the colour scale of a heat map, ``height`` pixels from ``top`` (y) down, from its
+    ``low`` speed at the bottom to ``high`` at the top.
     """
     steps = 12
     x = RIGHT + 24
@@ -161,7 +166,9 @@ def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float
 
 
 def bars(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
-    """Draw two bars, hot and cold, for each configuration; return the bottom."""
+    """Draw two bars, hot and cold, for each configuration, from ``top`` (y in pixels) down; return
+    the y of the bottom.
+    """
     most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows) / 1e9
     x = AxisScale(0, most * 1.02, LEFT, RIGHT)
     panel = Panel(canvas, top, BAR * len(rows), x)

@@ -34,9 +34,9 @@ class TuneResult:
 
     format: str
     sweeps: list[Sweep]
-    crossover: Crossover | None
+    crossover: Crossover | None  # of gemv and gemm; None if it was not measured
     n_bytes: int  # of the weights
-    ops_a_token: int
+    ops_a_token: int  # operations of the product for one token
     table: TunedTable  # the best tiles
     cpu_share: float = 1.0  # share of the wanted processor time that the threads got
     from_memory: bool = True  # False: cold times are from caches, because memory is short
@@ -97,7 +97,9 @@ def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str
 
 
 def sweep_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> dict[str, Any]:
-    """Return one sweep as JSON."""
+    """Return one sweep as a JSON object: kernel, format, tokens, gain, and its configurations as
+    ``rows_of`` yields them.
+    """
     return {
         "kernel": sweep.kernel,
         "format": sweep.format,
@@ -124,7 +126,9 @@ HEADERS = (
 def print_results(
     results: Sequence[TuneResult], shape: ProductShape, about: dict[str, Any], peaks: Peaks
 ) -> None:
-    """Print a table for each sweep, and the crossovers of gemv, gemm and matrix registers."""
+    """Print a table for each sweep, and the crossovers of gemv, gemm and matrix registers.
+    ``about``: this machine's ``cpu``, ``isa`` and ``threads``.
+    """
     rates = [
         f"{name} {scaled(rate, 'op/s')}"
         for name, rate in peaks.items()
@@ -149,8 +153,8 @@ def print_results(
 
 
 def print_crossovers(crossed: Sequence[Crossover]) -> None:
-    """Print a line for each kernel of each format. The last column is the largest number of tokens
-    for which that kernel is used; above it the next line's is.
+    """Print a line for each kernel of each format: its times by number of tokens. The last column
+    is the largest number of tokens for which that kernel is used; above it the next line's is.
     """
     numbers = list(crossed[0].gemv_s)
     lines = []
@@ -167,7 +171,9 @@ def print_crossovers(crossed: Sequence[Crossover]) -> None:
 
 
 def cells(row: dict[str, Any], variant: Variant) -> list[str]:
-    """Return the table cells of one configuration."""
+    """Return the table cells of one configuration: ``row``, as ``rows_of`` yields it, and its
+    ``variant``.
+    """
     if row["problem"] is not None:
         return [variant.name, *[""] * 7, "WRONG, see above"]
     marks = [word for word in ("best", "shipped") if row[word]]

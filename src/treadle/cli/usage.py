@@ -10,7 +10,7 @@ import click
 
 @contextmanager
 def as_usage(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these classes in the block into click.UsageError."""
+    """Turn errors of the classes ``kinds`` in the block into click.UsageError."""
     try:
         yield
     except kinds as error:

@@ -103,7 +103,9 @@ def _is_meta(path: Path, head: bytes) -> bool:
 
 
 def _is_old_llama2c(path: Path, head: bytes) -> bool:
-    """Whether the file's length is exactly what its header implies: the format has no magic."""
+    """Return whether ``path`` is a llama2.c checkpoint without a magic: a file exactly as long as
+    its header, in the first bytes ``head``, implies.
+    """
     try:
         return not path.is_dir() and n_bytes_of(head, path) == path.stat().st_size
     except (TreadleError, struct.error):

@@ -108,7 +108,9 @@ IN_ONE_STEP = {"deepseek2": {26: 0, 27: 0, 48: 128256}}
 
 @dataclass(frozen=True)
 class OutputMetadata:
-    """Metadata of an output file: GGUF keys without the architecture's prefix, and tensor names."""
+    """Metadata of an output file: its architecture, GGUF keys without the architecture's prefix,
+    and tensor names.
+    """
 
     arch: Arch
     keys: Mapping[str, Any]
@@ -117,7 +119,8 @@ class OutputMetadata:
 
 def reading_differences(metadata: Mapping[str, Any], tensors: Collection[str]) -> list[str]:
     """Return a sentence for each difference between llama.cpp's reading of a file and treadle's; []
-    for an architecture that treadle does not know. ``tensors``: names.
+    for an architecture that treadle does not know. ``metadata``: the file's keys; ``tensors``: the
+    names of its tensors.
     """
     arch = ARCHS.get(str(metadata.get("general.architecture")))
     if arch is None:

@@ -59,8 +59,8 @@ class PageCache:
 
 
 def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> None:
-    """Call ``advise(fd, offset, n_bytes)`` for each range of a file, in bytes. A missing file is
-    ignored.
+    """Call ``advise(fd, offset, n_bytes)``, a function that advises the kernel, for each range
+    (offset, bytes) of a file. A missing file is ignored.
     """
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)

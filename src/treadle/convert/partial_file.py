@@ -32,8 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class PartFile:
-    """One file of the output, ``n_bytes`` long, open for writing and locked against other
-    conversions.
+    """The part file of one file of the output, ``target``: ``n_bytes`` long, open for writing and
+    locked against other conversions.
     """
 
     def __init__(self, target: Path, n_bytes: int) -> None:
@@ -125,8 +125,9 @@ class PartFile:
 
 
 class Journal:
-    """The list of a job's complete tensors; ``done`` has those that an earlier, killed run
-    wrote.
+    """The list of a job's complete tensors, by index; ``done`` has those that an earlier, killed
+    run wrote. ``job``: the digest of the job. A journal of another job is begun anew; without
+    ``resume``, any.
     """
 
     def __init__(self, parts: Sequence[PartFile], job: str, *, resume: bool) -> None:
@@ -162,7 +163,9 @@ class Journal:
             raise
 
     def add(self, index: int, n_bytes: int) -> None:
-        """Queue tensor ``index`` as written; ``save`` records it once it is on the disk."""
+        """Queue tensor ``index``, of ``n_bytes``, as written; ``save``, called here after every
+        SYNC bytes, records it once it is on the disk.
+        """
         self._waiting.append(index)
         self._n_unsaved += n_bytes
         if self._n_unsaved >= SYNC:
@@ -194,7 +197,7 @@ class Journal:
 
 
 def is_full(error: OSError) -> str | None:
-    """Return the reason if the error means that the disk is full or a size limit is reached, else
-    None.
+    """Return why ``error`` means that the disk is full or a size limit is reached, as a clause;
+    None if it means something else.
     """
     return FULL.get(error.errno or 0)

@@ -68,19 +68,17 @@ class OutputTensor:
 
     @property
     def type(self) -> GGMLType:
-        """Return the ggml type in the output. Raises UnsupportedError for a type whose size is
-        unknown.
-        """
+        """The ggml type in the output. Raises UnsupportedError for a type whose size is unknown."""
         return replace(self.tensor, ggml_type=self.ggml_type).kind
 
     @property
     def ggml_type(self) -> int:
-        """Return its ggml type number in the output."""
+        """The ggml type number in the output."""
         return self.tensor.ggml_type if self.encode is None else self.encode.ggml_id
 
     @property
     def n_bytes(self) -> int:
-        """Return the size in the output, in bytes."""
+        """The size in the output, in bytes."""
         tensor = self.tensor
         fmt = self.encode
         return tensor.n_bytes if fmt is None else tensor.n_rows * fmt.row_bytes(tensor.k)
@@ -88,7 +86,9 @@ class OutputTensor:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One file of the output: path, header with tensor offsets, and tensors in order."""
+    """One file of the output: path, layout (header and tensor offsets), and tensors in the order of
+    the file.
+    """
 
     path: Path
     layout: GgufLayout
@@ -96,8 +96,9 @@ class Shard:
 
 
 def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
-    """Choose every tensor's type, file and offset. Raises UnsupportedError for a type that cannot
-    be written, FileError if the result would be an invalid file.
+    """Choose every tensor's type, file and offset for an output at ``target``. Raises
+    UnsupportedError for a type that cannot be written, FileError if the result would be an invalid
+    file.
     """
     entries = plan_entries(source, options.type)
     metadata = build_metadata(source, options, entries)
@@ -111,7 +112,8 @@ def lay_out(
     alignment: int,
     split_max: int = 0,
 ) -> list[Shard]:
-    """Return the output file, or its shards if ``split_max`` (bytes) is not 0, with all offsets.
+    """Return the output file ``target``, or its shards if ``split_max`` (bytes) is not 0, with the
+    given ``metadata`` and tensors (``entries``) at offsets that are multiples of ``alignment``.
     Raises FileError if the result would be invalid.
     """
 
@@ -153,8 +155,8 @@ def _layout(
 
 
 def too_large(shards: Sequence[Shard], most: int) -> str:
-    """Return a sentence about tensors larger than the shard limit ``most`` (bytes), or "" if none
-    is.
+    """Return a message about the largest tensor above the shard limit ``most`` (bytes), or about a
+    header above it; "" if all shards keep the limit.
     """
     over = [e for shard in shards for e in shard.entries if e.n_bytes > most]
     if not over:
@@ -182,8 +184,8 @@ def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
     """Choose each tensor's output format.
 
     With ``wanted``, matrices get that format, other unquantised tensors F32. With None tensors keep
-    their types (or take ``SourceTensor.written``), except that small tensors of FLOATS become F32
-    unless the source is a GGUF file.
+    their types (or take ``SourceTensor.written``), except that small tensors, those whose names
+    match FLOATS, become F32 unless the source is a GGUF file.
     """
     _check_rows(source, wanted)
 
@@ -199,8 +201,9 @@ def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
 
 
 def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> OutputTensor:
-    """Return the output tensor in format ``wanted``; None keeps the source's. Raises
-    UnsupportedError if treadle cannot decode the source's format, so that it cannot change.
+    """Return the output tensor in format ``wanted``; None keeps the source's. ``note``: why the
+    format differs from the requested one, for the user. Raises UnsupportedError if treadle cannot
+    decode the source's format, so that it cannot change.
     """
     if wanted is None or wanted.ggml_id == tensor.ggml_type:
         return OutputTensor(tensor, None, note)
@@ -211,8 +214,8 @@ def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Out
 
 
 def is_matrix(tensor: SourceTensor) -> bool:
-    """Whether ``--type`` applies to the tensor: a ``.weight`` of two or more axes, not in
-    FLOATS.
+    """Return whether ``--type`` applies to the tensor: a ``.weight`` of two or more axes whose name
+    does not match FLOATS.
     """
     name = tensor.name
     return len(tensor.shape) >= 2 and name.endswith(".weight") and not FLOATS.search(name)

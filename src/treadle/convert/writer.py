@@ -143,7 +143,7 @@ class _Coder:
 
 
 def write(work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
-    """Write all shards and return their paths.
+    """Write all shards of ``work`` and return their paths.
 
     A killed run, or one that filled the disk, leaves its part next to the target; the same job
     resumes it and reports so through ``say``. ``progress(stage, done, total)`` counts bytes of the
@@ -292,8 +292,9 @@ class _Writer:
             self._advance(n_read)
 
     def _copy(self, entry: OutputTensor, data: Bytes, part: PartFile, at: int) -> None:
-        """Write unchanged bytes at byte ``at``; the kernel copies them if they lie in one range of
-        a file.
+        """Write ``data``, a tensor's unchanged bytes, to the part file at byte ``at``; the kernel
+        copies them if they lie in one range of a file. Raises FileError if the job's ``check``
+        does.
         """
         lies = mapped_range(entry.tensor, data)
         # A file inside a bundle starts past 0.
@@ -316,8 +317,8 @@ class _Writer:
     def _encoded(
         self, entry: OutputTensor, data: Bytes, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Bytes]]:
-        """Yield (number of source bytes, encoded bytes) for each strip of rows, in order; threads
-        encode some strips ahead.
+        """Yield (number of source bytes, encoded bytes) for each strip of rows of ``data``, in the
+        order of the rows; threads encode some strips ahead.
         """
         step = max(1, TASK_WEIGHTS // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
 

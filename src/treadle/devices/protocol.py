@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """The arguments of ``Device.plan``: a model, its cache, and the largest batch."""
+    """The arguments of ``Device.plan``: a model, its cache, and the limits of a batch; see
+    there.
+    """
 
     config: Config
     weights: Weights
@@ -47,8 +49,9 @@ class PlanRequest:
     def build(
         self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
     ) -> Plan:
-        """Lower the graph for the instruction set ``isa``, splitting steps for ``n_threads``; see
-        ``build_plan``. ``table``: tuned kernel parameters, None for the shipped ones.
+        """Lower the graph for the instruction set ``isa``, splitting steps into items for
+        ``n_threads``; see ``build_plan``. ``table``: tuned kernel parameters, None for the shipped
+        ones. ``scarce``: memory is too small for the model's files.
         """
         from treadle.kernels.matmul.select import SHIPPED  # a stored plan needs no kernel's module
         from treadle.plan.lowering.ops import build_plan
@@ -95,10 +98,14 @@ class Device(Storage):
     @property
     @abstractmethod
     def variant(self) -> str:
-        """A string of everything besides the plan and its inputs that affects result bits."""
+        """A string that names everything besides the plan and its inputs that affects the bits of
+        results: the device, its instruction set, sources and tuned parameters.
+        """
 
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
-        """Copy bytes within one memory of this device; see ``Storage.copy``."""
+        """Copy ``n_bytes`` from offset ``start`` to offset ``to`` within one memory of this device;
+        see ``Storage.copy``.
+        """
         memory.check(start, n_bytes)
         memory.check(to, n_bytes)
         self._copy(memory, to, start, n_bytes)
@@ -119,11 +126,12 @@ class Device(Storage):
         """Lower the model's graph for batches of up to ``n_tokens`` tokens, of which up to
         ``n_outputs`` need the graph's output called ``output``.
 
-        ``int16``: for large batches, F16 matrices and attention (over pages of f32 too) may be
-        multiplied as 16-bit whole numbers with a scale for each 256 values or each head, if that is
-        faster. ``lowering``: another lowering than the usual one, for plans with hooks; a device
-        does not store these. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError,
-        with the label, for an op that the device does not support.
+        ``deterministic``: results are bit-identical whatever else is in a batch. ``int16``: for
+        large batches, F16 matrices and attention (over pages of f32 too) may be multiplied as
+        16-bit whole numbers with a scale for each 256 values or each head, if that is faster.
+        ``lowering``: another lowering than the usual one, for plans with hooks; a device does not
+        store these. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the
+        step's label, for an op that the device does not support.
         """
         assert min(n_tokens, n_outputs) > 0, (n_tokens, n_outputs)
         limits = n_tokens, n_outputs
@@ -132,18 +140,19 @@ class Device(Storage):
         )
 
     def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
-        """Begin to compile a plan's kernels in other processes, after all others if ``later``;
-        ``ready`` uses them. Return whether it has begun: False if none are missing, or the device
-        cannot.
+        """Begin to compile a plan's kernels in other processes, for ``ready`` to use; if ``later``,
+        after the kernels of all other calls. Return whether it has begun: False if no kernel is
+        missing, or the device cannot compile ahead.
         """
         return False
 
     @abstractmethod
     def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> DeviceProgram:
-        """Compile a plan's kernels and bind their arguments to memory; the result is for ``run``.
+        """Compile a plan's kernels and bind their arguments to memory; return the program for
+        ``run``.
 
         ``arena``: memory of ``plan.arena_bytes``, with buffers at the plan's offsets; ``inputs``:
-        the run's inputs. Raises CompileError and CacheError.
+        memory of the run's inputs. Raises CompileError and CacheError.
         """
 
     def run(
@@ -154,10 +163,10 @@ class Device(Storage):
         times: list[float] | None = None,
         stoppable: bool = False,
     ) -> bool:
-        """Run a plan's steps, all or a range, and wait until they are done.
+        """Run a plan's steps, all or a range, and wait until they are done. Return True, or False
+        if a signal stopped the run (only if ``stoppable``); its results are then invalid.
 
-        ``times`` receives each step's seconds. Returns False if a signal stopped the run (only if
-        ``stoppable``); its results are then invalid.
+        ``times``: a list to which each step's seconds are appended; None: they are not measured.
         """
         n = program.n_steps
         if steps is None:
@@ -178,8 +187,8 @@ class Device(Storage):
         return step
 
     def run_items(self, program: DeviceProgram, step: int, items: range) -> int:
-        """Run some items of one step; return the item that follows them, which is more than
-        ``items.stop`` if the step's items run in groups, or on a device that cannot divide steps.
+        """Run some items of one step; return the number of the item that follows them: more than
+        ``items.stop`` if the step's items run in groups.
 
         The results are those of ``run``. All items of a step must be run before the next step.
         """

@@ -86,7 +86,9 @@ def merge_pooled_runs(
 def group_texts(
     texts: Iterable[Seq[int]], max_tokens: int, max_texts: int
 ) -> Iterator[list[Seq[int]]]:
-    """Group ``texts``, in order, into lists that fit one run; a longer text gets its own list."""
+    """Group ``texts``, in order, into lists that fit one run of at most ``max_tokens`` tokens and
+    ``max_texts`` texts; a longer text gets its own list.
+    """
     batch: list[Seq[int]] = []
     for ids in texts:
         if batch and (sum(map(len, batch)) + len(ids) > max_tokens or len(batch) == max_texts):
@@ -98,8 +100,10 @@ def group_texts(
 
 
 class RopeTable:
-    """Rotary cosines and sines by position, computed when first needed. They are multiplied by
-    ``factor``, and by ``gains(positions)``, a factor for each position.
+    """Rotary cosines and sines by position, computed when first needed.
+
+    ``inverse``: radians per position, [rope_dims / 2]. Results are multiplied by ``factor``, and by
+    ``gains(positions)``, a factor for each position.
     """
 
     def __init__(
@@ -153,7 +157,9 @@ class Inputs:
         return self._array("parts", "n_parts", PART)
 
     def pages_of(self, pool: int) -> list[np.ndarray]:
-        """Return the page numbers of a pool for each sequence of the batch, i64."""
+        """Return an array for each sequence of the batch: its page numbers in pool number ``pool``,
+        i64.
+        """
         lists = self._array("part_pages", "n_parts", PART_PAGES).tolist()
         return [self._array_at(at + 8 * n * pool, n, "i8") for at, n in lists]
 
@@ -178,8 +184,8 @@ class Inputs:
             yield row, allowed, bool(first), bool(total)
 
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
-        """Return the cosines and sines of the batch's tokens, f32
-        ``[n_tokens, 2, rope_dims / 2]``.
+        """Return the cosines and sines of the batch's tokens, f32 ``[n_tokens, 2, rope_dims / 2]``.
+        ``table``: index of the RoPE in ``Config.ropes``.
         """
         rows = self._array(numbered("rope", table), "n_tokens", "f4", rope_dims)
         return rows.reshape(-1, 2, rope_dims // 2)
@@ -188,8 +194,9 @@ class Inputs:
         return self._array(numbered("kv_indices", pool), "n_tokens", "i8")
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
-        """Return a pool's attention items, each with the page numbers of its keys, i64. ``few``:
-        the items of sequences with few tokens in the batch; else those of the others.
+        """Return the attention items of pool number ``pool``: for each its record (type ITEM), and
+        the page numbers of its keys, i64. ``few``: the items of sequences with few tokens in the
+        batch; else those of the others.
         """
         field = "attn_few" if few else "attn_items"
         name = numbered(field, pool)
@@ -202,8 +209,9 @@ class Inputs:
 
     @property
     def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield the groups of rows with adapters: first row, number of rows, and their scales, f32.
-        The scales' array begins at the first adapter and ends with the block.
+        """Yield the groups of rows with the same adapters: first row, number of rows, and the
+        scales of each of its rows, f32, one per adapter. The array extends beyond these to the end
+        of the block.
         """
         for i, record in enumerate(self._array("loras", "n_loras", LORA)):
             token, n, scales = record.tolist()
@@ -365,7 +373,9 @@ class RunInputs(Inputs):
         return ids if self._control_tokens is None else self._control_tokens.substituted(ids)
 
     def _lay_out_lists(self, parts: Seq[BatchItem], at: int) -> None:
-        """Write, from byte ``at`` on, where each part's page list begins and how long it is."""
+        """Write, from byte ``at`` on, where each part's page lists begin and how many pages one
+        list has.
+        """
         at_pages = self._pages
         for seq, *_ in parts:
             PAGES_RECORD.pack_into(self._bytes, at, 8 * at_pages, len(seq.pages[0]))
@@ -373,8 +383,8 @@ class RunInputs(Inputs):
             at_pages += sum(map(len, seq.pages))
 
     def lay_out_encoder(self, encoded: EncodedKeys) -> None:
-        """Write the inputs of a run that stores an encoder's keys and values; it has one row per
-        key.
+        """Write the inputs of a run that stores an encoder's keys and values in the pages of
+        ``encoded``; it has one row per key.
         """
         n = encoded.n_keys
         COUNTS.pack_into(self._bytes, 0, n, 0, 0, 0)
@@ -385,8 +395,9 @@ class RunInputs(Inputs):
             self._words[pool.slots : pool.slots + n] = cells[:n]
 
     def _lay_out_cross(self, seq: Sequence, at_pages: int, row: int, n: int) -> int:
-        """Write the attention items of ``n`` tokens, from batch row ``row`` on, over their
-        encoder's rows. Return the index (in words) of the next page list.
+        """Write the attention items of ``n`` tokens of ``seq``, from batch row ``row`` on, over the
+        encoder's rows, and their page lists from word ``at_pages`` of the block on. Return the
+        index of the word after these lists.
         """
         encoded = seq.encoded
         assert encoded is not None
@@ -400,8 +411,9 @@ class RunInputs(Inputs):
     def _write_queries(
         self, queries: Seq[LogitsQuery], index: int, at_sampled: int, at_mask: int
     ) -> tuple[int, int]:
-        """Write the logits queries of output ``index``. Return the byte offsets of the next record
-        and of the next mask.
+        """Write the logits queries of output ``index``: their records from byte ``at_sampled`` on,
+        their masks from byte ``at_mask`` on. Return the offsets of the next record and the next
+        mask.
         """
         for mask, only, total in queries:
             where = 0
@@ -421,6 +433,7 @@ class RunInputs(Inputs):
     ) -> tuple[Seq[int], list[tuple[int, int]]]:
         """Write the rows of pictures and sounds among ``ids``, from batch row ``row`` on. Return
         ``ids`` with 0 in their places, and the bidirectional spans as index ranges of the sequence.
+        ``start``: tokens of the sequence before ``ids``.
         """
         assert self.media is not None
         self.media[row : row + len(ids), 0] = 0.0
@@ -438,8 +451,9 @@ class RunInputs(Inputs):
         return plain, registry.spans_in(ids, start)
 
     def _write_rotations(self, seq: Sequence, ids: Seq[int], row: int, start: int) -> None:
-        """Write the cosines and sines of a part whose positions differ from its indices: it has
-        pictures, or comes after some.
+        """Write the cosines and sines of a part, ``ids`` in batch rows from ``row`` on, whose
+        positions differ from its indices: it has pictures, or comes after some. ``start``: tokens
+        of the sequence before ``ids``.
         """
         end = row + len(ids)
         if not self._registry.any_in(ids):
@@ -508,8 +522,8 @@ class _Loras:
         COUNT.pack_into(self._block, run_offset("n_loras"), count)
 
     def _write_scales(self, first: int, lora: Lora, adapter: int) -> None:
-        """Write a row's scales from f32 index ``first`` on: 1 for ``adapter``, the number of an
-        adapter within the model (0: none), then the scales of ``lora``.
+        """Write the scales of a group of rows from f32 index ``first`` on: 1 for ``adapter``, the
+        number of an adapter within the model (0: none), then the scales of ``lora``.
         """
         for i in range(self._n_scales):
             self._floats[first + i] = 0.0
@@ -611,7 +625,7 @@ class _Pool:
 
     def add_encoded(self, table: int, token: int, n: int, n_keys: int) -> None:
         """Add ``n`` tokens, the batch's rows from ``token`` on, that all attend to the ``n_keys``
-        rows of an encoder.
+        rows of an encoder. ``table``: byte of the block at which the list of their pages begins.
         """
         if n <= self._few:  # as the last of these rows, which see all
             self._add_few(table, token, n_keys - n, n, [])
@@ -628,7 +642,7 @@ class _Pool:
         self, table: int, token: int, start: int, n: int, spans: list[tuple[int, int]]
     ) -> None:
         """Add items of one query token each, whose keys are split at multiples of SPLIT; for a
-        token with several splits, add a merge of their results.
+        token with several splits, add a merge of their results. Arguments as in ``add``.
         """
         end = start + n
         window = self._window

@@ -63,6 +63,9 @@ class Engine:
     returns the largest logits of each output. Both raise ContextFullError if a part does not fit,
     FileError if the model's file shrank or was written to; then no sequence has changed.
     Thread-safe: threads take turns.
+
+    ``deterministic``: results are bit-identical whatever else is in a batch. The arguments from
+    ``n_ctx`` to ``n_encoded`` that are not named here are those of ``KVCache``.
     """
 
     cache_type: ClassVar[type[KVCache]] = KVCache
@@ -127,7 +130,7 @@ class Engine:
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
 
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
-        """Return a new cache of the engine's kind; the arguments are those of ``KVCache``."""
+        """Return a new cache of type ``cache_type``; the arguments are those of ``KVCache``."""
         return self.cache_type(*given, **named)
 
     def attend(self, seq: Sequence, source: Seq[int]) -> None:
@@ -161,7 +164,8 @@ class Engine:
         """Load adapters, which sequences then choose (``Sequence.lora``). Call before any run.
         Batches without adapters keep their plans, except on a ``deterministic`` engine.
 
-        Raises UnsupportedError for a matrix that is used in no plain product.
+        Raises UnsupportedError for an adapter of a matrix that no plain matrix product of the graph
+        uses.
         """
         self.adapters = tuple(adapters)
         self._adapted = self._with_adapters(adapters)
@@ -231,8 +235,8 @@ class Engine:
         self.__dict__.pop("_with_media", None)
 
     def _adapter_kinds(self, lora: Lora) -> tuple[bool, bool]:
-        """Return whether a sequence with these scales has loaded adapters, and whether it has
-        control vectors.
+        """Return whether ``lora`` (adapters and control vectors of a sequence, by number) has
+        loaded adapters, and whether it has control vectors.
         """
         n = len(self.adapters)
         return bool(lora) and lora[0][0] < n, bool(lora) and lora[-1][0] >= n
@@ -267,16 +271,17 @@ class Engine:
         return ready
 
     def _key(self, asked: PlanKey) -> PlanKey:
-        """Return the key of the plan that serves batches of this kind: their sizes rounded up to
-        plan sizes.
+        """Return the key of the plan that serves batches of the kind ``asked``: its sizes rounded
+        up to plan sizes.
         """
         limits = self.max_tokens, OUTPUTS
         sizes = plan_sizes(asked.n_tokens, asked.n_outputs, self._sizes, limits, CHUNK)
         return PlanKey(*sizes, asked.output, asked.adapted, asked.media, asked.steered)
 
     def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
-        """Begin to compile the kernels of a plan in other processes, before ``plan_for`` needs it;
-        ``later``: after all others. Return whether this has begun; if not, nothing is gained.
+        """Begin to compile the kernels of the plan ``asked`` in other processes, before
+        ``plan_for`` needs it; ``later``: after all other plans. Return whether this has begun:
+        False if no kernels are missing, or if the device cannot.
         """
         key = self._key(asked)
         if key in self._ready:
@@ -286,8 +291,8 @@ class Engine:
         return self.device.compile_ahead(self._lowered[key], later=later)
 
     def lower(self, key: PlanKey, lowering: Callable[[Steps], PlanOps] | None = None) -> Plan:
-        """Return a plan that is not compiled yet. ``lowering``: in place of the usual one, for
-        hooks (``Device.plan``).
+        """Return the plan of ``key``, not compiled yet. ``lowering``: a function from steps to the
+        plan's operations in place of the usual one, for hooks (``Device.plan``).
         """
         return self.device.plan(
             self._with_media if key.media else self.config,
@@ -345,8 +350,8 @@ class Engine:
         meanwhile: Callable[[], object] | None = None,
     ) -> LogitsBatch:
         """Run a batch for samplers. Return the logits of its outputs, with the largest ones found
-        by each part's queries. ``meanwhile`` is called just before the device starts: it may wake
-        other threads, whose work then overlaps with the run.
+        by each part's queries. ``observer`` is called before and after the run; ``meanwhile`` just
+        before the device starts: it may wake other threads, whose work then overlaps with the run.
         """
 
         def begin(ready: PreparedPlan) -> None:
@@ -375,7 +380,7 @@ class Engine:
         self, parts: Seq[BatchItem], until: str | None = None
     ) -> tuple[Plan, np.ndarray]:
         """Run a batch by the kernels' numpy references, up to and including the step labelled
-        ``until``.
+        ``until`` (None: all steps).
 
         Return the plan and its arena (uint8), for a comparison of each step's result.
         """
@@ -423,9 +428,9 @@ class Engine:
         unit: bool = True,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray | None, None, None]:
-        """Yield None after each run but the last, then the vectors that ``embed`` returns. Only a
-        text longer than ``max_tokens`` takes several runs; other threads may use the engine in
-        between. Close the generator: it holds pages.
+        """Yield None after each run but the last, then the vectors that ``embed`` returns for these
+        arguments. Only a text longer than ``max_tokens`` takes several runs; other threads may use
+        the engine in between. Close the generator: it holds pages.
         """
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
@@ -437,8 +442,8 @@ class Engine:
     def _embed_together(
         self, texts: Seq[Seq[int]], seconds: Seq[int], unit: bool, lora: Lora | None
     ) -> np.ndarray:
-        """Return the vectors of texts that fit one run. Texts for which there are too few pages are
-        run one by one.
+        """Return the vectors of texts that fit one run; arguments as in ``embed``. Texts for which
+        there are too few pages are run one by one.
         """
 
         def run(seqs: Seq[Sequence]) -> np.ndarray:
@@ -479,7 +484,9 @@ class Engine:
     def _embed_long(
         self, ids: Seq[int], unit: bool, lora: Lora | None
     ) -> Generator[np.ndarray | None, None, None]:
-        """Yield None after each run of a text but the last, then its vector ``[1, n_embd]``."""
+        """Yield None after each run of a text but the last, then its vector ``[1, n_embd]``, of
+        length 1 if ``unit``.
+        """
         read = partial(self._read, "pooled", "n_parts")
         step = self.max_tokens
         pooled: list[np.ndarray] = []
@@ -498,7 +505,8 @@ class Engine:
         lora: Lora | None = None,
     ) -> Generator[np.ndarray, None, None]:
         """Run a text in a new sequence, whose pages are reserved first, in as many runs as it
-        needs. Yield what ``read`` returns after each run.
+        needs. Yield what ``read`` returns after each run. ``output``: the graph's output to
+        compute; ``lora``: as in ``embed``.
         """
         with interrupts_held() as held:  # around all, as in ``_with_new_sequences``
             with self.lock:
@@ -598,8 +606,9 @@ class Engine:
     def _walk(
         self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
     ) -> bool:
-        """Run the steps of a plan; return False if a signal stopped it. ``times`` gets each step's
-        seconds. Masks still being computed are awaited just before the first step that reads them.
+        """Run the steps of a plan; return False if a signal stopped it, which only happens if
+        ``stoppable``. ``times`` gets each step's seconds. Masks still being computed are awaited
+        just before the first step that reads them.
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
         if ready.run.media is not None:
@@ -638,8 +647,9 @@ class Engine:
         return ready, starts
 
     def _plan_of(self, parts: Seq[BatchItem], output: str = "logits") -> PreparedPlan:
-        """Check a batch's sizes, ids and media; return its prepared plan. Raises TreadleError,
-        UnsupportedError.
+        """Check a batch's sizes, ids and media; return its prepared plan for the graph's
+        ``output``. Raises TreadleError for an invalid batch, UnsupportedError for a decoder's
+        without an encoded prompt.
         """
         if self._closed:
             raise TreadleError("the model is closed")
@@ -677,7 +687,9 @@ class Engine:
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
 
     def _no_prompt_error(self, output: str) -> UnsupportedError:
-        """Return the error for a run of a decoder whose sequence has no encoded prompt."""
+        """Return the error for a run of a decoder whose sequence has no encoded prompt; ``output``:
+        the graph's output that was asked for.
+        """
         name = self.config.arch.name
         if output not in OF_ROWS:
             return UnsupportedError(f"no {output}: {name} generates text, of a prompt's encoding")
@@ -732,7 +744,9 @@ class Engine:
         return starts
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
-        """Return a function that reads the last run's logits, float32 ``[n_outputs, n_vocab]``."""
+        """Return a function that reads the last run's logits, float32 ``[n_outputs, n_logits]``;
+        ``Config.n_logits`` is ``n_vocab``, except in drafters with fewer logits.
+        """
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Seq[BatchItem], ready: PreparedPlan) -> LogitsBatch:

@@ -107,7 +107,7 @@ class HookedRun:
         return rows.read(ready.arena, ready.plan.offsets, self.count(rows.count))
 
     def write(self, rows: StepRows, values: npt.NDArray[np.float32]) -> None:
-        """Replace the rows that a step wrote; they are converted to the step's own type."""
+        """Replace the rows that a step wrote by ``values``, f32, which take the step's own type."""
         rows.write(self.ready.arena, self.ready.plan.offsets, values)
 
 
@@ -307,7 +307,7 @@ class HookedEngine(Engine):
         self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
     ) -> bool:
         """Run the steps of a plan in pieces that end at hook points, and call the hooks in between.
-        Return False if a signal stopped the run.
+        Return False if a signal stopped the run. Arguments as in ``Engine._walk``.
         """
         run = self._current
         hooks = self.hooks

@@ -45,7 +45,7 @@ class TopLogits:
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Their tokens, int32 ``[N_TOP]``."""
+        """The tokens of ``values``, int32 ``[N_TOP]``."""
         return np.frombuffer(self._data, np.int32, N_TOP, self._at + 4 * N_TOP)
 
     @property
@@ -60,8 +60,8 @@ class TopLogits:
 class LogitsRow:
     """The logits of one output.
 
-    top: its largest logits, by its last query; None without queries.
-    raw: its largest logits without a mask, and their sum of exponentials, if queried.
+    top: the largest logits, as the last query found them; None without queries.
+    raw: the first query's result if that has no mask and includes ``TopLogits.total``; else None.
     """
 
     __slots__ = ("_index", "_rows", "raw", "top")
@@ -79,7 +79,7 @@ class LogitsRow:
         return self._rows.copy(self._index, slice(None))
 
     def take(self, ids: Tokens) -> npt.NDArray[np.float32]:
-        """Return the logits of the tokens ``ids``, f32."""
+        """Return the logits of the tokens ``ids``, f32 ``[len(ids)]``."""
         return self._rows.copy(self._index, ids)
 
 

@@ -60,8 +60,8 @@ class PreparedPlan:
         return self.reader(buffer, n, columns)()
 
     def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
-        """Return a function that returns what ``rows`` does, at the time of its call, even if the
-        plan has been moved to another arena.
+        """Return a function without arguments that returns what ``rows`` returns for these, even if
+        the plan has been moved to another arena by then.
         """
         arena = self.arena
         at = self.plan.offsets[buffer]
@@ -74,9 +74,10 @@ class PreparedPlan:
 def plan_sizes(
     n_tokens: int, n_outputs: int, sizes: Sequence[int], limits: tuple[int, int], many: int
 ) -> tuple[int, int]:
-    """Return the token and output counts of the plan for such a batch: the next of ``sizes``, or
-    the limits. A plan for fewer than ``many`` tokens has one output or as many as tokens, so that a
-    server can prepare all plans that it may need at its start.
+    """Return the token and output counts of the plan for a batch of ``n_tokens`` and ``n_outputs``:
+    each is the next larger one of ``sizes``, at most its limit in ``limits`` (tokens, outputs). A
+    plan for fewer than ``many`` tokens has one output or as many as tokens, so that a server can
+    prepare all plans that it may need at its start.
     """
 
     def enough(n: int, most: int) -> int:

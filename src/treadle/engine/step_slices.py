@@ -61,14 +61,16 @@ class StepSlices:
         return (step, after) if after < n_items else (step + 1, 0)
 
     def _run_whole(self, steps: range, n_rows: int) -> None:
-        """Run whole steps and record their speeds."""
+        """Run whole steps of a run with ``n_rows`` rows, and record their speeds."""
         times: list[float] = []
         self._device.run(self.program, steps, times=times)
         for step, taken in zip(steps, times, strict=True):
             self._update_estimate(step, taken, self._device.n_items(self.program, step), n_rows)
 
     def _step_seconds(self, step: int, n_rows: int) -> float | None:
-        """Return an upper estimate of a step's seconds; None if its kernel was never run."""
+        """Return an upper estimate of a step's seconds in a run with ``n_rows`` rows; None if its
+        kernel was never run.
+        """
         n_items = self._device.n_items(self.program, step)
         if not n_items:
             return 0.0
@@ -76,8 +78,8 @@ class StepSlices:
         return None if each is None else each * n_items
 
     def _item_seconds(self, step: int, n_rows: int) -> float | None:
-        """Return an upper estimate of the seconds of one item of a step; None if its kernel was
-        never run.
+        """Return an upper estimate of the seconds of one item of a step in a run with ``n_rows``
+        rows; None if its kernel was never run.
         """
         known = self._seconds.get(self._device.kernel_of(self.program, step))
         return None if known is None else known[0] * max(1.0, n_rows / known[1])

@@ -71,9 +71,9 @@ class TextEncoder:
         return min(CHUNK, self._engine.max_tokens)
 
     def encode(self, prompts: Seq[Prompt]) -> Generator[None, None, None]:
-        """Store the keys and values of prompts, which one run reads; yield between slices of the
-        work. If others were encoded in between, these begin again. Raises FileError if the file
-        changed.
+        """Store the keys and values of ``prompts``, (ids, destination) pairs that one run reads;
+        yield between slices of the work. If other prompts were encoded in between, the work begins
+        again. Raises FileError if the file changed.
         """
         engine = self._engine
         n_tokens = sum(len(ids) for ids, _ in prompts)
@@ -99,7 +99,9 @@ class TextEncoder:
             row += len(ids)
 
     def _lay_out(self, key: PlanKey, prompts: Seq[Prompt]) -> None:
-        """Write the inputs of a run of these prompts, in place of the previous run's."""
+        """Write the inputs of a run of ``prompts`` for the plan ``key``, in place of the previous
+        run's.
+        """
         for seq in self._seqs:
             seq.close()
         self._seqs = [self._engine.cache.sequence() for _ in prompts]
@@ -114,8 +116,8 @@ class TextEncoder:
             pass
 
     def _slices_of(self, ready: PreparedPlan) -> StepSlices:
-        """Return the measured speeds of a plan's kernels; they are new if the plan was moved in
-        memory.
+        """Return the ``StepSlices`` of a plan, which has the measured speeds of its kernels; a new
+        one if the plan was moved in memory.
         """
         found = self._slices.get(ready)
         if found is None or found.program is not ready.program:

@@ -32,15 +32,16 @@ N_SEQUENCES = 2  # windows in the cache at once: load the model with as many
 
 
 class Reference(Protocol):
-    """The reference predictions: `SavedLogits` or `ReferenceModel`."""
+    """The reference's predictions: ``SavedLogits`` or ``ReferenceModel``."""
 
     cut_off: bool  # predictions are log-probabilities cut off at a floor, else logits
 
     n_vocab: int  # columns of ``read``
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Return scored predictions ``begin`` to ``end`` of a window, float32 ``[end - begin,
-        n_vocab]``. Calls must follow the order of ``schedule``.
+        """Return scored predictions ``begin`` to ``end`` (exclusive) of window number ``window``,
+        float32 ``[end - begin, n_vocab]``: logits, or log-probabilities if ``cut_off``. Calls must
+        follow the order of ``schedule``.
         """
         ...
 
@@ -56,8 +57,9 @@ class ReferenceModel:
         self._runs = _runs(engine, windows)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Run the model up to scored predictions ``begin`` to ``end`` of a window (the next ones of
-        ``schedule``), and return their logits, float32 ``[end - begin, n_vocab]``.
+        """Run the model up to scored predictions ``begin`` to ``end`` (exclusive) of a window,
+        which must be the next ones of ``schedule``; return their logits, float32 ``[end - begin,
+        n_vocab]``.
         """
         for piece, _, logits in self._runs:
             if piece is not None:
@@ -70,10 +72,11 @@ class ReferenceModel:
 
 @dataclass(eq=False)
 class Scores:
-    """Scores of the tokens that ``measure`` has scored so far, one element for each scored chunk.
+    """Scores of the tokens that ``measure`` has scored so far; both lists have one element for each
+    scored chunk.
 
     ``nll``: negative log-likelihoods of the true tokens, in nats, float64 ``[n]``. ``compared``:
-    comparisons with a reference, if there is one.
+    comparisons with a reference; empty without one.
     """
 
     nll: list[Doubles] = field(default_factory=list)
@@ -104,9 +107,10 @@ def measure(
     progress: Progress | None = None,
     as_written: bool = False,
 ) -> Scores:
-    """Score ``windows`` with ``engine``. ``against``: reference to compare with. ``save`` gets the
-    logits of each scored chunk. ``progress(done, total, scores)`` counts tokens. ``as_written``:
-    run scored tokens one by one, with the kernels of decoding.
+    """Score ``windows`` with ``engine``. ``against``: reference to compare with, or None. ``save``
+    is called with the logits of each scored chunk, float32 ``[n, n_vocab]``. ``progress(done,
+    total, scores)`` counts tokens. ``as_written``: run scored tokens one by one, with the kernels
+    of decoding.
 
     Engines must hold N_SEQUENCES sequences of ``windows.n_ctx`` tokens each. Logits of at most
     OUTPUTS tokens are in memory at once, for the model and for the reference.
@@ -160,8 +164,9 @@ def _score(
 def _runs(
     engine: Engine, windows: TokenWindows, *, as_written: bool = False
 ) -> Iterator[tuple[WindowChunk | None, int, Floats | None]]:
-    """Run the windows. Yield each run's scored chunk, number of tokens, and the chunk's logits,
-    float32 ``[n, n_vocab]``; chunk and logits are None if the run only prefills.
+    """Run the windows. Yield for each run its scored chunk, its number of tokens, and the chunk's
+    logits, float32 ``[n, n_vocab]``; chunk and logits are None if the run only prefills.
+    ``as_written``: as in ``measure``.
     """
     held: dict[int, Sequence] = {}  # by window
     ids: dict[int, list[int]] = {}
@@ -185,7 +190,9 @@ def _runs(
 
 
 def _written(engine: Engine, parts: list[BatchItem]) -> Floats:
-    """Return the last part's logits, with its tokens run one by one; prefill the other parts."""
+    """Return the logits of the last of ``parts``, whose tokens are run one by one; prefill the
+    other parts.
+    """
     *others, scored = parts
     if others:
         engine.run(others)

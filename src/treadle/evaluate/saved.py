@@ -71,8 +71,9 @@ class SavedLogits(MappedReader):
         self._rows = self.file[start:].reshape(shape)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Return log-probabilities of scored predictions ``begin`` to ``end`` of a window, float32
-        ``[end - begin, n_vocab]``. Raises FileError.
+        """Return log-probabilities of scored predictions ``begin`` to ``end`` (exclusive) of window
+        number ``window``, float32 ``[end - begin, n_vocab]``. Raises FileError if the file has
+        changed or a scale is not finite.
         """
         rows = np.array(self._rows[window, begin:end])
         self.map.check()
@@ -88,10 +89,10 @@ class SavedLogits(MappedReader):
 def save_logits(
     path: str | os.PathLike[str], windows: TokenWindows, n_vocab: int
 ) -> Iterator[Callable[[Floats], None]]:
-    """Create a file of saved predictions; yield a function that appends logits, float32
-    ``[n, n_vocab]``.
+    """Create a file of saved predictions of ``windows``; yield a function that appends logits,
+    float32 ``[n, n_vocab]``, in the order of ``schedule``.
 
-    The file appears when ``with`` ends without an error. Raises FileError.
+    The file appears when ``with`` ends without an error. Raises FileError if it cannot be written.
     """
     path = Path(path)
     check_target(path, force=True)
@@ -107,7 +108,7 @@ def save_logits(
 
 
 def encode(logits: Floats) -> bytes:
-    """Encode logits, float32 ``[n, n_vocab]``, as rows of the file."""
+    """Encode logits, float32 ``[n, n_vocab]``, as rows of the file; return their bytes."""
     n, n_vocab = logits.shape
     top = logits.max(-1, keepdims=True)
     low = np.maximum(logits.min(-1, keepdims=True), top - DEPTH)

@@ -24,7 +24,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Scores of each prediction, float64 ``[n]`` (``same_top``: bool)."""
+    """Scores of each prediction and of a reference's, float64 ``[n]`` (``same_top``: bool)."""
 
     nll: Doubles  # -ln p(true token)
     base_nll: Doubles  # the reference's
@@ -33,7 +33,7 @@ class Comparison:
 
     @staticmethod
     def join(parts: list[Comparison]) -> Comparison:
-        """Concatenate comparisons."""
+        """Concatenate the arrays of several comparisons."""
         return Comparison(
             *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Comparison))
         )
@@ -54,7 +54,8 @@ def surprise(logits: Floats, targets: npt.NDArray[np.int32], pool: Executor) -> 
 def compare(
     logits: Floats, base: Floats, targets: npt.NDArray[np.int32], pool: Executor, *, cut_off: bool
 ) -> Comparison:
-    """Compare predictions with a reference's, row by row.
+    """Compare the predictions ``logits`` with a reference's, ``base``, row by row. ``targets``: the
+    true tokens ``[n]``; ``pool``: threads, each with a strip of rows.
 
     ``base`` holds logits or, if ``cut_off``, log-probabilities that end at a floor: those at or
     below FLOOR are left out of the divergence, as in llama.cpp's program.
@@ -96,7 +97,7 @@ def _in_strips(
 
 
 def normalizer(z: Floats) -> Doubles:
-    """Return ``ln sum exp z`` of each row, f64 ``[n]``."""
+    """Return ``ln sum exp z`` of each row of logits ``z [n, n_vocab]``, f64 ``[n]``."""
     top = z.max(-1)
     total = np.exp(z - top[:, None]).sum(-1, dtype=np.float64)
     return np.asarray(top + np.log(total))
@@ -136,7 +137,9 @@ class Summary:
 
 
 def summarize(nll: Doubles, comparison: Comparison | None = None) -> Summary:
-    """Compute means, standard errors and percentiles."""
+    """Compute the means, standard errors and percentiles of ``nll``, and of ``comparison`` if
+    given.
+    """
     if comparison is None:
         return Summary(len(nll), _exp(_mean(nll)))
     c = comparison
@@ -164,7 +167,7 @@ def _mean(x: Doubles) -> Estimate:
 
 
 def _exp(log: Estimate) -> Estimate:
-    """Return exp of an estimate. Its error is the estimate's error times the derivative."""
+    """Return exp of the estimate ``log``, with the error times the derivative."""
     with np.errstate(over="ignore"):
         value = float(np.exp(log.value))
     return Estimate(value, value * log.error)

@@ -20,8 +20,9 @@ MIN_CONTEXT = 4
 
 @dataclass(frozen=True, eq=False)
 class TokenWindows:
-    """Tokens, int32 ``[n_windows, n_ctx]``. The predictions after tokens ``first`` to ``n_ctx - 2``
-    of each window are scored, since the window has their targets.
+    """A text as windows of tokens, int32 ``[n_windows, n_ctx]``. In each window the predictions
+    after tokens ``first`` to ``n_ctx - 2`` are scored: the token that follows each of them is its
+    target.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -36,14 +37,18 @@ class TokenWindows:
         return int(self.tokens.shape[1])
 
     def run_ids(self, window: int) -> list[int]:
-        """Return the tokens of a window to run: all but the last, for which no target exists."""
+        """Return the token ids of window number ``window`` to run: all but the last, whose
+        prediction has no target; ``bos`` replaces the first.
+        """
         ids: list[int] = self.tokens[window, :-1].tolist()
         if self.bos is not None:
             ids[0] = self.bos
         return ids
 
     def targets(self, window: int) -> npt.NDArray[np.int32]:
-        """Return the target tokens of the scored predictions, int32."""
+        """Return the target tokens of the scored predictions of window number ``window``, int32
+        ``[n]``.
+        """
         return self.tokens[window, self.first + 1 :]
 
 
@@ -55,7 +60,8 @@ def cut(
     stride: int = 0,
     n_windows: int | None = None,
 ) -> TokenWindows:
-    """Cut a text into windows.
+    """Cut a text of token ids into windows of ``n_ctx`` tokens, at most ``n_windows`` of them if
+    given. ``bos``: as in ``TokenWindows``.
 
     Without ``stride`` they are contiguous, and the second half of each is scored. With it they
     begin ``stride`` tokens apart, and the last ``stride`` tokens of each are scored: more context
@@ -82,7 +88,9 @@ def cut(
 
 @dataclass(frozen=True)
 class WindowChunk:
-    """Tokens ``start`` to ``end`` of a window, as one part of a run; ``scored`` or not."""
+    """Tokens ``start`` to ``end`` (exclusive) of window number ``window``, as one part of a run;
+    ``scored``: their predictions are scored, else only prefilled.
+    """
 
     window: int
     start: int
@@ -93,8 +101,9 @@ class WindowChunk:
 def schedule(
     windows: TokenWindows, max_tokens: int, max_outputs: int
 ) -> Iterator[tuple[WindowChunk | None, list[WindowChunk]]]:
-    """Yield the runs that score all windows: at most one scored chunk, and a list of chunks that
-    are only prefilled.
+    """Yield the runs that score all windows: for each run the chunk that is scored, None if it has
+    none, and a list of chunks that are only prefilled. A run has at most ``max_tokens`` tokens, its
+    scored chunk at most ``max_outputs``.
 
     A run returns few rows of logits, and throughput grows with its tokens: so the scored chunk of
     one window runs together with the prefill of the next.

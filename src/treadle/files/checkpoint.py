@@ -76,8 +76,8 @@ class _View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor(TensorData):
-    """One tensor of a checkpoint; ``kind`` is torch's element type ("BFloat16"), ``offset`` that of
-    the first element.
+    """One tensor of a checkpoint; ``kind`` is torch's element type ("BFloat16"), ``offset`` the
+    byte in the file at which the first element begins.
     """
 
     name: str
@@ -152,8 +152,9 @@ class Checkpoint(MappedReader):
         return found
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Return the byte offset of a member's data. It follows the member's local header, whose
-        lengths may differ from those in the archive's directory.
+        """Return the byte offset in the file at which the data of the archive member ``info``
+        begins: after the member's local header, whose lengths may differ from those in the
+        archive's directory.
         """
         at = info.header_offset
         head = self.map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
@@ -255,8 +256,9 @@ def _storage(pid: Any) -> _Storage:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _View:
-    """Return an unread view of a storage, as ``torch._utils._rebuild_tensor_v2`` would return a
-    tensor. Raises ValueError for invalid sizes or strides.
+    """Return the tensor that ``torch._utils._rebuild_tensor_v2`` would return for these arguments,
+    as a view of the storage that reads nothing yet; ``offset`` and ``stride`` count elements.
+    Raises ValueError for invalid sizes or strides.
     """
     if type(storage) is not _Storage:
         raise ValueError("a tensor without storage")

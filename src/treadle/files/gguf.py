@@ -97,12 +97,12 @@ class GGUF:
 
 
 def open_gguf(path: str | os.PathLike[str], *, stored: bool = False) -> GGUF:
-    """Open a GGUF model of version 2 or 3, with all its shards if it is split. ``stored``: with
-    headers as an earlier process has stored them.
+    """Open a GGUF model of version 2 or 3, with all its shards if it is split.
 
     ``path`` is a file, a first shard, the common stem of the shards, or a folder with one model.
-    Raises FileError (damaged, or not GGUF) and UnsupportedError (version 1, big-endian, a type
-    that ggml removed).
+    ``stored``: take headers that an earlier process has stored (``stored_header.py``) in place of
+    reading them; store those that are not there. Raises FileError (damaged, or not GGUF) and
+    UnsupportedError (version 1, big-endian, a type that ggml removed).
     """
     first = Header(model_inside(path), stored=stored)
     count = first.integer("split.count", 1)

@@ -62,8 +62,8 @@ class Header(FileReader):
     last_type = ValueType.FLOAT64
 
     def __init__(self, path: Path, *, stored: bool = False) -> None:
-        """Map the file and read its header. ``stored``: as an earlier process has stored it, if it
-        has; else store it.
+        """Map the file and read its header. ``stored``: take the header that an earlier process has
+        stored (``stored_header.py``); if there is none, read it from the file and store it.
         """
         super().__init__(path, "a GGUF file")
         self.metadata: dict[str, Value] = {}
@@ -231,8 +231,8 @@ class Header(FileReader):
         raise self.error(f"ggml type {ggml_type}", where=name, expected="a ggml type")
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
-        """Return the tensors by name. Raises FileError unless they are aligned, inside the file and
-        do not overlap.
+        """Return the tensors that ``infos`` describe, by name. Raises FileError unless they are
+        aligned, inside the file and do not overlap.
         """
         size = len(self.file)
         data_at = _align(self.at, self.alignment)

@@ -36,8 +36,8 @@ class StringTooLong(Exception):
 
 
 def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
-    """Return the byte offset of each of ``n`` strings from ``start`` on, and the end of the last,
-    int64 [n + 1].
+    """Return the byte offsets in ``buffer`` of ``n`` strings, which follow each other from
+    ``start`` on, and the end of the last, int64 [n + 1].
 
     The caller has checked that ``8 * n`` bytes are left. Raises StringTooLong.
     """

@@ -33,7 +33,9 @@ class _Entry(NamedTuple):
 
 
 class GgufLayout(NamedTuple):
-    """Layout of a file: the bytes before the tensors, and each tensor's byte offset by name."""
+    """Layout of a file: ``header``, the bytes before the tensors, and each tensor's byte offset by
+    name.
+    """
 
     header: bytes
     offsets: dict[str, int]  # absolute
@@ -183,7 +185,9 @@ def _string(text: Any) -> bytes:
 
 
 def _encode(value: Any, type: ValueType | None) -> bytes:
-    """Return a value as stored in a file: its type number, then its bytes. None: infer the type."""
+    """Return a value as stored in a file: its type number, then its bytes. ``type`` is the value's
+    type, or the element type of a sequence; None: inferred from the value.
+    """
     if isinstance(value, GGUFArray):
         return _array(value.type, len(value), value.payload.tobytes())
     one = isinstance(value, (str, bytes, int, float, np.generic))
@@ -212,7 +216,9 @@ def _array(type: ValueType, n: int, raw: bytes) -> bytes:
 
 
 def _infer(items: Sequence[Any] | npt.NDArray[Any], one: bool) -> ValueType:
-    """Infer the type of a value (``one``: the only item), or the element type of a sequence."""
+    """Return the GGUF type that holds all ``items``: the elements of a sequence or, if ``one``, a
+    single value. Raises ValueError or TypeError if there is none.
+    """
     dtype = getattr(items[0] if one else items, "dtype", None)
     if dtype is not None and (dtype.kind, dtype.itemsize) in _BY_DTYPE:
         return _BY_DTYPE[dtype.kind, dtype.itemsize]

@@ -25,8 +25,9 @@ _AUX = "aux_hidden_state_layer_ids"  # speculators' list, counted as GGUF's
 
 
 def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a drafter's config with all keys at the top, and its kind (EAGLE3, DFLASH ..) as
-    ``model_type``; but for EAGLE3, keys that its layers need are derived from others. Other models'
+    """Return a drafter's config with all keys at the top, and the kind of drafter (EAGLE3, DFLASH
+    ..) as ``model_type``. For other kinds than EAGLE3, also set keys of its layers, such as
+    ``target_layer_ids`` and ``layer_types``, that the folder gives under other names. Other models'
     configs are returned unchanged.
     """
     classes = config.get("architectures")
@@ -68,15 +69,15 @@ _OUTSIDE = re.compile(
 
 
 def has_dspark(config: Mapping[str, Any]) -> bool:
-    """Return whether the folder of a DeepSeek V4 model also holds its DSpark drafter (its
-    ``mtp.N``).
+    """Return whether ``config`` is that of a DeepSeek V4 folder which also holds the DSpark
+    drafter, in tensors named ``mtp.N.*``.
     """
     return config.get("model_type") == "deepseek_v4" and "dspark_block_size" in config
 
 
 def stage_name(name: str) -> str:
-    """Return the name that a tensor of DSpark has in a model of its own, without ``mtp.N``; "" for
-    a tensor of the main model.
+    """Return the name that a tensor of DSpark, ``mtp.N.*`` in a DeepSeek V4 folder, has in a model
+    of its own: in layer N, or outside layers. Return "" for a tensor of the main model.
     """
     match = MTP_NAME.fullmatch(name)
     if match is None:
@@ -86,8 +87,8 @@ def stage_name(name: str) -> str:
 
 
 def stages_config(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
-    """Return the config of the DSpark in a DeepSeek V4 folder, from the main model's ``config`` and
-    the names of all tensors.
+    """Return the config.json of the DSpark in a DeepSeek V4 folder as if it were a folder of its
+    own, from the main model's ``config`` and the names of all tensors.
     """
     found = [int(match["layer"]) for name in names if (match := MTP_NAME.fullmatch(name))]
     n = 1 + max(found, default=0)

@@ -13,12 +13,13 @@ POSITION_MAX = 1 << 31  # tokens
 
 
 class MetadataReader:
-    """Typed access to the metadata of one GGUF or JSON file. Errors name the file and the full key.
+    """Typed access to ``values``, the metadata of the GGUF or JSON file ``path``. Errors name the
+    file and the full key.
 
     A key that is absent or None (JSON's null) takes its value from ``defaults``, else from the
     call's ``default``. If there is none either, or the value has another type or is out of range,
-    FileError is raised; ``missing`` is its text for no value. ``prefix`` is prepended to keys in
-    errors only.
+    FileError is raised. ``missing``: the error's text for a key without a value. ``prefix`` is
+    prepended to keys in errors only.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class MetadataReader:
         return FileError(found, path=self.path, where=self.prefix + key, expected=expected)
 
     def fail(self, key: str, found: str, expected: str | None = None) -> NoReturn:
-        """Raise the FileError that ``error`` returns."""
+        """Raise the FileError that ``error`` returns for these arguments."""
         raise self.error(key, found, expected)
 
     def refuse(self, key: str, why: str) -> NoReturn:
@@ -77,12 +78,12 @@ class MetadataReader:
         return float(self._read(key, default, (int, float), expected, lo, hi))
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean ``key``. Raises FileError for other types."""
+        """Return the boolean ``key``. Raises FileError for a value of another type."""
         value: bool = self._read(key, default, bool, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return the string ``key``. Raises FileError for other types."""
+        """Return the string ``key``. Raises FileError for a value of another type."""
         value: str = self._read(key, default, str, "a string")
         return value
 

@@ -152,7 +152,10 @@ def read_header(head: bytes, path: Path) -> Header:
 
 
 def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Yield (stem, shape, number of layers) of each kind of tensor, in file order."""
+    """Yield (stem, shape, number of layers) of each kind of tensor, in file order. The stem is
+    GGUF's name without ``blk.N``, so it begins with a dot for tensors in layers; for others the
+    number is 1.
+    """
     version, _, tied, n = header
     head_dim = n["n_embd"] // n["n_head"]
     words = n | {"n_kv": n["n_head_kv"] * head_dim, "n_half": head_dim // 2}
@@ -162,8 +165,8 @@ def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 
 def n_bytes_of(head: bytes, path: Path) -> int:
-    """Return the size in bytes of a legacy checkpoint with this header; a file of that size is
-    taken for one, because the format has no magic.
+    """Return the size in bytes of a legacy checkpoint that begins with ``head``, its first HEADER
+    bytes. A file of that size is taken for one, because the format has no magic.
     """
     kinds = kinds_of(read_header(head, path))
     return 4 * (len(SIZES) + sum(count * math.prod(shape) for _, shape, count in kinds))

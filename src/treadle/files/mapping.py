@@ -48,8 +48,9 @@ class MappedFile(mmap.mmap):
     _row: int | None = None
 
     def __new__(cls, fd: int, path: Path, start: int = 0, n_bytes: int = 0) -> MappedFile:
-        """Map the open file ``fd``, or ``n_bytes`` of it from ``start``, a multiple of
-        ``mmap.ALLOCATIONGRANULARITY``. Raises OSError and ValueError.
+        """Map ``n_bytes`` (0: all) of the open file ``fd`` from byte ``start`` on, a multiple of
+        ``mmap.ALLOCATIONGRANULARITY``. Raises OSError if the system refuses, ValueError if the file
+        is empty or too short.
         """
         found = _state(os.fstat(fd))
         self = super().__new__(cls, fd, n_bytes, access=mmap.ACCESS_READ, offset=start)

@@ -32,8 +32,8 @@ KINDS: tuple[tuple[bytes, str], ...] = (
 
 
 def describe_file(head: bytes) -> str | None:
-    """Return a description, with a remedy, of the file that begins with ``head`` (N_HEAD bytes
-    suffice); None if it is unknown, which models are, too.
+    """Return a description of the file that begins with ``head`` (N_HEAD bytes suffice): its kind
+    and, if it is no model, often a remedy. None if the kind is unknown.
     """
     if head.startswith(LFS):
         size = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE)

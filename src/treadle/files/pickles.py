@@ -21,8 +21,8 @@ MAX_BYTES = 64 << 20  # size limit of a pickle: 10,000 tensors take 2 MB
 
 
 class Name(NamedTuple):
-    """A name (function or class) in the pickle that the caller's table has; ``meaning`` is its
-    value there.
+    """A name (function or class) in the pickle, of Python's ``module``, that the caller's table
+    has; ``meaning`` is its value there.
     """
 
     module: str

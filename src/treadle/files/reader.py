@@ -73,8 +73,8 @@ class MappedReader:
 
 class FileReader(MappedReader):
     """A sequential reader. ``at`` is the next byte to read, and the offset in errors unless another
-    is given; ``where`` names the part that is read, for errors. Reading past the end raises
-    FileError.
+    is given. The argument ``where`` of methods names the part of the file that is read, for errors.
+    Reading past the end raises FileError.
     """
 
     def __init__(self, path: Path, expected: str) -> None:
@@ -122,5 +122,7 @@ class FileReader(MappedReader):
         where: str | None = None,
         expected: str | None = None,
     ) -> FileError:
-        """Return a FileError about this file, at the current offset by default."""
+        """Return a FileError about this file, as ``MappedReader.error`` does, but with the current
+        offset by default.
+        """
         return super().error(what, self.at if offset is None else offset, where, expected)

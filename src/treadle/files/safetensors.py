@@ -79,7 +79,9 @@ class SafeTensors:
         self.maps = Mappings(file.map for file in files)
 
     def join(self, other: SafeTensors) -> None:
-        """Take over the files of ``other``, which this then closes; its tensors are not added."""
+        """Take over the files of ``other``: closing this object closes them too. The tensors of
+        ``other`` are not added.
+        """
         self.paths += other.paths
         self.n_bytes += other.n_bytes
         self.maps.files += other.maps.files
@@ -184,7 +186,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
-    """Return the JSON object ``raw``, which is at byte ``offset`` of ``path``. Raises FileError."""
+    """Return the JSON object ``raw``, which is at byte ``offset`` of ``path``. Raises FileError if
+    it is no JSON object.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)

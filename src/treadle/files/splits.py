@@ -84,8 +84,8 @@ def model_inside(path: str | os.PathLike[str]) -> Path:
 
 
 def first_shard(stem: Path) -> Path | None:
-    """Return ``model-00001-of-00003.gguf`` for ``model.gguf`` or ``model``; None unless exactly one
-    such file exists.
+    """Return the path of the first shard, ``model-00001-of-00003.gguf``, for the stem
+    ``model.gguf`` or ``model``; None unless exactly one such file exists.
     """
     name = stem.name.removesuffix(".gguf")
     firsts = [
@@ -97,8 +97,8 @@ def first_shard(stem: Path) -> Path | None:
 
 
 def shown_name(path: Path) -> str:
-    """Return the name of a model's file or folder for people: that of its folder for CTranslate2's
-    model.bin, a name that all of them have.
+    """Return the name of a model's file or folder for people. For a CTranslate2 model it is the
+    folder's, because the file is always named model.bin.
     """
     folder = path.absolute().parent.name if path.name == CTRANSLATE2 else ""
     return folder or path.name
@@ -121,8 +121,8 @@ def missing(path: Path) -> str:
 
 
 def shards_beside(path: Path) -> list[Path]:
-    """Return all shards of the set that ``path`` is one of, or whose stem it is; [] if there are
-    none.
+    """Return the paths of all shards of a split model. ``path``: one of them, or their common stem;
+    [] for other paths.
     """
     match = SHARD.fullmatch(path.name)
     stem = match["stem"] if match else path.name.removesuffix(".gguf")

@@ -71,22 +71,28 @@ def identity(file: MappedFile) -> tuple[int, ...] | None:
 
 @lru_cache(maxsize=1)
 def all_sources() -> tuple[str, str]:
-    """Return hashes of all sources that can change an entry."""
+    """Return two hashes of sources that can change an entry: of those that can change a kernel's
+    code (``jit/cache.py``), and of SOURCES.
+    """
     return source_hash(), hash_of_sources(*SOURCES)
 
 
 def key_of(*given: object) -> str:
-    """Return a hash of values whose ``repr`` is equal in every process."""
+    """Return a hash, in hexadecimal digits, of ``given``: values whose ``repr`` is equal in every
+    process.
+    """
     return blake2b(repr(given).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def entries_folder() -> Path:
-    """Return the folder of entries, inside that of kernels. Raises CacheError."""
+    """Return the folder of entries, inside that of kernels. Raises CacheError if it cannot be
+    created, belongs to another user, or others may write to it.
+    """
     return checked_folder(checked_folder() / "plans")
 
 
 def read_entry(name: str) -> memoryview | None:
-    """Return the contents of an entry; None if there is none, or it is damaged."""
+    """Return the contents of the entry in file ``name``; None if it is missing or damaged."""
     try:
         data = memoryview((entries_folder() / name).read_bytes())
     except (OSError, CacheError):
@@ -96,7 +102,9 @@ def read_entry(name: str) -> memoryview | None:
 
 
 def write_entry(name: str, *parts: Any) -> None:
-    """Write an entry, bytes or arrays; a folder that cannot be written to is ignored."""
+    """Write an entry to file ``name``. ``parts``: its contents, bytes or arrays, one after another.
+    Does nothing where the folder cannot be written to.
+    """
     with contextlib.suppress(OSError, CacheError):  # a read-only or full disk
         folder = entries_folder()
         write_whole(folder / name, MAGIC + _digest(parts), *parts)
@@ -104,7 +112,9 @@ def write_entry(name: str, *parts: Any) -> None:
 
 
 def read_object(key: str, suffix: str) -> Any:
-    """Return the object stored under ``key``; None if there is none, or it is damaged."""
+    """Return the object stored under ``key``; None if there is none, or it is damaged. ``suffix``:
+    the end of the file's name, one for each kind of object.
+    """
     body = read_entry(key + suffix)
     if body is None:
         return None
@@ -116,7 +126,7 @@ def read_object(key: str, suffix: str) -> Any:
 
 
 def write_object(key: str, suffix: str, given: Any) -> None:
-    """Store an object under ``key``."""
+    """Store the object ``given`` under ``key``, as a pickle; ``suffix`` as in ``read_object``."""
     write_entry(key + suffix, pickle.dumps((key, given), protocol=4))
 
 

@@ -46,8 +46,10 @@ class StoredHeader:
 
 @dataclass(frozen=True)
 class _ArrayPlace:
-    """Place of an array in its file. ``lengths``: type and bytes of an array of the bytes that each
-    string takes; None for numbers.
+    """Place of an array in its file: byte offset ``start``, ``n`` elements.
+
+    lengths: for strings, the numpy type and the bytes of an array [n] with the size of each string
+    in the file, in bytes, length field included; None for numbers.
     """
 
     start: int
@@ -69,7 +71,9 @@ def read_header(key: str) -> StoredHeader | None:
 
 
 def metadata_of(stored: StoredHeader, file: Bytes) -> tuple[dict[str, Value], dict[str, ValueType]]:
-    """Return a header's metadata, whose arrays are views of ``file``, and their types."""
+    """Return the metadata of a stored header, whose arrays are views of ``file``, and the value
+    types, both by key.
+    """
     metadata: dict[str, Value] = {}
     types: dict[str, ValueType] = {}
     for key, number, value in stored.metadata:
@@ -89,7 +93,7 @@ def _array(kind: ValueType, file: Bytes, place: _ArrayPlace) -> GGUFArray:
 
 
 def tensors_of(stored: StoredHeader, path: Any, file: Bytes) -> dict[str, Tensor]:
-    """Return a header's tensors by name."""
+    """Return a header's tensors by name, as views of ``file``, the mapped bytes of ``path``."""
     return {
         name: LateTensor.of(
             name=name,
@@ -112,7 +116,9 @@ def write_header(
     types: dict[str, ValueType],
     tensors: dict[str, Tensor],
 ) -> None:
-    """Store a header, unless it has more than ``MOST_STRINGS`` strings."""
+    """Store the given fields of a header under ``key``, unless its arrays have more than
+    ``MOST_STRINGS`` strings together.
+    """
     arrays = [value for value in metadata.values() if isinstance(value, GGUFArray)]
     if sum(len(each) for each in arrays if each.type is ValueType.STRING) > MOST_STRINGS:
         return

@@ -42,7 +42,7 @@ class TensorData:
         self, what: str, expected: str | None = None, *, offset: int | None = None
     ) -> FileError:
         """Return a FileError about this tensor; ``what`` and ``expected`` are clauses for the
-        message.
+        message, ``offset`` the byte in the file where the fault is, if known.
         """
         return FileError(what, path=self.path, offset=offset, where=self.name, expected=expected)
 
@@ -91,8 +91,8 @@ class Tensor(TensorData):
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
-        """The tensor's blocks, [.., K / block] of numpy's ``format.whole``: read-only and zero
-        copy, but a copy if rows of the format have scales of their own.
+        """The tensor's blocks, an array [.., K / block] of the numpy type ``format.whole``,
+        read-only: a view of ``data``, or a copy if rows of the format have scales of their own.
 
         Raises UnsupportedError if ``format`` is None.
         """
@@ -112,7 +112,9 @@ class Tensor(TensorData):
         return fmt.dequantize_rows(data).reshape(self.shape)
 
     def in_memory(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
-        """Return an in-memory tensor with these ``data``; ``path`` is this tensor's, for errors."""
+        """Return a tensor in memory with these properties and ``data``; its ``path`` is this
+        tensor's, for errors.
+        """
         return Tensor(name, shape, fmt.ggml_id, fmt, data.nbytes, self.path, 0, data)
 
     def _require_format(self) -> Format:
@@ -122,8 +124,8 @@ class Tensor(TensorData):
 
 
 class LateTensor(Tensor):
-    """A tensor whose format is that of its ggml type, imported on first use: runs of a stored plan
-    need none.
+    """A tensor whose format is that of its ggml type, imported when it is first used: runs of a
+    stored plan never use it.
     """
 
     @classmethod

@@ -155,7 +155,9 @@ def number_of(name: str) -> int:
 
 
 def type_of(ggml_id: int) -> GGMLType | None:
-    """Return name, block size and row head of a ggml type number; None if the number is unknown."""
+    """Return the name and sizes of the type with ggml's number ``ggml_id``: weights and bytes of a
+    block, and bytes before the first block of a row. None if the number is unknown.
+    """
     fmt = FORMATS.made.get(ggml_id)
     if fmt is not None:
         return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize, fmt.head_bytes)

@@ -58,7 +58,7 @@ Q4_1_SEARCH = OffsetSearch(
 
 
 def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
-    """Return a function that converts a ``Signed`` search result with one sub-block per block to
+    """Return a function that converts a ``Signed`` search result, with blocks of one sub-block, to
     RoundedBlocks: codes ``q + half``, scale ``d * sc`` (``sc`` is -1, or 0 in a block of zeros).
 
     A NaN weight makes ``d`` NaN, an infinite weight makes it infinite or NaN.
@@ -73,7 +73,7 @@ def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
 
 
 def offset_numbers(found: Offset) -> RoundedBlocks:
-    """Convert an ``Offset`` search result with one sub-block per block to RoundedBlocks: codes,
+    """Convert an ``Offset`` search result, with blocks of one sub-block, to RoundedBlocks: codes,
     scale ``d * sc`` and minimum ``-dmin * m``; ``sc`` and ``m`` are 0 or 1.
     """
     with np.errstate(invalid="ignore"):
@@ -153,8 +153,8 @@ def round_5_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 
 def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
-    """Return a ``Codes.unpack`` that emits codes 0..31, low halves first; ``at``: bit offset of
-    ``qh`` in the block (16 in Q5_0, 32 in Q5_1).
+    """Return a ``Codes.unpack`` that emits codes 0..31, those of the first 16 weights, then the
+    others; ``at``: bit offset of ``qh`` in the block (16 in Q5_0, 32 in Q5_1).
     """
 
     def unpack(k: Builder, field: Field) -> list[Val]:
@@ -197,8 +197,8 @@ Q5_1 = one_scale(
 
 
 def search_8(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Quantise float32 [n, 32] to integers -127..127: the largest magnitude becomes 127.
-    ``weights`` are ignored.
+    """Quantise float32 [n, 32] to integers -127..127 and a scale ``d`` [n]: the largest magnitude
+    becomes 127. ``weights`` are ignored.
     """
     d = np.abs(x).max(axis=-1) / np.float32(127)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -212,7 +212,7 @@ def write_8(out: Blocks, found: RoundedBlocks) -> None:
 
 
 def unpack_8(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: codes ``q + 128``, u8."""
+    """Implement ``Codes.unpack``: emit codes ``q + 128``, u8."""
     return [field("qs") ^ 0x80]
 
 

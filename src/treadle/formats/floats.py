@@ -9,7 +9,8 @@ from treadle.jit.types import f16, f32, f64, u16, u32
 
 
 def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
-    """Return the format of numpy's float type ``dtype``; ``load`` emits a kernel's loads.
+    """Return the format called ``name`` for numpy's float type ``dtype``; ``load``: see
+    ``Format.load``.
 
     Quantising rounds to nearest even and overflows to infinity, as in ggml; F32 is copied bit for
     bit, NaNs included.
@@ -31,19 +32,23 @@ def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
 
 
 def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Emit a load of ``n`` F32 weights at ``p`` as ``f32 * lanes``."""
+    """Emit a load of ``n`` F32 weights at ``p`` as ``f32 * lanes``, padded with zeros. ``align``:
+    known alignment of ``p`` in bytes.
+    """
     return k.load_first(p, f32 * lanes, n, align)
 
 
 def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Emit a load of ``n`` F16 weights at ``p`` as ``f32 * lanes``, widened by
-    ``Isa.widen_f16``.
+    """Emit a load of ``n`` F16 weights at ``p``, widened by ``Isa.widen_f16``, as ``f32 * lanes``,
+    padded with zeros. ``align``: known alignment of ``p`` in bytes.
     """
     return isa.widen_f16(k, k.load_first(p, f16 * lanes, n, align))
 
 
 def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Emit a load of ``n`` F64 weights at ``p`` as ``f32 * lanes``, rounded to f32."""
+    """Emit a load of ``n`` F64 weights at ``p``, rounded to f32, as ``f32 * lanes``, padded with
+    zeros. ``align``: known alignment of ``p`` in bytes.
+    """
     return k.load_first(p, f64 * lanes, n, align).to(f32)
 
 
@@ -78,8 +83,8 @@ def to_bf16(x: F32Array) -> Blocks:
 
 
 def load_bf16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Emit a load of ``n`` BF16 weights at ``p`` as ``f32 * lanes``: the bits become f32's upper
-    half.
+    """Emit a load of ``n`` BF16 weights at ``p``, whose bits become the upper half of an f32, as
+    ``f32 * lanes``, padded with zeros. ``align``: known alignment of ``p`` in bytes.
     """
     return (k.load_first(p, u16 * lanes, n, align).to(u32) << 16).bits(f32 * lanes)
 

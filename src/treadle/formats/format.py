@@ -97,7 +97,8 @@ class Codes:
 
     def groups(self, block: int, n: int = 1) -> list[list[int]]:
         """Return, for each vector of ``unpack``, the indices of the groups of four codes that it
-        holds; groups are counted over ``n`` blocks side by side, ``block / 4`` to a block.
+        holds. Groups are counted over ``n`` blocks of ``block`` codes side by side, ``block / 4``
+        to a block.
         """
         fours = self.run // 4
         return [

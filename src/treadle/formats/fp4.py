@@ -28,7 +28,7 @@ MIDDLES = ((MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2).tolist()
 
 def nearest(x: F32Array, d: F32Array) -> npt.NDArray[np.uint8]:
     """Return the codes, uint8 [...], whose values times scale ``d`` are nearest to ``x`` [...];
-    ties take the smaller magnitude.
+    ``d`` broadcasts to x. Ties take the smaller magnitude.
 
     NaN becomes 0; weights beyond the largest value are clipped; where ``d`` is 0, so is the code.
     """
@@ -48,9 +48,9 @@ def best_scale(
     scale: Callable[[npt.NDArray[np.uint8]], F32Array],
     top: int,
 ) -> npt.NDArray[np.uint8]:
-    """Return, of the scale codes ``code + moves`` clipped to 0..``top``, those of least weighted
-    squared error, uint8 [...]; ties take the first. ``x``, ``weights``: float32 [..., n]; ``scale``
-    maps scale codes to scales.
+    """Return, for each block, that of the scale codes ``code + moves`` clipped to 0..``top`` which
+    has the least weighted squared error, uint8 [...]; ties take the first. ``x``, ``weights``
+    (importances): float32 [..., n]; ``code``: [...]; ``scale`` maps scale codes to scales.
     """
     unit = np.abs(x).max(axis=-1, keepdims=True)
     unit = np.where(unit > 0, unit, np.float32(1))  # so that no square overflows
@@ -69,8 +69,8 @@ def best_scale(
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: doubled values plus 16, the first half of each 32 (NVFP4: 16) weights,
-    then the second half.
+    """Implement ``Codes.unpack``: emit doubled values plus 16, the first half of each 32 (NVFP4:
+    16) weights, then the second half.
     """
     return lookup_nibbles(k, field, TABLE)
 
@@ -119,8 +119,8 @@ def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def scales_mx(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``Codes.scales``: ``half_scale`` as f32, built from its bits: the exponent, or for the
-    two subnormals a mantissa bit.
+    """Implement ``Codes.scales``: emit ``half_scale`` as f32, built from its bits: the exponent, or
+    for the two subnormals a mantissa bit.
     """
     e = field("e").to(u32)
     bits = k.select(e > 1, (e - 1) << 23, k.const(1 << 21, e.ty) << e)
@@ -201,8 +201,8 @@ def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def scales_nv(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``Codes.scales``: ``half_scales`` as f32. Except for its bias, E4M3 is the upper part of
-    an f16.
+    """Implement ``Codes.scales``: emit ``half_scales`` as f32. Except for its bias, E4M3 is the
+    upper part of an f16.
     """
     code = field("d")
     half = ((code & 127).to(u16) << 7).bits(f16.like(code.ty))

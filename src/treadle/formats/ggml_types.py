@@ -9,7 +9,7 @@ from treadle.base.fast_named_tuple import NamedTuple
 
 
 class GGMLType(NamedTuple):
-    """Name and block size of one ggml tensor type."""
+    """Name and sizes of one of ggml's tensor types."""
 
     name: str
     block: int  # weights in a block

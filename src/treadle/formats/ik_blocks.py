@@ -91,7 +91,9 @@ def step_format(
     write_steps: Callable[[Blocks, U8Array], None],
     steps: Emit,
 ) -> Format:
-    """Return the format with f16 ``d``, ``extra`` and ``fields``, in 16 sub-blocks of 16.
+    """Return a format of super-blocks of the fields ``d`` (f16), ``extra`` (table flags) and
+    ``fields``, in 16 sub-blocks of 16. ``table``, ``packing``: of the codes; ``ladder``: the
+    allowed steps.
 
     ``read_steps``: blocks [...] -> indices of ``ladder``, [..., 16]; ``write_steps`` packs such
     indices [n, 16] into blocks [n]; ``steps`` emits ``Codes.steps``. ``shares``: see ``coder_of``.
@@ -130,14 +132,16 @@ def step_format(
 
 
 def read_nibbles(blocks: Blocks) -> Any:
-    """Unpack the nibbles of ``scales``, the low one of each byte first: the steps' ladder
-    indices.
+    """Unpack the nibbles of ``scales``, the low one of each byte first: the ladder indices of the
+    steps, [..., 16].
     """
     return split_words(blocks["scales"], 2, 4)
 
 
 def write_nibbles(out: Blocks, rungs: U8Array) -> None:
-    """Pack the steps' ladder indices, below 16, into the nibbles of ``scales``."""
+    """Pack the ladder indices of the steps, [n, 16], all below 16, into the nibbles of ``scales``
+    of blocks [n].
+    """
     out["scales"] = join_words(rungs, 2, 4, "u1")
 
 

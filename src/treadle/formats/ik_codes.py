@@ -54,14 +54,14 @@ class ShiftedTable:
 
     @property
     def flag(self) -> int:
-        """Number that kernels add for shifted sub-blocks: to the index, if a look-up table of 16
-        has room for both tables, else to the value.
+        """The number that kernels add for the weights of shifted sub-blocks: to the index, if a
+        look-up table of 16 has room for both tables, else to the value.
         """
         return 1 << self.bits if self.bits < 4 else self.shift
 
     def looked_up(self, k: Builder, index: Val, flags: Val) -> Val:
-        """Emit the look-up of ``index``: values plus ``offset``, u8. ``flags`` has ``flag`` in the
-        lanes of shifted sub-blocks, else 0.
+        """Emit the look-up of ``index``, codes without their top bit: values plus ``offset``, u8.
+        ``flags`` has ``flag`` in the lanes of shifted sub-blocks, else 0.
         """
         table = [v + self.offset for v in self.steps]
         if self.bits < 4:
@@ -78,8 +78,8 @@ class ShiftedTable:
 
 
 def nearest_codes(values: F32Array, chosen: Sequence[int]) -> U8Array:
-    """Return uint8 [CELLS]: for each cell, the code among ``chosen`` whose value is nearest to the
-    cell's centre.
+    """Return uint8 [CELLS]: for each cell of ``cells_of``, the code among ``chosen`` whose value in
+    ``values`` is nearest to the cell's centre.
     """
     cells = (np.arange(CELLS) - (CELLS / 2 - 0.5)) / 2
     codes = np.array(chosen, np.uint8)
@@ -88,7 +88,9 @@ def nearest_codes(values: F32Array, chosen: Sequence[int]) -> U8Array:
 
 
 def cells_of(u: F32Array) -> npt.NDArray[np.uint16]:
-    """Return the cell numbers of ``u``; numbers outside the cells belong to the nearest one."""
+    """Return the cells that the numbers ``u`` [...] lie in, 0 to CELLS - 1: cells of width 0.5,
+    centred on 0. Numbers outside belong to the nearest cell.
+    """
     cell = u * np.float32(2)
     cell += np.float32(CELLS // 2)
     np.clip(cell, 0, CELLS - 1, out=cell)
@@ -101,9 +103,9 @@ Encode = Callable[[F32Array, "F32Array | None", bool], tuple[U8Array, F32Array]]
 def pick_table(
     u: F32Array, weights: F32Array | None, found: list[tuple[U8Array, F32Array]]
 ) -> tuple[U8Array, F32Array]:
-    """Return codes and values, both [n, sub], of the better of the two encodings ``found`` (of the
-    plain and of the shifted table): for each sub-block of ``u`` [n, sub] that of less weighted
-    squared error.
+    """Return codes and values, both [n, sub], of the better of the two encodings ``found`` (by the
+    plain and by the shifted table): for each sub-block of ``u`` [n, sub] that of less squared
+    error, weighted by ``weights`` if given.
     """
 
     def error(y: F32Array) -> F32Array:
@@ -197,7 +199,7 @@ def _join_6(out: Blocks, q: U8Array) -> None:
 
 
 def _unpack_6(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: codes 0..63, in the order of ``k_quants.unpack_4``."""
+    """Implement ``Codes.unpack``: emit codes 0..63, in the order of ``k_quants.unpack_4``."""
     lower = k.evens(field("qs"), 16)
     upper = [k.each(v, 16, 2) for v in k.evens(field("qh"), 16)]
     out = []
@@ -209,13 +211,15 @@ def _unpack_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_nibbles(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves`` of nibbles in runs of 16 (Q4_0's packing)."""
+    """Implement ``Codes.in_halves`` for nibbles in runs of 16 (Q4_0's packing): emit codes
+    0..15.
+    """
     both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for v in both for at in (0, 4)]
 
 
 def _in_halves_6(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves`` of codes 0..63."""
+    """Implement ``Codes.in_halves``: emit codes 0..63."""
     pairs = [load_halves(k, field, "qh", at, 32) for at in (0, 16)]
     lower = enumerate(in_halves_4(k, field))
     return [low | bit_extract(k, pairs[i % 2], i // 2 * 2, 2, 4) for i, low in lower]
@@ -277,8 +281,8 @@ def flags_of(k: Builder, packed: Val, bits: Sequence[int], n_bytes: int, value: 
 
 
 def repeat_flags(k: Builder, flags: Val, n_subs: int, subs: Sequence[int], run: int) -> Val:
-    """Repeat each sub-block's flag for its codes: ``subs`` lists the sub-block of each run of
-    ``run`` codes; ``flags`` has ``n_subs`` bytes per block.
+    """Emit each sub-block's flag repeated for its codes: ``subs`` lists the sub-block of each run
+    of ``run`` codes; ``flags`` has ``n_subs`` bytes per block.
     """
     blocks = flags.ty.lanes // n_subs
     lanes = [b * n_subs + sub for b in range(blocks) for sub in subs for _ in range(run)]
@@ -290,12 +294,14 @@ Flags = Callable[[Builder, Field, int], Val]  # (k, field, value) -> a byte per 
 
 @dataclass(frozen=True)
 class StepCodes:
-    """Emitters of ``Codes.unpack`` and ``Codes.in_halves`` for a format with a ShiftedTable."""
+    """Implementations of ``Codes.unpack`` and ``Codes.in_halves`` for a format with a
+    ShiftedTable.
+    """
 
     table: ShiftedTable
     packing: CodePacking
-    sub: int
-    flags: Flags
+    sub: int  # weights of a sub-block
+    flags: Flags  # emits the flag of each sub-block
 
     def unpack(self, k: Builder, field: Field) -> list[Val]:
         """Emit the table's values plus ``offset``, u8, in the order of the packing."""

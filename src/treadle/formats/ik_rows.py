@@ -90,10 +90,11 @@ def row_format(
     write: Callable[[Blocks, Any], None],
     search: Any,
 ) -> Format:
-    """Return the format with one ``d`` of type ``d_type`` per row, and blocks of ``layout``.
+    """Return the format with one ``d`` of type ``d_type`` ("<f2" or "<f4") per row, and blocks of
+    ``layout``.
 
     ``read``: blocks [...] -> steps [..., 8] and values before scaling [..., 256]; ``write`` packs a
-    search's result into blocks [n]. ``search.run`` takes float32 [n_rows, k].
+    search's result into blocks [n]. ``search.run`` quantises float32 [n_rows, k].
     """
     head = np.dtype([("d", d_type)])
     whole = np.dtype([*head.descr, *layout.descr])
@@ -145,11 +146,12 @@ def _make_format(
     steps: Emit,
     flags: Flags,
 ) -> Format:
-    """Return a ``row_format`` whose values come from ``table`` by any codes.
+    """Return a ``row_format`` whose weights have independent codes of ``table``, unlike those of
+    IQ4_KSS. ``fields``, ``packing``: of the blocks; ``ladder``: the allowed steps.
 
     ``read_steps``: blocks [...] -> indices of ``ladder`` and table flags, both [..., 8];
-    ``write_steps`` packs such arrays [n, 8] into blocks [n]; ``steps`` emits ``Codes.steps``;
-    ``shares``: see ``coder_of``.
+    ``write_steps`` packs such arrays [n, 8] into blocks [n]; ``steps`` emits ``Codes.steps``, and
+    ``flags`` the table flags; ``shares``: see ``coder_of``.
     """
     values = table.values
     rungs = np.array(ladder, np.float32)
@@ -324,11 +326,11 @@ WORD_SHAPE = 2, 8, 2
 
 
 def _even_encoder(table: ShiftedTable) -> Encode:
-    """Return a ``FormatCoder.encode`` whose codes have an even number of ones in every word of
-    four.
+    """Return a ``FormatCoder.encode`` for IQ4_KSS: the four codes of every word have an even number
+    of ones.
 
-    Codes are the nearest ones; in a word with an odd number, the code that costs least changes to
-    the nearest code of the other parity.
+    Codes are the nearest ones; in a word with an odd number, the code whose change costs least
+    becomes the nearest code with the other parity.
     """
     values = table.values
     n = len(table.steps)
@@ -388,14 +390,16 @@ def _write_kss(out: Blocks, found: Any) -> None:
 
 
 def _plain(k: Builder, packed: Val) -> Val:
-    """Emit ``qs`` as IQ4_XS packs it: the words with their exclusive or undone."""
+    """Emit the bytes ``packed`` of ``qs`` in the packing of IQ4_XS: the exclusive or of the words
+    is undone.
+    """
     words = packed.bits(u16 * (packed.ty.lanes // 2)) & 0xFFFE
     return (words ^ (words >> 1)).bits(packed.ty)
 
 
 def _scales_kss(k: Builder, field: Field) -> Val:
-    """Emit the bytes that IQ4_KS stores in ``scales``: the lowest bits of each sub-block's eight
-    words.
+    """Emit the bytes that IQ4_KS stores in ``scales``, one for each sub-block: the lowest bits of
+    its eight words.
     """
     packed = field("qs")
     words = packed.bits(u16 * (packed.ty.lanes // 2)) & 1
@@ -417,7 +421,9 @@ def _steps_kss(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None
 
 
 def _plain_field(k: Builder, field: Field) -> Field:
-    """Return ``field`` with its bytes passed through ``_plain``: ``qs`` as IQ4_XS packs it."""
+    """Return ``field`` with its bytes passed through ``_plain``: ``qs`` in the packing of
+    IQ4_XS.
+    """
     return lambda *what: _plain(k, field(*what))
 
 

@@ -55,7 +55,9 @@ NIBBLES = tuple(float(v) for v in STEPS)  # the ladder of steps that are a nibbl
 
 
 def powers(n: int) -> list[int]:
-    """Return ``FACTOR ** (j + 1) mod 2**32`` for j from 0 to ``n - 1``."""
+    """Return the factors of a group's ``n`` values: ``FACTOR ** (j + 1) mod 2**32`` for j below
+    n.
+    """
     return [pow(FACTOR, j + 1, 1 << 32) for j in range(n)]
 
 
@@ -73,8 +75,9 @@ def _cells(bits: int, group: int, *, base: int, short: int, long: int, **kinds: 
 
 
 def points(bits: int, group: int, table: int = 0, magnitudes: bool = False) -> F32Array:
-    """Return the values of all indices of a table, float32 [2 ** bits, group]. ``table``: 0, or 1
-    for IQ4_KT's second table; ``magnitudes``: without signs.
+    """Return the values of all indices of a table, float32 [2 ** bits, group]. ``bits``: of an
+    index; ``group``: weights that share it; ``table``: 0, or 1 for IQ4_KT's second table;
+    ``magnitudes``: without signs.
     """
     x = np.arange(1 << bits, dtype=np.uint32) + np.uint32(FIRST + (table << bits))
     values = values_of(x, group).astype(np.float32)
@@ -85,8 +88,8 @@ def points(bits: int, group: int, table: int = 0, magnitudes: bool = False) -> F
 
 
 def _unpacked(k: Builder, x: Val, n: int) -> Val:
-    """Emit the values of groups plus MIDDLE, u8 in order; ``x``: indices plus FIRST, u32, one for
-    each ``n`` values.
+    """Emit the values of groups of ``n`` plus MIDDLE, u8 in order; ``x``: the indices plus FIRST,
+    u32, one for each group.
 
     On vectors of over 128 bits, four vectors get the sums of every fourth value, and are merged by
     shifts: narrowing would cross 128-bit lanes.
@@ -125,7 +128,9 @@ def _byte_sums(k: Builder, words: Val) -> Val:
 
 
 def _in_halves(unpack: Emit) -> Emit:
-    """Return a ``Codes.in_halves`` made of ``unpack``, which emits one vector in order."""
+    """Return a ``Codes.in_halves`` made of ``unpack``, which emits all codes as one vector, in
+    order.
+    """
 
     def in_halves(k: Builder, field: Field) -> list[Val]:
         (whole,) = unpack(k, field)
@@ -151,7 +156,7 @@ def _codes(unpack: Emit, steps: Emit) -> Codes:
 
 
 def _from_table(k: Builder, index: Val) -> Val:
-    """Emit the look-up of IQ4_NL's values by ``index``, i32."""
+    """Emit the values of IQ4_NL's table at ``index``, i32, as i32."""
     n = index.ty.lanes
     wide = index if n >= 16 else k.shuffle(index, index, [i % n for i in range(16)])
     found = k.lookup(TABLE, wide)
@@ -160,7 +165,7 @@ def _from_table(k: Builder, index: Val) -> Val:
 
 
 def _halved(k: Builder, packed: Val, n: int) -> Val:
-    """Emit the low nibbles of every ``n`` bytes, then their high nibbles."""
+    """Emit the low nibbles of each ``n`` bytes of ``packed``, then their high nibbles, as bytes."""
     twice = k.each(packed, n, 2)
     low = k.const(([0] * n + [255] * n) * (packed.ty.lanes // n), twice.ty)
     return (twice & 15 & (low ^ 255)) | ((twice >> 4) & low)

@@ -38,7 +38,9 @@ NEAREST = Nearest(IQ1, 5)
 
 @cache
 def points() -> F32Array:
-    """Return the eight values of each code, float32 [2 * DOWN, 8]: points shifted up, then down."""
+    """Return the eight values of each code, float32 [2 * DOWN, 8]: the codebook's points shifted
+    up, then, from code DOWN on, shifted down.
+    """
     grid = IQ1.points.astype(np.float32)
     return np.concatenate([grid + SHIFT, grid - SHIFT])
 
@@ -99,7 +101,9 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Pack codes, shifts and scales of a search's result into ``qs`` and ``qh`` of blocks [n]."""
+    """Pack ``found``, a search's result (codes, shifts, scales), into ``qs`` and ``qh`` of blocks
+    [n].
+    """
     index = found.codes % DOWN
     down = found.codes[:, ::4] // DOWN
     out["qs"] = index & 255
@@ -108,7 +112,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: eight times the shifted points, plus 16."""
+    """Implement ``Codes.unpack``: emit eight times the shifted points, plus 16."""
     words = field("qh").bits(u16 * 8)
     each = repeat(k, words, 4)
     high = ((each >> k.const([0, 3, 6, 9] * 8, each.ty)) & 7) << 8
@@ -117,7 +121,7 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
 
 
 def scales_s(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 8``."""
+    """Implement ``Codes.scales``: emit ``d * (2 * scale + 1) / 8``."""
     words = field("qh")
     steps = (words.bits(u16 * (words.ty.lanes // 2)) >> 12) & 7
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
@@ -147,7 +151,7 @@ def read_m(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_m(out: Blocks, found: Any) -> None:
-    """Pack codes, shifts, scales and ``d`` of a search's result into blocks [n]."""
+    """Pack ``found``, a search's result (codes, shifts, scales and ``d``), into blocks [n]."""
     out["qs"] = found.codes & 255
     out["qh"] = join_words(found.codes >> 8, 2, 4, "u1")
     half = split_words(found.d.astype("<f2").view("<u2")[:, None], 4, 4)
@@ -156,14 +160,14 @@ def write_m(out: Blocks, found: Any) -> None:
 
 
 def unpack_m(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: eight times the shifted points, plus 16."""
+    """Implement ``Codes.unpack``: emit eight times the shifted points, plus 16."""
     code = field("qs").to(u16) | high_bits(k, field("qh"), 4)
     return [shifted(k, v & (DOWN - 1), (v & DOWN) > 0) for v in codes_per_8(k, code)]
 
 
 def scales_m(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 8``, with ``d`` assembled from the top bits of
-    four words of ``scales``.
+    """Implement ``Codes.scales``: emit ``d * (2 * scale + 1) / 8``, with ``d`` assembled from the
+    top bits of four words of ``scales``.
     """
     packed = field("scales")
     n = packed.ty.lanes // 8

@@ -54,7 +54,9 @@ S_CODER = FormatCoder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "an
 
 
 def points(k: Builder, grid: Codebook, index: Val) -> list[Val]:
-    """Emit the points of 256 weights, plus 64, from their indices; signs are not applied."""
+    """Emit the points, plus 64, of the 256 weights of each block, from the points' indices in
+    ``grid``, in the order ``kernel_grids.ORDER``; signs are not applied.
+    """
     return [gather_points(k, grid, i, 64) for i in codes_per_8(k, index)]
 
 
@@ -72,7 +74,7 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
-    """Pack codes, signs and scales of a search's result into blocks [n]."""
+    """Pack ``found``, a ``ScaleFit`` (codes, signs, scales), into blocks [n]."""
     words = np.empty((len(out), 8, 2), "<u4")
     words[..., 0] = join_words(found.codes, 4, 8, "<u4")
     words[..., 1] = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
@@ -81,13 +83,13 @@ def write_xxs(out: Blocks, found: Any) -> None:
 
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: signed points, plus 64."""
+    """Implement ``Codes.unpack``: emit signed points, plus 64."""
     qs = field("qs")
     return apply_signs(k, points(k, XXS_GRID, qs), signs_of_7_bits(k, qs, 32), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 8``."""
+    """Implement ``Codes.scales``: emit ``d * (2 * scale + 1) / 8``."""
     qs = field("qs")
     steps = k.evens(qs.bits(u32 * (qs.ty.lanes // 4)), 1)[1] >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
@@ -110,13 +112,13 @@ def read_xs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xs(out: Blocks, found: Any) -> None:
-    """Pack codes, signs and scales of a search's result into blocks [n]."""
+    """Pack ``found``, a ``ScaleFit`` (codes, signs, scales), into blocks [n]."""
     out["qs"] = found.codes.astype(np.uint16) | found.signs.astype(np.uint16) << np.uint16(9)
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 
 
 def unpack_xs(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: signed points, plus 64."""
+    """Implement ``Codes.unpack``: emit signed points, plus 64."""
     qs = field("qs").bits(u16 * 32)
     found = points(k, XS_GRID, qs & 511)
     return apply_signs(k, found, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
@@ -149,7 +151,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Pack codes, signs and scales of a search's result into blocks [n]."""
+    """Pack ``found``, a ``ScaleFit`` (codes, signs, scales), into blocks [n]."""
     out["qs"] = found.codes & 255
     out["signs"] = found.signs
     out["qh"] = join_words(found.codes >> 8, 4, 2, "u1")
@@ -157,7 +159,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: signed points, plus 64."""
+    """Implement ``Codes.unpack``: emit signed points, plus 64."""
     index = field("qs").to(u16) | high_bits(k, field("qh"), 2)
     return apply_signs(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
 

@@ -40,7 +40,8 @@ from treadle.jit.types import u32
 
 
 def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> FormatCoder:
-    """Return the search of a format with this codebook, and ``ladder`` as its allowed steps.
+    """Return the search of a format with the codebook ``grid``, and ``ladder`` as its allowed
+    steps.
 
     ``unit`` times the steps are odd numbers; ``signs``: see ``FormatCoder``. As in IQ2, the largest
     weight may get any magnitude, and the largest scale any step.
@@ -75,14 +76,14 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
-    """Pack codes, signs and scales of a search's result into blocks [n]."""
+    """Pack ``found``, a ``ScaleFit`` (codes, signs, scales), into blocks [n]."""
     out["qs"] = found.codes
     sign = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
     out["scales_and_signs"] = sign | found.steps.astype(np.uint32) << np.uint32(28)
 
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: signed points, plus 64."""
+    """Implement ``Codes.unpack``: emit signed points, plus 64."""
     points = [gather_points(k, XXS_GRID, index, 64) for index in codes_per_4(k, field("qs"))]
     return apply_signs(
         k, points, signs_of_7_bits(k, sign_bytes(k, field("scales_and_signs")), 0), 64
@@ -90,7 +91,7 @@ def unpack_xxs(k: Builder, field: Field) -> list[Val]:
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 4``."""
+    """Implement ``Codes.scales``: emit ``d * (2 * scale + 1) / 4``."""
     words = field("scales_and_signs")
     steps = words.bits(u32 * (words.ty.lanes // 4)) >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 4), None
@@ -123,7 +124,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Pack codes, signs and scales of a search's result into blocks [n]."""
+    """Pack ``found``, a ``ScaleFit`` (codes, signs, scales), into blocks [n]."""
     out["qs"] = found.codes & 255
     out["signs"] = found.signs
     out["qh"] = join_words(found.codes >> 8, 8, 1, "u1")
@@ -131,7 +132,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: signed points, plus 16."""
+    """Implement ``Codes.unpack``: emit signed points, plus 16."""
     qh = field("qh")
     points = []
     spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])

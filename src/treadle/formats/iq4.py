@@ -50,13 +50,13 @@ def read_steps(blocks: Blocks) -> Any:
 
 
 def write_steps(out: Blocks, found: Any) -> None:
-    """Pack a search's codes [n, block] into ``qs`` of blocks [n]."""
+    """Pack the codes [n, block] of ``found``, a ``ScaleFit``, into ``qs`` of blocks [n]."""
     out["qs"] = join_bits(found.codes, 4, 16)
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: values plus 128, u8, those of low nibbles (the first 16 of each 32
-    weights), then those of high nibbles.
+    """Implement ``Codes.unpack``: emit values plus 128, u8, those of low nibbles (the first 16 of
+    each 32 weights), then those of high nibbles.
     """
     return lookup_nibbles(k, field, TABLE)
 
@@ -112,14 +112,14 @@ def read_xs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xs(out: Blocks, found: Any) -> None:
-    """Pack scales and codes of a search's result into blocks [n]."""
+    """Pack the scales and codes of ``found``, a ``ScaleFit``, into blocks [n]."""
     out["scales_l"] = join_words(found.steps & np.uint8(15), 2, 4, "u1")
     out["scales_h"] = join_words(found.steps >> np.uint8(4), 8, 2, "<u2")[:, 0]
     write_steps(out, found)
 
 
 def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """Emit ``Codes.steps``: ``scale - 32`` of the 8 sub-blocks, and ``d``."""
+    """Implement ``Codes.steps``: emit ``scale - 32`` of the 8 sub-blocks, and ``d``."""
     head = field("d", 8)
     n = head.ty.lanes // 8
     words = head.bits(u32 * (2 * n))
@@ -133,7 +133,7 @@ def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
 
 
 def in_halves_xs(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves``: values plus 128."""
+    """Implement ``Codes.in_halves``: emit values plus 128."""
     both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [k.lookup(TABLE, v >> at) for v in both for at in (0, 4)]
 

@@ -52,42 +52,42 @@ def read_2(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_2(out: Blocks, found: Any) -> None:
-    """Pack ``sc``, ``m`` and codes of an ``Offset`` result into blocks [n]."""
+    """Pack ``sc``, ``m`` and codes of ``found``, an ``Offset``, into blocks [n]."""
     out["scales"] = found.sc | found.m << np.uint8(4)
     out["qs"] = join_bits(found.q, 2, 32)
 
 
 def words_2(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.words``: codes in the lowest two bits of u16 words."""
+    """Implement ``Codes.words``: emit codes in the lowest two bits of u16 words."""
     return [v >> 2 * i for v in words_of(k, field, "qs", 64) for i in range(4)]
 
 
 def unpack_2(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: codes 0..3, in the order TWO_BITS."""
+    """Implement ``Codes.unpack``: emit codes 0..3, in the order TWO_BITS."""
     return two_bits(k, field("qs"))
 
 
 def in_halves_2(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves``: codes 0..3."""
+    """Implement ``Codes.in_halves``: emit codes 0..3."""
     both = [load_halves(k, field, "qs", at, 32) for at in (0, 16)]
     return [bit_extract(k, v, at, 2) for at in (0, 2, 4, 6) for v in both]
 
 
 def steps_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
-    """Emit ``Codes.steps``: ``sc`` and ``m`` of the 16 sub-blocks, ``d`` and ``dmin``."""
+    """Implement ``Codes.steps``: emit ``sc`` and ``m`` of the 16 sub-blocks, ``d`` and ``dmin``."""
     both = field("scales")
     d, dmin = in_pairs(k, isa, field("d", 4))
     return both & 15, d, both >> 4, dmin
 
 
 def unpack_folded_2(k: Builder, field: Field) -> list[Val]:
-    """Emit ``unpack`` of ``Codes.folded``: ``sc * q``, 0..45."""
+    """Implement ``unpack`` of ``Codes.folded``: emit ``sc * q``, 0..45."""
     return times(k, unpack_2(k, field), (field("scales") & 15).to(u16), 0, 0)
 
 
 def scales_folded_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """Emit ``scales`` of ``Codes.folded``: ``d`` for each 32 codes, and ``-dmin * m`` for each
-    16.
+    """Implement ``scales`` of ``Codes.folded``: emit ``d`` for each 32 codes, and ``-dmin * m`` for
+    each 16.
     """
     d, m = two_factors(k, isa, field("d", 4), 16)
     first = k.shuffle(d, d, range(0, d.ty.lanes, 2))
@@ -145,7 +145,7 @@ def read_3(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_3(out: Blocks, found: Any) -> None:
-    """Pack ``sc`` and codes of a ``Signed`` result into blocks [n]."""
+    """Pack ``sc`` and codes of ``found``, a ``Signed``, into blocks [n]."""
     scales = (found.sc + np.int8(32)).view(np.uint8)
     q = (found.q + np.int8(4)).view(np.uint8)
     out["scales"][:, :8] = join_bits(scales & np.uint8(15), 4, 8)
@@ -155,8 +155,8 @@ def write_3(out: Blocks, found: Any) -> None:
 
 
 def unpack_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
-    """Emit ``Codes.unpack``: codes 0..7, in the order TWO_BITS; ``high`` names the field of their
-    third bits.
+    """Implement ``Codes.unpack``: emit codes 0..7, in the order TWO_BITS; ``high`` names the field
+    of their third bits.
     """
     thirds = [k.each(v, 16, 4) for v in k.evens(field(high), 8)]
     out = []
@@ -167,7 +167,7 @@ def unpack_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
 
 
 def words_3(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.words``: codes 0..7 in u16 words."""
+    """Implement ``Codes.words``: emit codes 0..7 in u16 words."""
     (thirds,) = words_of(k, field, "hmask", 32)
     lower = [v >> 2 * i for v in words_of(k, field, "qs", 64) for i in range(4)]
     moved = [thirds << 2 - i if i < 2 else thirds >> i - 2 for i in range(8)]
@@ -175,7 +175,9 @@ def words_3(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
-    """Emit ``Codes.in_halves``: codes 0..7; ``high`` names the field of their third bits."""
+    """Implement ``Codes.in_halves``: emit codes 0..7; ``high`` names the field of their third
+    bits.
+    """
     # The upper four bits of a byte belong to the second half.
     thirds = [load_halves(k, field, high, at, 0) for at in (0, 16)]
     thirds = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in thirds]
@@ -184,7 +186,7 @@ def in_halves_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
 
 
 def six_bits_3(k: Builder, field: Field) -> Val:
-    """Emit the scales' six bits, 0..63 (``sc + 32``), of the 16 sub-blocks, u8."""
+    """Emit the six bits of each sub-block's scale, 0..63 (``sc + 32``), 16 bytes per block, u8."""
     packed = field("scales")
     n = packed.ty.lanes // 12
     words = packed.bits(u32 * (3 * n))
@@ -199,19 +201,19 @@ def six_bits_3(k: Builder, field: Field) -> Val:
 
 
 def steps_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """Emit ``Codes.steps``: the signed scales -32..31 of the 16 sub-blocks, and ``d``."""
+    """Implement ``Codes.steps``: emit the signed scales -32..31 of the 16 sub-blocks, and ``d``."""
     return six_bits_3(k, field).to(i32) - 32, halves(k, isa, field("d")), None, None
 
 
 def unpack_folded_3(k: Builder, field: Field) -> list[Val]:
-    """Emit ``unpack`` of ``Codes.folded``: ``128 + (32 - sc) * (q - 4)`` for stored ``sc`` and
-    ``q``, 0..252. With ``sc - 32`` it would be 4..256, too much for a byte.
+    """Implement ``unpack`` of ``Codes.folded``: emit ``128 + (32 - sc) * (q - 4)`` for stored
+    ``sc`` and ``q``, 0..252. With ``sc - 32`` it would be 4..256, too much for a byte.
     """
     return times(k, unpack_3(k, field), 32 - six_bits_3(k, field).to(u16), 4, 128)
 
 
 def scales_folded_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Emit ``scales`` of ``Codes.folded``: ``-d`` for each 32 codes."""
+    """Implement ``scales`` of ``Codes.folded``: emit ``-d`` for each 32 codes."""
     return repeat(k, -halves(k, isa, field("d")), 8), None
 
 

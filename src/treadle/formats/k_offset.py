@@ -55,9 +55,9 @@ class OffsetSearch:
     ``m`` about ``top - j``.
     """
 
-    n_sub: int
-    levels: int
-    top: int
+    n_sub: int  # sub-blocks of a super-block
+    levels: int  # the largest code
+    top: int  # the largest integer
     grid: tuple[tuple[float, float], ...]
     starts: tuple[tuple[float, float], ...]
 
@@ -68,12 +68,14 @@ class OffsetSearch:
 
 
 def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    """Return a ``grid``: EXACT, then all pairs of ``points``."""
+    """Return a ``grid`` for OffsetSearch: the pairs EXACT, then all pairs of numbers of
+    ``points``.
+    """
     return EXACT + tuple((float(p), float(q)) for p in points for q in points)
 
 
 class OffsetStrip(KSearch):
-    """The search over one strip of super-blocks with minimums."""
+    """The search of ``how`` over ``columns``, one strip of super-blocks with minimums."""
 
     final_moves = BESIDE
     final_steps = (0,)
@@ -102,8 +104,8 @@ class OffsetStrip(KSearch):
         return sign
 
     def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """Yield pairs (d, dmin) [n] and (sc, m) [n_sub * n] to start from: several scales near
-        those that fit the largest sub-blocks.
+        """Yield pairs (d, dmin) [n] and (sc, m) [n_sub * n] to start from, one for each pair of
+        ``how.starts``: several scales near those that fit the largest sub-blocks.
         """
         c = self.c
         scale, low = self.fit()
@@ -148,7 +150,9 @@ class OffsetStrip(KSearch):
         return best
 
     def fit(self) -> tuple[F32Array, F32Array]:
-        """Return each sub-block's best real scale and negated minimum (>= 0), both [n_sub * n]."""
+        """Return each sub-block's real scale and negated minimum (>= 0) of least error, both [n_sub
+        * n], without regard to the other sub-blocks.
+        """
         c = self.c
         low = np.minimum(c.x.min(axis=0), ZERO)
         free = (low < 0).astype(np.float32)  # else the minimum is 0, and only the slope is fitted
@@ -183,8 +187,8 @@ class OffsetStrip(KSearch):
     def try_steps(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """Return the best state with these f16 scales, and ``sc`` and ``m`` moved by any of
-        ``steps`` in each sub-block.
+        """Return the state of least error with these f16 scales (d, dmin), and with ``sc`` and
+        ``m`` moved by any of ``steps`` in each sub-block.
         """
         c = self.c
         (sc, m) = integers
@@ -214,7 +218,9 @@ class OffsetStrip(KSearch):
         return KSearchState(c.total(least), scales, (best_sc, best_m))
 
     def codes(self, state: KSearchState) -> F32Array:
-        """Return the state's codes [length, n_sub * n], in the strip's scratch ``a``."""
+        """Return the codes [length, n_sub * n] for the scales and integers of ``state``, in the
+        strip's scratch array ``a``.
+        """
         c = self.c
         sc, m = state.integers
         d, dmin = state.scales

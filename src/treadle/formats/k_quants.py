@@ -71,32 +71,32 @@ def read_4(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_4(out: Blocks, found: Any) -> None:
-    """Pack ``sc``, ``m`` and codes of an ``Offset`` result into blocks [n]."""
+    """Pack ``sc``, ``m`` and codes of ``found``, an ``Offset``, into blocks [n]."""
     out["scales"] = join_scales(found.sc, found.m)
     out["qs"] = join_bits(found.q, 4, 32)
 
 
 def unpack_4(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: codes 0..15, the first halves of sub-blocks 0, 2, 4 and 6, their
-    second halves, then those of 1, 3, 5 and 7.
+    """Implement ``Codes.unpack``: emit codes 0..15, the first halves of sub-blocks 0, 2, 4 and 6,
+    their second halves, then those of 1, 3, 5 and 7.
     """
     first, second = k.evens(field("qs"), 16)
     return [bit_extract(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
 def in_order_4(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_order``: codes 0..15, a sub-block per vector."""
+    """Implement ``Codes.in_order``: emit codes 0..15, a sub-block per vector."""
     return [bit_extract(k, field("qs", 32, 32 * i), at, 4) for i in range(4) for at in (0, 4)]
 
 
 def in_halves_4(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves``: codes 0..15."""
+    """Implement ``Codes.in_halves``: emit codes 0..15."""
     both = [load_halves(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for i in (0, 2) for at in (0, 4) for v in both[i : i + 2]]
 
 
 def words_4(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.words``: codes in the lowest four bits of u16 words."""
+    """Implement ``Codes.words``: emit codes in the lowest four bits of u16 words."""
     return [v >> at for v in words_of(k, field, "qs", 128) for at in (0, 4)]
 
 
@@ -144,13 +144,13 @@ def read_5(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_5(out: Blocks, found: Any) -> None:
-    """Pack ``sc``, ``m`` and codes of an ``Offset`` result into blocks [n]."""
+    """Pack ``sc``, ``m`` and codes of ``found``, an ``Offset``, into blocks [n]."""
     write_4(out, found._replace(q=found.q & np.uint8(15)))
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 32)
 
 
 def unpack_5(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: codes 0..31, in the order of ``unpack_4``."""
+    """Implement ``Codes.unpack``: emit codes 0..31, in the order of ``unpack_4``."""
     lower = k.evens(field("qs"), 16)
     fifths = [k.each(v, 16, 4) for v in k.evens(field("qh"), 16)]
     out = []
@@ -162,16 +162,14 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_5(k: Builder, field: Field) -> list[Val]:
-    """Implement ``Codes.in_order`` for Q5_K: return codes 0..31, one vector for each sub-block of
-    32.
-    """
+    """Implement ``Codes.in_order``: emit codes 0..31, a sub-block of 32 per vector."""
     fifths = field("qh")
     lower = enumerate(in_order_4(k, field))
     return [low | bit_extract(k, fifths, i, 1, 4) for i, low in lower]
 
 
 def in_halves_5(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves``: codes 0..31."""
+    """Implement ``Codes.in_halves``: emit codes 0..31."""
     # The upper four bits of a byte belong to the second half.
     fifths = [load_halves(k, field, "qh", at, 0) for at in (0, 16)]
     fifths = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in fifths]
@@ -180,7 +178,7 @@ def in_halves_5(k: Builder, field: Field) -> list[Val]:
 
 
 def words_5(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.words``: codes 0..31 in u16 words."""
+    """Implement ``Codes.words``: emit codes 0..31 in u16 words."""
     (fifths,) = words_of(k, field, "qh", 32)
     moved = [fifths << 4 - i if i < 4 else fifths >> i - 4 for i in range(8)]
     lower = words_4(k, field)
@@ -231,7 +229,7 @@ def read_6(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_6(out: Blocks, found: Any) -> None:
-    """Pack ``sc`` and codes of a ``Signed`` result into blocks [n]."""
+    """Pack ``sc`` and codes of ``found``, a ``Signed``, into blocks [n]."""
     q = (found.q + np.int8(32)).view(np.uint8)
     out["scales"] = found.sc
     out["ql"] = join_bits(q & np.uint8(15), 4, 64)
@@ -239,7 +237,7 @@ def write_6(out: Blocks, found: Any) -> None:
 
 
 def unpack_6(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack``: codes 0..63. For each half of the block: the first eights of
+    """Implement ``Codes.unpack``: emit codes 0..63. For each half of the block: the first eights of
     sub-blocks 0 to 3, their second eights, then those of sub-blocks 4 to 7.
     """
     lower = k.evens(field("ql"), 8)
@@ -255,7 +253,7 @@ def unpack_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_6(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_order``: codes 0..63, 64 per vector."""
+    """Implement ``Codes.in_order``: emit codes 0..63, 64 per vector."""
     out = []
     for half in (0, 1):
         nibbles = field("ql", 64, 64 * half)
@@ -268,7 +266,7 @@ def in_order_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_6(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.in_halves``: codes 0..63."""
+    """Implement ``Codes.in_halves``: emit codes 0..63."""
     nibbles = [load_halves(k, field, "ql", at, 64) for at in (0, 16, 32, 48)]
     pairs = [load_halves(k, field, "qh", at, 32) for at in (0, 16)]
     return [
@@ -279,7 +277,7 @@ def in_halves_6(k: Builder, field: Field) -> list[Val]:
 
 
 def steps_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """Emit ``Codes.steps``: ``sc`` of the 16 sub-blocks, and ``d``."""
+    """Implement ``Codes.steps``: emit ``sc`` of the 16 sub-blocks, and ``d``."""
     sc = field("scales")
     return sc.bits(i8.like(sc.ty)), halves(k, isa, field("d")), None, None
 

@@ -67,8 +67,8 @@ class SuperBlockStrip:
         return np.ascontiguousarray(turned).reshape(self.n, -1)
 
     def rounded(self, u: F32Array, lo: np.float32, hi: np.float32) -> F32Array:
-        """Round ``u`` (weights divided by their scale) to codes from ``lo`` to ``hi``, in scratch
-        ``a``.
+        """Round ``u`` (weights divided by their scale) to codes from ``lo`` to ``hi``; the result
+        is the scratch array ``a``.
         """
         return np.clip(np.rint(u, out=self.a), lo, hi, out=self.a)
 
@@ -83,15 +83,15 @@ class SuperBlockStrip:
         return self.dot(np.multiply(u, u, out=u), self.w)
 
     def dot(self, q: F32Array, y: F32Array) -> F32Array:
-        """Return the sum of ``q * y`` of each column, [n_sub * n]; one of them must include the
-        importances.
+        """Return the sum of ``q * y`` over each column, [n_sub * n]; the caller multiplies one of
+        them by the importances.
         """
         total: F32Array = np.einsum("ij,ij->j", q, y)
         return total
 
     def weighted(self, q: F32Array) -> F32Array:
-        """Return ``q`` times the importances, in scratch ``b``; ``q`` itself if importances are
-        equal.
+        """Return ``q`` times the importances, in the scratch array ``b``; ``q`` itself if all
+        importances are equal.
         """
         return q if self.w is None else np.multiply(q, self.w, out=self.b)
 
@@ -105,8 +105,9 @@ class SuperBlockStrip:
         return whole
 
     def is_close(self, error: F32Array, sum_xx: F32Array) -> npt.NDArray[np.bool_]:
-        """Return a mask [n] of super-blocks whose error is so small that the rounding of f16 scales
-        limits it.
+        """Return a mask [n] of super-blocks whose ``error`` [n] is so small that the rounding of
+        f16 scales limits it. ``sum_xx``: the weighted squares of each sub-block's weights, [n_sub *
+        n].
         """
         close: npt.NDArray[np.bool_] = (error > 0) & (error < self.total(sum_xx) * CLOSE)
         return close
@@ -122,7 +123,9 @@ class SuperBlockStrip:
 
 
 def or_huge(scale: F32Array) -> F32Array:
-    """Return ``scale`` with 0 replaced by HUGE, so that all codes of such a sub-block become 0."""
+    """Return ``scale``, of each sub-block, with 0 replaced by HUGE, so that all codes of such a
+    sub-block become 0.
+    """
     return np.where(scale == 0, HUGE, scale)
 
 
@@ -144,7 +147,9 @@ def wide_f16(largest: F32Array, top: float) -> F32Array:
 
 
 def adjacent_f16(d: F32Array, i: int) -> F32Array:
-    """Return the f16 neighbour of ``d``: away from 0 for ``i = 1``, towards 0 for ``i = -1``."""
+    """Return the f16 neighbour of ``d``, as f32: away from 0 for ``i = 1``, towards 0 for ``i =
+    -1``, ``d`` itself for ``i = 0``, and where there is none.
+    """
     half = d.astype(np.float16)
     stays = (half == 0) & (i < 0) | (np.abs(half) == F16_MAX) & (i > 0)
     bits = half.view(np.int16) + np.where(stays, np.int16(0), np.int16(i))
@@ -184,8 +189,9 @@ class KSearchState(NamedTuple):
 
 
 class KSearch:
-    """Coordinate descent over one strip. Subclasses define the starts, the error (``try_steps``),
-    the refit, the polish and the result (``to_blocks``).
+    """Coordinate descent over one strip, ``columns``, with the parameters ``how`` of a format
+    (OffsetSearch or SignedSearch). Subclasses define the starts, the error (``try_steps``), the
+    refit, the polish and the result (``to_blocks``).
     """
 
     final_moves: tuple[tuple[int, ...], ...]  # moves to neighbouring f16 scales, tried at the end
@@ -197,7 +203,8 @@ class KSearch:
 
     @classmethod
     def run(cls, how: Any, x: F32Array, weights: F32Array | None, reach: float) -> Any:
-        """Quantise float32 [n, block]; ``weights`` are importances of the same shape, or None.
+        """Quantise float32 [n, block] with the parameters ``how``; return the named tuple of the
+        subclass. ``weights`` are importances of the same shape, or None.
 
         A NaN makes ``d`` NaN; weights beyond ``reach``, the limit of f16 scales, make it infinite.
         """
@@ -230,8 +237,8 @@ class KSearch:
     def better(
         self, best: KSearchState | None, new: KSearchState, may: npt.NDArray[np.bool_] | bool = True
     ) -> KSearchState:
-        """Return for each super-block the state of lower error; ``new`` is taken only where
-        ``may``.
+        """Return for each super-block the state of lower error, ``best`` or ``new``; ``new`` is
+        taken only where the mask ``may`` is true, or if ``best`` is None.
         """
         if best is None:
             return new
@@ -250,8 +257,8 @@ class KSearch:
     def try_steps(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """Return the best state with these f16 scales, and integers moved by any of ``steps`` in
-        each sub-block.
+        """Return the state of least error with these f16 ``scales``, and ``integers`` moved by any
+        of ``steps`` in each sub-block.
         """
         raise NotImplementedError
 

@@ -50,7 +50,7 @@ class SignedSearch:
     ``starts``: unrounded integers that are tried for the largest scale, after ``top``.
     """
 
-    n_sub: int
+    n_sub: int  # sub-blocks of a super-block
     half: int
     top: int
     grid: tuple[float, ...]
@@ -63,7 +63,7 @@ class SignedSearch:
 
 
 class SignedStrip(KSearch):
-    """The search over one strip of super-blocks without minimums."""
+    """The search of ``how`` over ``columns``, one strip of super-blocks without minimums."""
 
     final_moves = ((-1,), (1,))
     final_steps = STEPS
@@ -110,7 +110,9 @@ class SignedStrip(KSearch):
         return best
 
     def fit(self) -> F32Array:
-        """Return each sub-block's best real scale, [n_sub * n]."""
+        """Return each sub-block's real scale of least error, [n_sub * n], without regard to the
+        other sub-blocks.
+        """
         c = self.c
         most = c.x.max(axis=0)
         least = c.x.min(axis=0)
@@ -136,8 +138,8 @@ class SignedStrip(KSearch):
     def try_steps(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """Return the best state with this f16 scale, and ``sc`` moved by any of ``steps`` in each
-        sub-block.
+        """Return the state of least error with this f16 scale (d), and with ``sc`` moved by any of
+        ``steps`` in each sub-block.
         """
         c = self.c
         top = np.float32(self.how.top)
@@ -159,7 +161,9 @@ class SignedStrip(KSearch):
         return KSearchState(c.total(least), scales, (best_sc,))
 
     def codes(self, state: KSearchState) -> F32Array:
-        """Return the state's codes [length, n_sub * n], in the strip's scratch ``a``."""
+        """Return the codes [length, n_sub * n] for the scale and integers of ``state``, in the
+        strip's scratch array ``a``.
+        """
         c = self.c
         scale = or_huge(state.integers[0] * c.spread(state.scales[0]))
         np.multiply(c.x, np.float32(1) / scale, out=c.a)

@@ -13,15 +13,15 @@ from treadle.jit.types import u16
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
-    """Emit bytes with the ``width`` bits from bit ``shift`` of every byte of ``v``, moved to bit
-    ``to``. A list has a shift for each 8 bytes.
+    """Emit the ``width`` bits from bit ``shift`` on of every byte of ``v``, moved to bit ``to`` of
+    the byte; other bits are 0. A list has one shift for each 8 bytes.
     """
     shifts = [shift] if isinstance(shift, int) else list(shift)
     return k.isa.bit_extract(k, v, shifts, width, to)
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """Emit bytes: byte i is the 8 bits from bit ``at[i]`` of its group of 8 bytes, cyclic."""
+    """Emit bytes: byte i is the 8 bits from bit ``at[i]`` on of its group of 8 bytes, cyclic."""
     return k.isa.multishift(k, v, at)
 
 
@@ -36,13 +36,13 @@ def count_ones(k: Builder, v: Val) -> Val:
 
 
 def words_of(k: Builder, field: Field, name: str, n_bytes: int) -> list[Val]:
-    """Emit the ``n_bytes`` of a field, each widened to u16, in vectors of 32."""
+    """Emit the ``n_bytes`` of the field ``name``, each byte widened to u16, in vectors of 32."""
     return [field(name, 32, at).to(u16) for at in range(0, n_bytes, 32)]
 
 
 def paired_words(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.words`` of nibbles: for every 16 bytes of ``qs`` a vector of 32 u16, low
-    nibbles, then high ones. Bits above the lowest four are undefined.
+    """Implement ``Codes.words`` of nibbles: emit for every 16 bytes of ``qs`` a vector of 32 u16,
+    low nibbles, then high ones. Bits above the lowest four are undefined.
     """
     shift = k.const([0] * 16 + [4] * 16, u16 * 32)
     return [k.concat(v, v).to(u16) >> shift for v in k.split(field("qs"), 16)]
@@ -63,7 +63,7 @@ def lookup_nibbles(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
 
 
 def load_halves(k: Builder, field: Field, name: str, at: int, apart: int) -> Val:
-    """Emit one vector of 32 bytes of a field: 16 from byte ``at``, and 16 from byte ``at +
-    apart``.
+    """Emit one vector of 32 bytes of the field ``name``: 16 from byte ``at`` on, and 16 from byte
+    ``at + apart`` on.
     """
     return k.concat(field(name, 16, at), field(name, 16, at + apart))

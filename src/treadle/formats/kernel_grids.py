@@ -24,8 +24,8 @@ ORDER = tuple(tuple(range(i, 32, 4)) for i in range(4))
 
 
 def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: int = 1) -> Val:
-    """Emit ``offset + times * point`` of as many points as fill 64 bytes, u8 * 64; ``index`` has
-    their indices.
+    """Emit ``offset + times * point`` of the points of ``grid`` with the numbers ``index``, as many
+    as fill 64 bytes: u8 * 64.
     """
     codes = (offset + times * grid.points.astype(np.int16)).astype(np.uint8)
     ty = {4: u32, 8: u64}[grid.dim] * (BYTES // grid.dim)
@@ -33,8 +33,8 @@ def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: in
 
 
 def codes_per_8(k: Builder, codes: Val) -> list[Val]:
-    """Emit the first four codes of each 8 bytes, one per eight weights, in ORDER: four vectors u64
-    * 8.
+    """Emit four vectors u64 * 8 of codes, one code per eight weights, in ORDER. ``codes``: u8, of
+    which the first four of each 8 bytes are used.
     """
     n = codes.ty.lanes // 8
     none = [codes.ty.lanes] * (codes.ty.lanes // 8 - 1)
@@ -46,7 +46,9 @@ def codes_per_8(k: Builder, codes: Val) -> list[Val]:
 
 
 def codes_per_4(k: Builder, codes: Val) -> list[Val]:
-    """Emit 64 codes (u8), one per four weights, in ORDER: four vectors u32 * 16."""
+    """Emit four vectors u32 * 16 of codes, one code per four weights, in ORDER. ``codes``: 64
+    codes, u8.
+    """
     none = [codes.ty.lanes] * 3
     out = []
     for places in ORDER:
@@ -56,7 +58,9 @@ def codes_per_4(k: Builder, codes: Val) -> list[Val]:
 
 
 def high_bits(k: Builder, packed: Val, width: int) -> Val:
-    """Emit the ``width``-bit numbers of each byte as u16, times 256: the high bits of indices."""
+    """Emit the ``width``-bit numbers in each byte of ``packed``, the lowest first, as u16 times
+    256: the high bits of indices.
+    """
     each = 8 // width
     n = each * packed.ty.lanes
     zero_and_byte = [at for i in range(n) for at in (packed.ty.lanes, i // each)]
@@ -66,7 +70,7 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
 
 
 def sign_bytes(k: Builder, signs: Val) -> Val:
-    """Emit four sign bytes repeated in every 8 bytes, as ``apply_signs`` expects them."""
+    """Emit each four bytes of ``signs`` twice, as ``apply_signs`` expects them."""
     return k.each(signs, 4, 2)
 
 
@@ -83,9 +87,9 @@ def even_signs(k: Builder, codes: Val) -> Val:
 
 
 def apply_signs(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1) -> list[Val]:
-    """Emit ``codes``, which are in ORDER and have ``offset`` added, negated where their bit in
-    ``signs`` is set: ``2 * offset - code``. Eight codes use one sign byte, every ``step``-th of
-    each 8.
+    """Emit ``codes``, which are in ORDER and have ``offset`` added, negated (``2 * offset - code``)
+    where their bit in ``signs`` is set. Eight codes use one sign byte: every ``step``-th of each 8
+    sign bytes.
     """
     out = []
     for i, v in enumerate(codes):
@@ -95,8 +99,8 @@ def apply_signs(k: Builder, codes: list[Val], signs: Val, offset: int, step: int
 
 
 def odd_steps(k: Builder, isa: Isa, steps: Val, d: Val, factor: float) -> Val:
-    """Emit f32 ``d * (2 * step + 1) * factor``; ``d``: the bytes of one or more f16; ``factor``: a
-    power of two.
+    """Emit f32 ``d * (2 * step + 1) * factor`` of each of ``steps``; ``d``: the bytes of one f16
+    per block; ``factor``: a power of two.
     """
     odd = (steps.to(i32) * 2 + 1).to(f32)
     unit = halves(k, isa, d) * factor
@@ -122,8 +126,8 @@ def nibble_scales(factor: float) -> Callable[[Builder, Isa, Field], tuple[Val, N
 
 
 def shifted(k: Builder, index: Val, down: Val) -> Val:
-    """Emit IQ1's shifted points (iq1.py), times 8, plus 16; ``down`` marks those that are shifted
-    down.
+    """Emit IQ1's shifted points (iq1.py) of the numbers ``index``, times 8, plus 16: u8 * 64.
+    ``down``: mask of those that are shifted down.
     """
     up = gather_points(k, IQ1, index, 17, 8).bits(u64 * 8)
     return k.select(down, up - 0x0202020202020202, up).bits(u8 * BYTES)  # no byte is less than 9

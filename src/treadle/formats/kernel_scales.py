@@ -10,8 +10,8 @@ from treadle.jit.types import f16, f32, i16, i32, u8, u32
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:
-    """Emit f16 numbers widened to f32, those of one field after those of another; each of
-    ``fields`` has their bytes, equally many.
+    """Emit f16 numbers widened to f32: all those of the first field, then those of the next. Each
+    of ``fields`` has the numbers' bytes, and all have equally many.
     """
     both = k.concat(*fields)
     return isa.widen_f16(k, both.bits(f16 * (both.ty.lanes // 2)))
@@ -23,7 +23,7 @@ def repeat(k: Builder, v: Val, n: int) -> Val:
 
 
 def shared(n: int) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
-    """Return a ``Codes.scales`` for one f16 scale ``d`` per ``n * sub`` weights."""
+    """Return a ``Codes.scales`` for one f16 scale ``d`` per ``n`` times ``Codes.sub`` weights."""
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
         return repeat(k, halves(k, isa, field("d")), n), None
@@ -69,22 +69,26 @@ def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) ->
 
 
 def in_pairs(k: Builder, isa: Isa, pairs: Val) -> tuple[Val, Val]:
-    """Emit f32 ``d`` and ``dmin`` of each block; ``pairs``: the four bytes of both."""
+    """Emit f32 ``d`` and ``dmin``, a lane per block; ``pairs``: four bytes per block, both as
+    f16.
+    """
     factors = halves(k, isa, pairs)
     n = factors.ty.lanes
     return k.shuffle(factors, factors, range(0, n, 2)), k.shuffle(factors, factors, range(1, n, 2))
 
 
 def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
-    """Emit f32 ``d`` and ``-dmin``, each repeated ``times`` times; ``pairs``: the four bytes of
-    both.
+    """Emit f32 ``d`` and ``-dmin`` of each block, each repeated ``times`` times; ``pairs``: four
+    bytes per block, both as f16.
     """
     d, dmin = in_pairs(k, isa, pairs)
     return repeat(k, d, times), repeat(k, -dmin, times)
 
 
 def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | None]]:
-    """Return a ``Codes.scales`` made of ``steps``: f32 ``d * sc``, and ``-dmin * m`` or None."""
+    """Return a ``Codes.scales`` made of ``steps``, a ``Codes.steps``: f32 ``d * sc``, and ``-dmin *
+    m`` or None.
+    """
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val | None]:
         sc, d, m, dmin = steps(k, isa, field)
@@ -96,8 +100,8 @@ def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | N
 
 
 def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """Emit ``Codes.scales`` of Q4_K's packing (k_quants.py): ``d * sc`` and ``-dmin * m`` of eight
-    sub-blocks.
+    """Implement ``Codes.scales`` of Q4_K's packing (k_quants.py): emit ``d * sc`` and ``-dmin * m``
+    of eight sub-blocks.
     """
     words = field("d", 16)
     n = words.ty.lanes // 16
@@ -108,7 +112,7 @@ def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
 
 
 def six_bit_steps(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
-    """Emit ``Codes.steps`` of Q4_K's packing: ``sc``, ``d``, ``m`` and ``dmin`` of eight
+    """Implement ``Codes.steps`` of Q4_K's packing: emit ``sc``, ``d``, ``m`` and ``dmin`` of eight
     sub-blocks.
     """
     words = field("d", 16)
@@ -133,8 +137,8 @@ def _heads(k: Builder, head: Val) -> Val:
 
 
 def _six_bits(k: Builder, head: Val, order: list[tuple[int, int]]) -> Val:
-    """Emit eight bytes for each pair of ``order``: block, and 0 for its scales or 1 for its
-    minimums.
+    """Emit eight numbers of six bits, as bytes, for each pair of ``order``: the number of a block,
+    and 0 for its scales or 1 for its minimums. ``head``: 16 bytes per block.
 
     A block has four 32-bit words: d and dmin, then A, B and C. The upper four numbers consist of
     C's nibbles and the bits of A or B above the lower six.

@@ -46,7 +46,9 @@ _NAME = re.compile(r"MLX(\d)_G(\d+)(?:_(BF16|F32))?")
 
 
 def mlx_name(bits: int, group: int, scales: str) -> str:
-    """Return the format's name; ``scales`` is safetensors' name of the scale type."""
+    """Return the name of the format of ``bits`` per weight and ``group`` weights per scale;
+    ``scales``: "F16", "BF16" or "F32", the type of scales.
+    """
     return f"MLX{bits}_G{group}" + ("" if scales == "F16" else f"_{scales}")
 
 
@@ -60,8 +62,8 @@ def named(name: str) -> Format | None:
 
 @cache
 def mlx(bits: int, group: int, scales: str) -> Format:
-    """Return the format of ``bits`` per weight and ``group`` weights per scale; ``scales``:
-    safetensors' name of their type. Raises UnsupportedError for values that MLX does not have.
+    """Return the format of ``bits`` per weight and ``group`` weights per scale; ``scales``: "F16",
+    "BF16" or "F32", the type of scales. Raises UnsupportedError for values that MLX does not have.
     """
     for what, value, known in (("bits", bits, BITS), ("group_size", group, GROUPS)):
         if value not in known:
@@ -164,7 +166,8 @@ def _numbers(x: F32Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack`` of 4 bits: codes 0..15, the first 16 of each 32, then the second 16.
+    """Implement ``Codes.unpack`` of 4 bits: emit codes 0..15, the first 16 of each 32, then the
+    second 16.
 
     A byte holds two neighbouring codes, so low and high nibbles are interleaved. This is done
     within 16 bytes, which takes one instruction per vector if registers have 128-bit lanes.
@@ -210,8 +213,8 @@ def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
 
 
 def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
-    """Emit the expansion of ``qs``, u8 with packed codes of ``bits`` bits, to u32: lane i has codes
-    4 i to 4 i + 3 in its lowest ``4 * bits`` bits. Its upper bits are undefined.
+    """Emit ``qs``, u8 with packed codes of ``bits`` bits, expanded to u32: lane i has codes 4 i to
+    4 i + 3 in its lowest ``4 * bits`` bits. Its upper bits are undefined.
 
     First the bytes of each RUN codes are moved to 16 bytes of their own, dword by dword, because
     LLVM would move bytes across 16-byte lanes one by one.
@@ -237,7 +240,7 @@ def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
 
 def _scales(kind: str, n: int) -> Callable[[Builder, Isa, Field], tuple[Val, Val]]:
     """Return a ``Codes.scales`` (``d`` and ``m``) for groups of ``n`` times SUB weights; ``kind``:
-    the type of scales.
+    the type of scales, "F16", "BF16" or "F32".
     """
 
     def widen(k: Builder, isa: Isa, raw: Val) -> Val:

@@ -47,14 +47,14 @@ class Nearest:
         return found.reshape(len(u), -1), self.points.take(found, axis=0).reshape(u.shape)
 
     def find(self, u: F32Array) -> Index:
-        """Return point indices [n] for float32 [n, dim]: the point nearest to each vector's
-        cell.
+        """Return point indices [n] for ``u``, float32 [n, dim]: of the point nearest to the centre
+        of each vector's cell.
         """
         return self.table.take(self.cell(u, self.cells)).astype(np.intp)
 
     def search(self, u: F32Array, weights: F32Array | None) -> Index:
         """Return point indices [n] for ``u`` [n, dim]: of the points near its cell, that of least
-        weighted squared error.
+        squared error, weighted by ``weights`` [n, dim] if given.
 
         ``sum w (u - p)^2`` is least where ``sum (w u) p - sum w p^2 / 2`` is largest.
         """
@@ -140,7 +140,7 @@ def corners(at: F32Array, dim: int) -> F32Array:
 
 
 def number(digits: npt.NDArray[np.uint8], base: int) -> npt.NDArray[Any]:
-    """Convert digits [n, dim], least significant first, to numbers [n].
+    """Convert digits [n, dim] in ``base``, least significant first, to numbers [n].
 
     All digits of a vector are in one word, and every round combines neighbours within it.
     """

@@ -63,7 +63,8 @@ def with_steps(
     """Return ``dequantize`` for blocks of n sub-blocks with a step each: ``w = d * step * y``,
     minus ``dmin * m`` if there are minimums.
 
-    ``read`` returns steps [..., n], y [..., block], and m [..., n] if any; ``scale`` returns d.
+    ``read`` returns steps [..., n], y [..., block], and m [..., n] if any; ``scale`` returns d
+    [..., 1].
     """
 
     def dequantize(blocks: Blocks) -> F32Array:

@@ -22,7 +22,9 @@ def shifts(bits: int) -> U8Array:
 
 
 def split_bits(packed: U8Array, bits: int, run: int) -> U8Array:
-    """Unpack bytes [..., n] to codes [..., n * 8 // bits] below ``1 << bits``, a byte each."""
+    """Unpack bytes [..., n], packed in runs of ``run`` (see above), to codes [..., n * 8 // bits]
+    below ``1 << bits``, a byte each.
+    """
     groups = packed.reshape(*packed.shape[:-1], packed.shape[-1] // run, 1, run)
     codes: U8Array = groups >> shifts(bits) & np.uint8((1 << bits) - 1)
     return codes.reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
@@ -48,7 +50,9 @@ def join_bits(codes: npt.NDArray[Any], bits: int, run: int) -> U8Array:
 
 
 def split_words(words: npt.NDArray[Any], n: int, width: int) -> npt.NDArray[Any]:
-    """Unpack the lowest ``n`` numbers of ``width`` bits of each word: [..., k] -> [..., k n]."""
+    """Unpack the lowest ``n`` numbers of ``width`` bits of each word, the lowest first: [..., k] ->
+    [..., k n].
+    """
     shift = np.arange(n, dtype=words.dtype) * words.dtype.type(width)
     parts: npt.NDArray[Any] = words[..., None] >> shift & words.dtype.type((1 << width) - 1)
     return parts.reshape(*words.shape[:-1], words.shape[-1] * n)

@@ -23,7 +23,9 @@ def inverse(d: F32Array) -> F32Array:
 
 
 def half_away(x: F32Array) -> F32Array:
-    """Round as C's ``roundf``: to nearest, halves away from zero (numpy rounds halves to even)."""
+    """Round as C's ``roundf``: to the nearest integer, halves away from zero (numpy's go to
+    even).
+    """
     a = np.abs(x)
     whole = np.floor(a)
     rounded: F32Array = np.copysign(whole + (a - whole >= np.float32(0.5)), x)

@@ -94,8 +94,8 @@ class FormatCoder:
 
 
 def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
-    """Quantise a strip [n, block]: return d, steps and codes. ``weights`` are normalised by
-    ``relative``.
+    """Quantise a strip, float32 [n, block], with the search ``coder``: return d, steps and codes,
+    as in ScaleFit. ``weights``: importances normalised by ``relative``, or None.
     """
     sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=-1))
     x = np.where(sound[:, None], x, np.float32(0))
@@ -108,8 +108,8 @@ def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
 
 
 class ScaleTrial(NamedTuple):
-    """Encodings at tried scales: item i of each array is a sub-block at its scale, or a block at
-    its d.
+    """Encodings at tried scales: item i of each array belongs to sub-block i at its scale, or, in a
+    trial by block, to block i at its d.
     """
 
     loss: F64Array
@@ -120,7 +120,9 @@ class ScaleTrial(NamedTuple):
 
 
 class ScaleSearch:
-    """The search over one strip: float32 [n, block] of magnitude about one."""
+    """The search over one strip, ``x`` float32 [n, block] of magnitude about one. ``exponent`` [n]:
+    the blocks' weights are x times 2 to the power of it.
+    """
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class ScaleSearch:
         self.w = None if weights is None else weights.reshape(self.x.shape)
 
     def run(self) -> Found:
-        """Return d, steps and codes of the strip's blocks."""
+        """Return d, steps and codes of the strip's blocks, as in ScaleFit."""
         own = self.own_scales()
         largest = np.take_along_axis(own, np.abs(own).argmax(axis=1)[:, None], axis=1)[:, 0]
         tried = self.round(largest * self.coder.shares.astype(np.float64)[:, None])
@@ -171,8 +173,8 @@ class ScaleSearch:
         return best.reshape(self.shape)
 
     def nearest_rungs(self, own: F64Array, d: F64Array) -> IntArray:
-        """Return the ladder index of the step nearest to each sub-block's own scale, [n, subs],
-        given d [n].
+        """Return the ladder indices [n, subs] of the steps that are nearest to the sub-blocks' own
+        scales ``own`` [n, subs], given d [n].
         """
         ladder = self.coder.ladder
         if len(ladder) == 1:
@@ -182,13 +184,15 @@ class ScaleSearch:
         return rungs
 
     def neighbour_rungs(self, rungs: IntArray) -> list[IntArray]:
-        """Return ``rungs``, and, clipped to the ladder, those one below and one above."""
+        """Return three arrays of ladder indices: ``rungs``, and, clipped to the ladder, those one
+        below and one above; ``rungs`` alone if the ladder has one step.
+        """
         top = len(self.coder.ladder) - 1
         return [(rungs + i).clip(0, top) for i in ((0, -1, 1) if top else (0,))]
 
     def glance(self, d: F64Array, rungs: IntArray) -> tuple[F64Array, IntArray]:
-        """Encode each sub-block quickly at its rung and the next ones; return the blocks' losses
-        [n], and the best rungs [n, subs].
+        """Encode each sub-block quickly at its rung (ladder index), and at the next lower and
+        higher ones; return the blocks' losses [n], and the best rungs [n, subs].
         """
         loss = np.full(self.shape, np.inf)
         steps = rungs
@@ -200,8 +204,8 @@ class ScaleSearch:
         return loss.sum(axis=1), steps
 
     def try_steps(self, d: F64Array, rungs: IntArray) -> ScaleTrial:
-        """Encode each sub-block carefully at its rung and the next ones; return the best trial, by
-        block.
+        """Encode each sub-block carefully at its rung (ladder index), and at the next lower and
+        higher ones; return the best trial, by block.
         """
         best: ScaleTrial | None = None
         for step in self.neighbour_rungs(rungs):
@@ -244,7 +248,7 @@ class ScaleSearch:
         return product.astype(np.float64)
 
     def round(self, d: F64Array) -> F64Array:
-        """Round d [..., n], which is in units of the scaled strip, to a number of d's type in
+        """Round d [..., n], in units of the scaled strip, to a number that d's type has in the
         original units.
         """
         kind = np.dtype(self.coder.d_type)

@@ -64,6 +64,8 @@ def split_signs(
 def apply_signs(
     points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int16]:
-    """Apply sign bytes [..., n * dim / 8] to points [..., n, dim]; return [..., n * dim]."""
+    """Apply sign bytes [..., n * dim / 8] to points [..., n, dim]; return signed weights [..., n *
+    dim].
+    """
     eights: npt.NDArray[np.int16] = points.reshape(*signs.shape, 8) * plus_minus()[signs]
     return eights.reshape(*signs.shape[:-1], signs.shape[-1] * 8)

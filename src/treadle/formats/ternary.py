@@ -47,7 +47,9 @@ GROUPS = (("qs", slice(0, 32), 5), ("qs", slice(32, 48), 5), ("qh", slice(0, 4),
 
 
 def powers(n: int) -> npt.NDArray[np.uint8]:
-    """Return [n, 1]: 1, 3, 9 ..., the factors that move each base-3 digit to the front."""
+    """Return [n, 1]: 1, 3, 9 ..., the factors that make each of ``n`` base-3 digits of a byte the
+    first.
+    """
     return np.array([3**i for i in range(n)], np.uint8)[:, None]
 
 
@@ -74,8 +76,8 @@ def write_thirds(out: Blocks, found: RoundedBlocks) -> None:
 
 
 def front(k: Builder, v: Val) -> Val:
-    """Emit the first base-3 digit of each byte: ``v * 3 >> 8``, by two comparisons, since the
-    product does not fit a byte.
+    """Emit the first base-3 digit, 0..2, of each byte of ``v``: ``v * 3 >> 8``, by two comparisons,
+    since the product does not fit a byte.
     """
     one = k.const(1, v.ty)
     two = k.const(2, v.ty)
@@ -83,7 +85,7 @@ def front(k: Builder, v: Val) -> Val:
 
 
 def unpack_thirds(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack`` of TQ1_0: codes 0..2, in order."""
+    """Implement ``Codes.unpack`` of TQ1_0: emit codes 0..2, in order."""
     qs = field("qs")
     qh = field("qh")
     large, small = (k.shuffle(qs, qs, range(*at)) for at in ((0, 32), (32, 48)))
@@ -114,7 +116,7 @@ read_apart, write_apart = in_bits(2, 32)
 
 
 def unpack_apart(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack`` of TQ2_0: codes 0..3, in the order TWO_BITS."""
+    """Implement ``Codes.unpack`` of TQ2_0: emit codes 0..3, in the order TWO_BITS."""
     return two_bits(k, field("qs"))
 
 
@@ -130,8 +132,8 @@ read_beside, write_beside = in_bits(2, 1)
 
 
 def unpack_beside(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack`` of Q2_0: codes 0..3 in order. Each byte is copied, shifted, into four
-    bytes, then masked to two bits.
+    """Implement ``Codes.unpack`` of Q2_0: emit codes 0..3 in order. Each byte is copied, shifted,
+    into four bytes, then masked to two bits.
     """
     qs = field("qs").to(u32)
     qs = qs | (qs << 6)
@@ -167,7 +169,7 @@ def zero_and_two(blocks: Blocks) -> Any:
 
 
 def unpack_signs(k: Builder, field: Field) -> list[Val]:
-    """Emit ``Codes.unpack`` of Q1_0: codes 0 and 2, in order."""
+    """Implement ``Codes.unpack`` of Q1_0: emit codes 0 and 2, in order."""
     return [bit_spread(k, k.each(field("qs"), 8, 8), range(64), 1)]
 
 

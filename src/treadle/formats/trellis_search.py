@@ -87,7 +87,7 @@ class PointCells:
 
     @cached_property
     def lists(self) -> tuple[PointLists, PointLists]:
-        """The lists of the quick search, and of the careful one."""
+        """The lists of all cells for the quick search, and those for the careful one."""
         points = self.points
         n, dim = points.shape
         n_cells = self.base**dim
@@ -118,7 +118,8 @@ class PointCells:
 
     def nearest(self, u: F32Array, weights: F32Array | None, careful: bool) -> IntArray:
         """Return point numbers [n] for ``u`` [n, dim]: of the points listed in its cell, that of
-        least weighted squared error.
+        least squared error, weighted by ``weights`` [n, dim] if given. ``careful``: use the long
+        lists.
 
         ``sum w (u - p)^2`` is least where ``sum w u p - sum w p^2 / 2`` is largest.
         """
@@ -210,7 +211,9 @@ class SubBlockPoints(NamedTuple):
     yy: F64Array  # [n]: of the point's square
 
     def replaced(self, where: npt.NDArray[np.bool_], by: SubBlockPoints) -> SubBlockPoints:
-        """Return these points, with those of ``by`` in the sub-blocks that ``where`` [n] marks."""
+        """Return these points, replaced by those of ``by`` in the sub-blocks that the mask
+        ``where`` [n] marks.
+        """
         return SubBlockPoints(
             np.where(where[:, None], by.codes, self.codes),
             np.where(where, by.xy, self.xy),
@@ -219,7 +222,7 @@ class SubBlockPoints(NamedTuple):
 
 
 class RowSearch:
-    """The search over rows x [n, k] of magnitude about one."""
+    """The search of ``how`` over rows ``x`` [n, k] of magnitude about one."""
 
     def __init__(self, how: TrellisSearch, x: F32Array, weights: F32Array | None) -> None:
         self.how = how
@@ -257,7 +260,9 @@ class RowSearch:
         return best
 
     def joined(self, found: SubBlockPoints) -> tuple[F64Array, IntArray]:
-        """Return the d [n] of least error for these points, and the steps [n, sub-blocks]."""
+        """Return the d [n] of least error for the points ``found``, and the steps [n, sub-blocks],
+        as ladder indices.
+        """
         own = _ratio(found.xy, found.yy).reshape(self.shape)
         at = np.abs(own).argmax(axis=1)[:, None]
         largest = np.take_along_axis(own, at, axis=1)[:, 0]
@@ -273,29 +278,31 @@ class RowSearch:
         return best, self.nearest_rungs(found, best)
 
     def nearest_rungs(self, found: SubBlockPoints, d: F64Array) -> IntArray:
-        """Return the steps [n, sub-blocks], as ladder indices, of least error for these points and
-        d [n].
+        """Return the steps [n, sub-blocks], as ladder indices, of least error for the points
+        ``found`` and d [n].
         """
         own = _ratio(found.xy, found.yy).reshape(self.shape)
         steps: IntArray = np.searchsorted(self.how.midpoints, own * _ratio(1.0, d)[:, None])
         return steps
 
     def sums(self, found: SubBlockPoints, rungs: F64Array) -> tuple[F64Array, F64Array]:
-        """Return, for each row [n], the sums of weight times value, and of squared values; a value
-        is a point times its sub-block's rung [n, sub-blocks].
+        """Return, for each row, two sums [n]: of weight times value, and of squared values. A value
+        is a point times the rung (ladder value) of its sub-block; ``rungs``: [n, sub-blocks].
         """
         xy = (found.xy.reshape(self.shape) * rungs).sum(axis=1)
         return xy, (found.yy.reshape(self.shape) * np.square(rungs)).sum(axis=1)
 
     def fit_scale(self, found: SubBlockPoints, rungs: F64Array, d: F64Array) -> F64Array:
-        """Return the d [n] of least error for these points and rungs; ``d`` where all values
-        are 0.
+        """Return the d [n] of least error for the points ``found`` and ``rungs`` (ladder values);
+        ``d`` where all values are 0.
         """
         xy, yy = self.sums(found, rungs)
         return np.where(yy > 0, _ratio(xy, yy), d)
 
     def encode(self, t: F64Array, careful: bool) -> SubBlockPoints:
-        """Return the best points of every sub-block at scales ``t`` [n * sub-blocks]."""
+        """Return the points of least error of every sub-block at its scale ``t``, [n * sub-blocks].
+        ``careful``: see ``PointCells.nearest``.
+        """
         group = self.how.group
         u = (self.x * _ratio(1.0, t)[:, None]).astype(np.float32).reshape(-1, group)
         w = None if self.w is None else self.w.reshape(u.shape)

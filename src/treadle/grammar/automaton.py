@@ -33,10 +33,11 @@ MAX_REGEXES = 100_000  # of all states and their parts
 
 @dataclass
 class Automaton:
-    """Automaton of one rule. State 0 is its start; each list has one entry a state.
+    """Automaton of one rule. State 0 is its start; each list has one entry for each state.
 
     ``chars``: edges (mask of characters, next state) with disjoint masks; ``calls``: edges (rule or
-    special token, next state), at most one for each; ``accepts``: whether the rule may end here.
+    special token, next state), at most one for each rule or token; ``accepts``: whether the rule
+    may end at the state.
     """
 
     chars: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Automaton:
 
 def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
     """Return an automaton for ``root`` and each called rule, by name, and their alphabet. Raises
-    TooLargeError.
+    TooLargeError for an automaton or expressions beyond the size limits.
 
     A rule that no text can complete has no automaton, and no automaton calls it.
     """
@@ -101,7 +102,9 @@ class _Builder:
                 return store.repeat(self._regex(item), least, ENDLESS if most is None else most)
 
     def automaton(self, name: str) -> Automaton:
-        """Return the automaton of the rule ``name``. Raises TooLargeError."""
+        """Return the automaton of the rule ``name``. Raises TooLargeError beyond the limit of
+        states.
+        """
         found = Automaton()
         numbers: dict[int, int] = {}
         states: list[int] = []

@@ -26,7 +26,7 @@ class Alphabet:
         self._first_bytes = [(2 << last) - (1 << first) for first, last in bounds]  # as bits
 
     def mask(self, ranges: Ranges) -> int:
-        """Return the mask of a character class."""
+        """Return the mask of a character class: the bits of the intervals in ``ranges``."""
         if ranges not in self._masks:
             found = 0
             for low, high in ranges:
@@ -50,7 +50,7 @@ class Alphabet:
         return self._like[mask]
 
     def ranges(self, mask: int) -> Ranges:
-        """Return the character class of a mask."""
+        """Return the character class of a mask: the intervals of its bits."""
         ends = self._ends
         return normalized([(ends[i], ends[i + 1] - 1) for i in _bits(mask)])
 

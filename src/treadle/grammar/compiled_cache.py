@@ -67,7 +67,9 @@ class Grammars:
 
     @of_setting("grammar")
     def gbnf(self, grammar: str) -> Grammar:
-        """Return the compiled form of a grammar in llama.cpp's notation. Raises GrammarError."""
+        """Return the compiled form of a grammar in llama.cpp's notation. Raises GrammarError for an
+        invalid one.
+        """
         if not isinstance(grammar, str):
             raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
         return self.get("gbnf", grammar, lambda: Grammar.from_gbnf(grammar, self.tokenizer))
@@ -75,7 +77,8 @@ class Grammars:
     @of_setting("json_schema")
     def schema(self, schema: Schema, *, lenient: bool = False) -> Grammar:
         """Return the compiled grammar of a JSON schema; ``lenient`` as in
-        ``Grammar.from_json_schema``. Raises GrammarError.
+        ``Grammar.from_json_schema``. Raises GrammarError for one that is invalid or cannot be
+        enforced.
         """
         text = schema_text(schema)
         return self.get(
@@ -86,7 +89,9 @@ class Grammars:
 
     @of_setting("regex")
     def regex(self, pattern: str) -> Grammar:
-        """Return the grammar of answers that match ``pattern`` as a whole. Raises GrammarError."""
+        """Return the grammar of answers that match ``pattern`` as a whole. Raises GrammarError for
+        an invalid one.
+        """
         if not isinstance(pattern, str):
             raise GrammarError(f"the regex is {type(pattern).__name__}: expected a str")
         try:
@@ -97,7 +102,7 @@ class Grammars:
 
     def lark(self, source: str) -> Grammar:
         """Return the compiled form of a grammar in llguidance's notation; parts of its schemas that
-        cannot be enforced become warnings. Raises GrammarError.
+        cannot be enforced become warnings. Raises GrammarError for an invalid one.
         """
         return self.get(
             "lark", source, lambda: Grammar.from_lark(source, self.tokenizer, lenient=True)
@@ -108,7 +113,7 @@ class Grammars:
     ) -> Matcher | None:
         """Return a matcher of the grammar, schema or regex that is not None; None if all are.
         ``own``: a constraint of the caller's, beside which none of these may be given. Raises
-        GrammarError.
+        GrammarError for several of them, and for one that is invalid.
         """
         check_one(grammar, schema, regex, own)
         if grammar is not None:

@@ -29,7 +29,7 @@ Ranges = tuple[tuple[int, int], ...]  # first and last code point of each; sorte
 
 @dataclass(frozen=True)
 class Chars:
-    """One character of these ranges."""
+    """One character of ``ranges``, the character class (see ``normalized``)."""
 
     ranges: Ranges
 
@@ -165,8 +165,9 @@ class _Parser:
         return Alternatives(tuple(found)) if len(found) > 1 else found[0]
 
     def _bar(self, nested: bool) -> bool:
-        """Consume the next ``|`` and return whether there was one. It may also begin the next line,
-        since no rule does.
+        """Consume the next ``|`` and return whether there was one. It may also stand on the next
+        line, since no rule begins with it. ``nested``: inside parentheses, where blank lines are
+        consumed in any case.
         """
         at = self._at
         self._skip(_BLANK_LINES)

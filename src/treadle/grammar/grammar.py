@@ -212,7 +212,7 @@ class Matcher:
 
     def bits(self) -> bytes:
         """Return the mask of tokens that may come next, one bit each, the lowest id in the lowest
-        bit. Raises GrammarError.
+        bit. Raises GrammarError if the matcher is in its error state.
         """
         with interrupts_held():
             made = self._matcher.compute_bitmask()

@@ -30,8 +30,8 @@ def dump(value: Any) -> str:
 
 
 def _marked(value: Any) -> Any:
-    """Return a value with each float that needs another spelling replaced by a marked
-    string of it.
+    """Return a value with each float that needs another spelling replaced by a string: a mark and
+    that spelling.
     """
     if isinstance(value, Mapping):
         return {key: _marked(each) for key, each in value.items()}

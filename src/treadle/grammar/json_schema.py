@@ -88,14 +88,17 @@ def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[
 
 
 def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
-    """Return a schema as a rule body in llguidance's notation (``%json {...}``). Raises
-    GrammarError.
+    """Return a schema as a rule body in llguidance's notation (``%json {...}``). ``lenient``:
+    llguidance only warns of keywords that it lacks. Raises GrammarError for a schema that is
+    invalid or has other parts that cannot be enforced.
     """
     return f"%json {_source(_enforced(_value(schema)), lenient)}"
 
 
 def is_possible(schema: Schema) -> bool:
-    """Whether any value satisfies a schema, as far as llguidance knows. Raises GrammarError."""
+    """Whether any value satisfies a schema, as far as llguidance knows. Raises GrammarError for an
+    invalid schema.
+    """
     from llguidance import LLMatcher
 
     source, _ = schema_source(schema, lenient=True)
@@ -103,8 +106,8 @@ def is_possible(schema: Schema) -> bool:
 
 
 def _source(value: Any, lenient: bool) -> str:
-    """Return the JSON of a schema with llguidance's options in it. llguidance could add these
-    itself, but would then write the schema again and read its numbers twice.
+    """Return the JSON of a schema with llguidance's options, such as ``lenient``, in it. llguidance
+    could add these itself, but would then write the schema again and read its numbers twice.
     """
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
     return dump({**options, **value} if value is not False else False)
@@ -131,7 +134,9 @@ def kept_schema(schema: Schema) -> tuple[Any, tuple[str, ...]]:
 
 
 def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
-    """Return a schema as a dict, or False, the schema that allows nothing. Raises GrammarError."""
+    """Return a schema as a dict, or False, the schema that allows nothing. Raises GrammarError for
+    text or objects that are no schema.
+    """
     if isinstance(schema, HasSchema):
         try:
             schema = schema.model_json_schema()
@@ -223,7 +228,7 @@ class _EnforcedSchema:
         return found
 
     def _part(self, key: str, value: Any, kind: Any) -> Any:
-        """Return a keyword's value, rewritten; ``kind``: the ``type`` beside it."""
+        """Return the value of the keyword ``key``, rewritten; ``kind``: the ``type`` beside it."""
         return self._inner(key, within(key, value, kind), is_map=key in MAPS)
 
     def _inner(self, step: str, schema: Any, *, is_map: bool = False) -> Any:

@@ -29,8 +29,8 @@ _NAMES = re.compile(r"[A-Za-z]\w*")
 
 
 class LarkWriter:
-    """Collects the rules and terminals of a grammar; equal terminals become one. ``str()`` is the
-    grammar.
+    """Collects the rules and terminals of a grammar; equal terminals become one. ``str()`` of it is
+    the grammar in Lark notation.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class LarkWriter:
         self._bodies: dict[str, str] = {}
 
     def rule(self, name: str, alternatives: Sequence[str]) -> None:
-        """Define a rule or a terminal by its alternatives."""
+        """Define a rule or a terminal by its alternatives, in Lark notation."""
         self._bodies[name] = " | ".join(alternatives)
 
     def terminal(self, text: str) -> str:
@@ -71,15 +71,13 @@ class LarkWriter:
 
 
 def by_characters(rules: GbnfRules) -> LarkWriter:
-    """Return the grammar without longer lexemes: every character is a lexeme, and only the parser
-    decides.
-    """
+    """Return the grammar with every character as a lexeme, so that only the parser decides."""
     names = {name: rule_name(i, name) for i, name in enumerate(rules.body)} | {"root": "start"}
     return _Plain(rules, names, "n").writer
 
 
 def as_one_regex(rules: GbnfRules) -> LarkWriter:
-    """Return a grammar without recursion and special tokens as a single terminal."""
+    """Return a grammar without recursion and special tokens, written as a single terminal."""
     writer = _Plain(rules, {name: f"R{i}" for i, name in enumerate(rules.body)}, "N").writer
     writer.rule("start", [f"R{list(rules.body).index('root')}"])
     return writer
@@ -97,7 +95,7 @@ class _Plain:
             self.writer.rule(names[name], [self._text(body)[0]])
 
     def _text(self, node: Node) -> tuple[str, int]:
-        """Return a node as Lark text, and its depth of nested parentheses."""
+        """Return a node as Lark text, and the depth of that text's nested parentheses."""
         match node:
             case Chars(ranges):
                 return f"/{class_of(ranges)}/", 0

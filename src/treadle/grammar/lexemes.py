@@ -106,8 +106,8 @@ class Threads:
     """The breaks of all automata: places where lexemes must end. The states of all rules are
     numbered consecutively.
 
-    ``chars``: for each state its edges; ``breaks``: for each state the mask of characters before
-    which a lexeme ends.
+    ``chars``: for each state its edges (mask of characters, next state); ``breaks``: for each state
+    the mask of characters before which a lexeme ends.
     """
 
     def __init__(self, automata: dict[str, Automaton], alphabet: Alphabet) -> None:
@@ -156,7 +156,7 @@ class Threads:
 
     def _begun(self, state: int) -> dict[int, int]:
         """Return the edges by which a new lexeme may begin at ``state`` because a rule begins or
-        ends there: character masks by next state.
+        ends there: next states, each with its character mask.
         """
         if state not in self._fresh:
             seen = set(self._free[state])
@@ -173,7 +173,9 @@ class Threads:
         return self._fresh[state]
 
     def _open_pairs(self, root: int) -> set[tuple[int, int]]:
-        """Return the pairs of states, smaller first, that one text may lead to."""
+        """Return the pairs of states, smaller first, that one text from the state ``root`` may lead
+        to.
+        """
         steps: dict[int, dict[int, int]] = {}
         for state in range(len(self.chars)):
             steps[state] = dict(self._begun(state))
@@ -213,7 +215,8 @@ class Threads:
 class Lexemes:
     """The lexemes of one rule's automaton, between the states at which a lexeme may end.
 
-    States after which the same text may follow have equal keys.
+    Each state has a key, None if no lexeme may end there; states after which the same text may
+    follow have equal keys.
     """
 
     def __init__(self, automaton: Automaton, at: int, threads: Threads, regexes: Regexes) -> None:
@@ -231,8 +234,8 @@ class Lexemes:
         self._rests: dict[Key, list[int | None]] = {}
 
     def _key(self, state: int) -> Key | None:
-        """Return a description of the text that may follow a lexeme that ends at ``state``; None if
-        none may end there.
+        """Return the key of ``state``, a description of the text that may follow a lexeme that ends
+        there: whether the rule may end, calls, edges; None if no lexeme may end there.
         """
         calls = self._automaton.calls[state]
         accepts = self._automaton.accepts[state]
@@ -241,7 +244,7 @@ class Lexemes:
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
 
     def from_edges(self, edges: Edges) -> Iterator[tuple[Key, int]]:
-        """Yield the lexemes that begin with these edges: the key of the states where they end, and
+        """Yield the lexemes that begin with ``edges``: the key of the states where they end, and
         the regex.
         """
         for key in dict.fromkeys(self.keys):
@@ -264,8 +267,9 @@ class Lexemes:
         return self._rests[key]
 
     def _solve(self, part: list[int], key: Key, rest: list[int | None]) -> None:
-        """Compute ``rest`` for the states of one strongly connected component, by Gaussian
-        elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``.
+        """Compute ``rest`` for the states ``part`` of one strongly connected component, by Gaussian
+        elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``. ``rest``: as ``_rest``
+        returns it for ``key``.
         """
         if len(part) > MAX_LOOP:
             raise TooLargeError
@@ -299,7 +303,8 @@ def _cut(edges: Edges, mask: int) -> Edges:
 
 
 def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> LarkWriter:
-    """Return the grammar in rules whose terminals are lexemes. Raises TooLargeError.
+    """Return the grammar in rules whose terminals are lexemes. Raises TooLargeError if their
+    regexes exceed the size limits.
 
     Each part of a rule that has been read so far is a rule too, one for each key and for each state
     after a call. That makes left recursion, whose parsing time does not grow along a text.
@@ -325,8 +330,8 @@ def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alpha
 def _parts(
     automaton: Automaton, lexemes: Lexemes, rule: str, names: dict[str, str]
 ) -> dict[str, list[list[str | int]]]:
-    """Return a rule, and the rules of its parts read so far: for each its alternatives, lists of
-    names and regexes.
+    """Return the alternatives of ``rule``, and of the rules of its parts read so far, by rule name:
+    each a list of names (``names``: the Lark name of each called rule) and regexes.
     """
     bodies: dict[str, list[list[str | int]]] = {rule: []}
     parts: dict[tuple[str, Hashable], str] = {}

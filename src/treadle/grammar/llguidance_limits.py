@@ -134,7 +134,9 @@ class Numbers:
         self._n_remainders = 1  # of all multipleOf together: parts of allOf limit one number
 
     def fault(self, key: str, value: Any) -> str:
-        """Return the reason why a keyword with this number cannot be enforced, or ""."""
+        """Return the reason why the keyword ``key`` with the number ``value`` (or values with
+        numbers) cannot be enforced, or "".
+        """
         if key in ("const", "enum"):
             wrong = next((str(n)[:40] for n in _numbers(value) if not _is_exact(n)), "")
             return f"has {wrong}, which cannot be written exactly" if wrong else ""
@@ -171,9 +173,9 @@ def _count_fault(key: str, value: Any) -> str:
 
 
 def within(key: str, value: Any, kind: Any = None) -> Any:
-    """Return a keyword's number so that llguidance reads it exactly. Bounds are clipped to its
-    range and rounded inwards to a float64, because it may round either way. Counts become int: it
-    refuses 5.0. ``kind``: the type of the bounded value.
+    """Return a keyword's number so that llguidance reads it exactly. Bounds are clipped to
+    llguidance's range, and rounded inwards to a float64, because llguidance may round either way.
+    Counts become int: llguidance refuses 5.0. ``kind``: the type of the bounded value.
     """
     if key in COUNTS:
         return int(value)

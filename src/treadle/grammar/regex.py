@@ -245,7 +245,9 @@ class Regexes:
         return () if kind in ("chars", "call") else parts[:1] if kind == "rep" else parts
 
     def _order(self, wanted: list[int]) -> list[int]:
-        """Return all parts of the regexes, each before the regexes that contain it."""
+        """Return the regexes ``wanted`` and all of their parts, each before the regexes that
+        contain it.
+        """
         found: dict[int, None] = {}
         waiting = [(regex, False) for regex in wanted]
         while waiting:

@@ -23,7 +23,9 @@ def nodes(body: Node) -> Iterator[Node]:
 
 
 def refs(body: Node) -> list[str]:
-    """Return the names of the rules that a tree refers to, each once, in order."""
+    """Return the names of the rules that a tree refers to, each once, in the order of their first
+    reference.
+    """
     return list(dict.fromkeys(node.name for node in nodes(body) if isinstance(node, RuleRef)))
 
 

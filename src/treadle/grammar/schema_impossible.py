@@ -34,8 +34,8 @@ class ImpossibleParts:
         return self._known[ref]
 
     def is_never(self, schema: Any) -> bool:
-        """Return whether ``schema`` plainly allows no value: it is false, has an empty enum,
-        crossed bounds, or parts that make it so. False if that is not obvious.
+        """Return whether ``schema`` plainly allows no value: it is false, has an empty enum, a
+        minimum above its maximum, or parts that make it so. False if that is not obvious.
         """
         if not isinstance(schema, Mapping):
             return schema is False

@@ -139,6 +139,7 @@ def fetch_missing_projector(
 ) -> None:
     """Download the projector of a model that was downloaded without one. Where the hub cannot be
     reached, only ``say`` so: the model itself is here, and most models have no projector.
+    ``progress`` and ``say``: as in ``download``.
     """
     try:
         files = sizes_of(look_up(name))
@@ -155,8 +156,8 @@ def fetch_projector(
     progress: ProgressCallback | None,
     say: Say,
 ) -> None:
-    """Download the projector of ``model``, if the repository's ``files`` (path to bytes) have
-    one.
+    """Download the projector of ``model``, if the repository's ``files`` (path to bytes) have one.
+    ``progress`` and ``say``: as in ``download``.
     """
     found = find_projector(files, model)
     if found is not None:
@@ -167,8 +168,9 @@ def fetch_projector(
 def download_projector(
     ref: str, *, progress: ProgressCallback | None = None, say: Say = lambda text: None
 ) -> Path:
-    """Return the local path of the projector file that ``hf:`` names, or of the best one in a
-    repository or its folder, downloading it if it is not here yet.
+    """Return the local path of the projector file that ``ref`` (``hf:...``) names, or of the best
+    one in a repository or its folder, downloading it if it is not here yet. ``progress`` and
+    ``say``: as in ``download``.
 
     Raises FileError if there is none, or without network or permission.
     """
@@ -187,7 +189,9 @@ def download_projector(
 
 
 def sizes_of(info: Any) -> dict[str, int]:
-    """Return the files of a repository, path to bytes, from the hub's data ``info`` about it."""
+    """Return the files of a repository, path to bytes, from ``info``, a ``ModelInfo`` of
+    huggingface_hub.
+    """
     return {s.rfilename: s.size or 0 for s in info.siblings or ()}
 
 
@@ -275,7 +279,7 @@ def in_folder(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_up(name: HubName) -> Any:
-    """Return the hub's data about a repository: its files with their sizes, its architecture.
+    """Return huggingface_hub's ``ModelInfo`` of a repository, with the files and their sizes.
     Raises FileError.
     """
     from huggingface_hub import HfApi
@@ -287,8 +291,8 @@ def look_up(name: HubName) -> Any:
 
 
 def check_architecture(name: HubName, said: Any) -> None:
-    """Raise UnsupportedError if treadle lacks the architecture in ``said``, the hub's data about a
-    GGUF model, so that no gigabytes are downloaded for nothing.
+    """Raise UnsupportedError if treadle lacks the architecture in ``said``, the hub's ``gguf``
+    facts about a model (a dict, None if unknown), so that no gigabytes are downloaded for nothing.
     """
     arch = said.get("architecture") if isinstance(said, dict) else None
     if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
@@ -324,7 +328,8 @@ def fetch(
     n_bytes: int = 0,
 ) -> Path:
     """Download the files ``paths`` of a repository, unless they are here; return the first one's
-    path. ``n_bytes``: of all of them, 0 if unknown. Raises FileError; OSError for the local disk.
+    path. ``n_bytes``: of all of them, 0 if unknown; ``progress``: as in ``download``. Raises
+    FileError; OSError for the local disk.
     """
     from huggingface_hub import errors, hf_hub_download
 

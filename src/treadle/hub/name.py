@@ -22,7 +22,7 @@ class HubName:
 
     repo: str  # OWNER/REPO
     path: str = ""  # file or folder within the repository; "": none named
-    revision: str | None = None
+    revision: str | None = None  # branch, tag or commit; None: the main branch
     tag: str = ""  # type of weights: "Q4_K_M"; "": none named
 
     def __str__(self) -> str:

@@ -110,7 +110,8 @@ def fetch_blob(
 def receive(url: str, part: Path, size: int, bar: Any) -> bool:
     """Append the missing bytes of the file at ``url``, which has ``size`` bytes, to ``part``;
     return whether ``part`` held some before. A lost connection is retried until ``ATTEMPTS`` in a
-    row brought nothing. ``bar``: tqdm-like.
+    row brought nothing. ``bar``: a progress bar with tqdm's methods. Raises FileError or the HTTP
+    library's errors.
     """
     if size_of(part) > size:
         part.unlink()
@@ -137,8 +138,9 @@ def receive(url: str, part: Path, size: int, bar: Any) -> bool:
 
 
 def receive_once(url: str, part: Path, size: int, bar: Any) -> None:
-    """Request the bytes of the file that ``part`` lacks, and append them. If the server ignores the
-    range and sends the whole file, ``part`` is written anew.
+    """Request the bytes that ``part`` lacks of the file at ``url``, which has ``size`` bytes, and
+    append them. If the server ignores the range and sends the whole file, ``part`` is written anew.
+    ``bar``: as in ``receive``.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.utils import (  # type: ignore[attr-defined]

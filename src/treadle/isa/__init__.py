@@ -42,7 +42,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _rows(families: Iterable[str]) -> list[Isa]:
-    """Return the portable row and those of some families, the best last."""
+    """Return the portable row and those of ``families`` (names of modules, such as "x86"), the best
+    last.
+    """
     rows = [PORTABLE]
     for family in families:
         rows += import_module(f".{family}", __name__).ROWS

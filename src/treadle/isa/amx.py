@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def _config(n: int) -> list[int]:
-    """Return the 64 bytes of a tile configuration: palette 1; from byte 16 each register's bytes a
-    row (16 bits); from byte 48 each register's rows. a has ``n`` bytes a row, b ``n / 4`` rows; all
-    others are full.
+    """Return the 64 bytes of a tile configuration: palette 1; from byte 16 on the bytes a row of
+    each register (16 bits each); from byte 48 on the rows of each register. Registers of a have
+    ``n`` bytes a row, those of b ``n / 4`` rows; all others are full.
     """
     columns = [64] * 4 + [n] * 2 + [64] * 2
     rows = [16] * 6 + [n // 4] * 2

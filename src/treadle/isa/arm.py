@@ -18,7 +18,7 @@ WIDE = 16  # bytes in a register
 
 
 def _parts(k: Builder, acc: Val, *operands: Val) -> list[tuple[Val, ...]]:
-    """Cut an accumulator and its operands into registers: yield (accumulator, operands ...) for
+    """Cut an accumulator and its operands into registers; return (accumulator, operands ...) for
     each.
     """
     cut = [k.split(acc, WIDE // 4), *(k.split(v, WIDE) for v in operands)]
@@ -26,8 +26,8 @@ def _parts(k: Builder, acc: Val, *operands: Val) -> list[tuple[Val, ...]]:
 
 
 def _smull(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """Add dots of four signed bytes to ``acc`` by ``smull``, ``addp`` and ``sadalp``: a product is
-    at most 128 * 127, so a pair's sum fits i16.
+    """Add dots of four signed bytes of ``w`` and ``x`` to ``acc`` by ``smull``, ``addp`` and
+    ``sadalp``: a product is at most 128 * 127, so a pair's sum fits i16.
     """
 
     def long(a: Val, b: Val) -> Val:
@@ -51,10 +51,10 @@ def _sdot(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val:
-    """Implement ``Isa.dot4`` with ``dot``, a dot of signed bytes.
+    """Implement ``Isa.dot4`` with ``dot(k, acc, w, x)``, a dot of signed bytes.
 
-    Weights above 127 are reduced by 128, and 128 times the sum of x is added back. With
-    ``dot4_least`` -128, only 8-bit formats with minimums need this.
+    Weights above 127 are reduced by 128, and 128 times the sum of x is added back. Of the formats
+    only those of 8 bits with minimums have such weights, as ``dot4_least`` is -128 here.
     """
     if w.ty.lanes % WIDE:  # narrower than a register
         return portable.dot4(k, acc, w, x, w_max)

@@ -117,9 +117,9 @@ class Simt:
 class Tiles:
     """Tile sizes of kernels: the most that the registers hold, or the fastest measured.
 
-    A gemm's tile is vectors of rows, then tokens. A tile of bytes keeps a block's i32 sums beside
-    the f32 sums. Some f32 sums may spill, twice as often with a scale for every 16 values. A tile
-    of outer products keeps only its i16 or i32 sums.
+    A gemm's tile is a pair: vectors of rows of weights, and tokens. A tile of bytes keeps a block's
+    i32 sums beside the f32 sums. Some f32 sums may spill, twice as often with a scale for every 16
+    values. A tile of outer products keeps only its i16 or i32 sums.
     """
 
     floats: tuple[int, int] = (2, 5)
@@ -168,8 +168,8 @@ class Shorts:
 
     @staticmethod
     def room(w_max: int) -> int:
-        """Return how many dots' sums fit an i16, for codes of magnitude at most ``w_max``;
-        0: none.
+        """Return how many results of ``dot`` can be summed in i16 without overflow, for weights of
+        magnitude at most ``w_max``; 0: none.
         """
         return 32767 // (2 * 127 * w_max)
 
@@ -260,8 +260,8 @@ class Isa:
         return self.shorts.scale
 
     def above(self, name: str, more: str, **better: Any) -> Isa:
-        """Return the row of machines that also have the features ``more`` (LLVM's names, separated
-        by spaces), with the fields ``better`` replaced.
+        """Return a new row ``name`` for machines that also have the features ``more`` (LLVM's
+        names, separated by spaces), with the fields in ``better`` replaced.
         """
         features = ",".join(filter(None, [self.features, *(f"+{f}" for f in more.split())]))
         needs = self.needs.union(more.split())

@@ -23,12 +23,14 @@ SREG = "llvm.nvvm.read.ptx.sreg"
 
 
 def _words(v: Val) -> Val:
-    """View a vector of bytes as u32 words of four."""
+    """View ``v``, a vector of bytes, as a vector of u32, four bytes each."""
     return v.bits(u32 * (v.ty.lanes // 4))
 
 
 def _each_word(k: Builder, v: Val, ty: Ty, one: Any) -> Val:
-    """Apply ``one(word)`` to each u32 word of ``v``; return the result as ``ty``."""
+    """Apply ``one(word)``, which returns a u32, to each u32 word of ``v``; return the results as
+    one ``ty``.
+    """
     words = _words(v)
     made = words
     for i in range(words.ty.lanes):

@@ -39,8 +39,8 @@ def _every_lane(k: Builder, lanes: int) -> Any:
 
 
 def _move(k: Builder, how: str, tile: int, p: Val, stride: Operand) -> None:
-    """Load or store (``how``) the slices of a tile, in order, from or to rows of memory ``stride``
-    bytes apart.
+    """Load or store the 16 slices of matrix register ``tile``, in order, from or to rows of memory
+    at ``p``, ``stride`` bytes apart. ``how``: the name of the intrinsic.
     """
     every = _every_lane(k, 4)
     number = k.const(tile, i32).ir

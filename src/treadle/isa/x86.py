@@ -24,8 +24,8 @@ PSHUFB = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
 def by_register(k: Builder, v: Val, one: Callable[[Val, int], Val]) -> Val:
-    """Apply ``one(part, i)`` to each register of ``v``, or to ``v`` itself if it is narrower;
-    concatenate the results.
+    """Apply ``one(part, i)`` to the part of ``v`` in each register, number ``i``, or to ``v``
+    itself if it is narrower; concatenate the results.
     """
     n = min(v.ty.lanes, k.isa.vector_bits // v.ty.bits)
     return k.concat(*(one(part, i) for i, part in enumerate(k.split(v, n))))

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class Builder(Spaces):
-    """Emits the code of one function: the kernel language. ``b`` writes raw lines of IR, for the
-    few callers that need it.
+    """Emits the code of one function: the kernel language. ``b`` (``ir.BlockWriter``) writes raw
+    lines of IR, for the few callers that need it. ``sharing``: the threads that share a work item;
+    None if each thread has its own.
     """
 
     sharing: Sharing | None = None
@@ -71,7 +72,9 @@ class Builder(Spaces):
     # -- memory ---------------------------------------------------------------------------------
 
     def load(self, p: Val, ty: Ty, *, align: int = 1, offset: Operand = 0) -> Val:
-        """Load a ``ty`` from ``offset`` bytes after ``p``."""
+        """Load a ``ty`` from ``offset`` bytes after ``p``. ``align``: a power of two of bytes to
+        which the address is certainly aligned.
+        """
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
         line = f"load {ty.ir}, {p.ir}, align {self._aligned(ty, align)}"
@@ -83,14 +86,14 @@ class Builder(Spaces):
         self.b.write(f"store {x.ir}, {p.ir}, align {self._aligned(x.ty, align)}")
 
     def _aligned(self, ty: Ty, align: int) -> int:
-        """Return the alignment of a ``ty``: ``align``, or more if the instruction set guarantees
-        more.
+        """Return the alignment in bytes that a load or store of ``ty`` may assume: ``align``, or
+        more if the instruction set guarantees more (``Isa.aligned``).
         """
         return max(align, min(ty.bits // 8, self.isa.aligned))
 
     def load_first(self, p: Val, ty: Ty, n: int, align: int = 1) -> Val:
         """Load the first ``n`` lanes of a ``ty`` at ``p``, with zeros in the others. Memory past
-        them is not touched.
+        the ``n`` lanes is not touched.
         """
         if n == ty.lanes:
             return self.load(p, ty, align=align)
@@ -129,18 +132,21 @@ class Builder(Spaces):
 
     def static(self, name: str) -> Val:
         """Return a pointer to 8 bytes in the kernel's object, zero at first; they live as long as
-        the code.
+        the code. The same ``name`` gives the same bytes.
         """
         return Val(self, self.module.data(name, i64.ir, "internal global", 8, "0"), ptr)
 
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """Return ``table[index[i]]`` in lane i, for non-negative indices into scalars of ``ty``.
-        The instruction set implements it.
+        """Return ``table[index[i]]`` in lane i. ``table``: the address of scalars of type ``ty``;
+        ``index``: a vector of non-negative integers. The instruction set implements it
+        (``Isa.gather``).
         """
         return self.isa.gather(self, table, index, ty)
 
     def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """``gather`` by LLVM's intrinsic, for machines that have an instruction for it."""
+        """Do the work of ``gather`` by LLVM's intrinsic, for machines that have an instruction for
+        it.
+        """
         lanes = ty.lanes
         line = f"getelementptr {ty.scalar.ir}, {table.ir}, {index.ir}"
         at = self.b.made(ir.vector(ir.POINTER, lanes), line)
@@ -153,7 +159,7 @@ class Builder(Spaces):
 
     def lookup(self, table: Sequence[int], index: Val) -> Val:
         """Return ``table[index[i] % 16]`` in lane i (u8), for a table of 16 bytes. The instruction
-        set implements it.
+        set implements it (``Isa.lookup``).
         """
         return self.isa.lookup(self, table, index)
 
@@ -173,15 +179,15 @@ class Builder(Spaces):
         return Val(self, self.b.made(ty.ir, f"extractelement {v.ir}, i32 {lane}"), ty)
 
     def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
-        """Return a vector of the lanes that ``mask`` names: from 0 on those of ``a``, after them
-        those of ``b``.
+        """Return a vector whose lane i is the lane numbered ``mask[i]`` of ``a`` and ``b``
+        together: the lanes of ``a`` are numbered from 0 on, those of ``b`` follow.
         """
         index = constant(i32 * len(mask), tuple(mask))
         ty = a.ty.scalar * len(mask)
         return Val(self, self.b.made(ty.ir, f"shufflevector {a.ir}, {b.ir}, {index}"), ty)
 
     def concat(self, *parts: Val) -> Val:
-        """Concatenate vectors of one type. Their number is a power of two."""
+        """Concatenate the vectors ``parts``, of one type. Their number must be a power of two."""
         while len(parts) > 1:
             n = parts[0].ty.lanes
             parts = tuple(
@@ -191,14 +197,14 @@ class Builder(Spaces):
         return parts[0]
 
     def split(self, v: Val, lanes: int) -> list[Val]:
-        """Cut ``v`` into vectors of ``lanes``."""
+        """Cut ``v`` into vectors of ``lanes`` lanes each."""
         if lanes == v.ty.lanes:
             return [v]
         return [self.shuffle(v, v, range(i, i + lanes)) for i in range(0, v.ty.lanes, lanes)]
 
     def evens(self, v: Val, run: int) -> tuple[Val, Val]:
-        """Return two vectors: the first, third ... run of ``run`` lanes of ``v``, and the runs
-        between them.
+        """Cut ``v`` into runs of ``run`` lanes; return a vector of the first, third ... runs, and
+        one of the second, fourth ...
         """
         n = v.ty.lanes
         first = [i + j for i in range(0, n, 2 * run) for j in range(run)]
@@ -242,7 +248,9 @@ class Builder(Spaces):
         return self.reduce(v, lambda a, b: a + b)
 
     def total(self, v: Val) -> Val:
-        """Return the sum of the lanes of ``v``, over all threads that share the work item."""
+        """Return the sum of the lanes of ``v``; if several threads share the work item, of the
+        lanes of all of them.
+        """
         return self.sharing.total(self.sum(v)) if self.sharing else self.sum(v)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
@@ -294,8 +302,8 @@ class Builder(Spaces):
 
     @contextmanager
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
-        """Loop as ``loop`` does, with independent iterations: threads that share a work item split
-        them.
+        """Loop as ``loop`` does, with independent iterations: the threads that share a work item,
+        if any, each run some of them.
         """
         if self.sharing:
             start = self.val(start, i64) + self.sharing.me * step
@@ -304,8 +312,9 @@ class Builder(Spaces):
             yield i
 
     def runs(self, n: int, size: int, emit: Callable[[Val, int], None]) -> None:
-        """Call ``emit(i, size)`` for each whole run i of ``size`` of ``n``, in a ``shared_loop``;
-        then once for the remainder, with its smaller count.
+        """Split ``n`` values into runs of ``size``: emit ``emit(i, size)`` for each whole run
+        number ``i``, in a ``shared_loop``, then ``emit`` once for the remainder, if any, with its
+        smaller count.
         """
         full, rest = divmod(n, size)
         with self.shared_loop(full) as i:
@@ -345,8 +354,8 @@ class Builder(Spaces):
 
     @contextmanager
     def _within(self, body: ir.BasicBlock, after: ir.BasicBlock) -> Iterator[None]:
-        """Emit the body in block ``body``, then jump to ``after``, unless the body has ended its
-        block itself.
+        """Emit the code of the ``with`` body in block ``body``, then a jump to block ``after``,
+        unless that code has ended its block itself.
         """
         self.at(body)
         yield
@@ -372,11 +381,11 @@ class Builder(Spaces):
         build: Callable[..., None],
         attributes: Sequence[str] = (),
     ) -> None:
-        """Call ``build(k, *args)``, emitted as a function of its own. ``attributes``: more LLVM
-        attributes.
+        """Emit ``build(k, *args)`` as a function of its own, and a call to it. ``attributes``: LLVM
+        attributes of the function, besides the usual ones.
 
         Constants that LLVM finds in the function then occupy no registers of the caller. A second
-        call with the same name calls the same function: ``build`` is not run again.
+        call with the same ``name`` calls the same function: ``build`` is not run again.
         """
         name = f"{self.function.name}_{name}"
         given = [a.ir for a in args]
@@ -402,13 +411,13 @@ class Builder(Spaces):
         self.b.end(f"br {cond.ir}, {yes}, {no}")
 
     def at(self, label: ir.BasicBlock) -> None:
-        """Emit what follows in block ``label``."""
+        """Emit the code of all later calls in block ``label``."""
         self.b.block = label
 
     def fence(self, *rooms: Val) -> None:
         """Emit an empty statement that LLVM's scheduler does not move memory operations across. It
-        keeps an unrolled block's loads from moving together and spilling. Memory at ``rooms`` is
-        loaded again afterwards.
+        keeps an unrolled block's loads from moving together and spilling. Memory at the addresses
+        ``rooms`` is loaded again afterwards.
         """
         registers = ",".join(["r"] * len(rooms) + ["~{memory}"])
         self.b.call(ir.VOID, f'asm sideeffect "", "{registers}"', [room.ir for room in rooms])

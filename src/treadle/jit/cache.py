@@ -61,7 +61,9 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class CacheState:
-    """The cache's state, for ``treadle doctor``. ``problem`` is None if kernels can be stored."""
+    """The cache's state, for ``treadle doctor``. ``problem``: why kernels cannot be stored; None if
+    they can.
+    """
 
     folder: str
     n_kernels: int = 0
@@ -99,8 +101,8 @@ def source_hash() -> str:
 
 
 def hash_of_sources(*names: str) -> str:
-    """Return a hash of the Python files of ``names``: modules, and packages with everything below
-    them. A file counts with its contents and its path.
+    """Return a hash of the Python files of the dotted ``names``: modules, and packages with
+    everything below them. The hash covers each file's contents and path.
 
     The cache folder keeps the hash with the files' states (inode, size, times), so that a start
     need not read megabytes of sources.
@@ -133,8 +135,8 @@ def hash_of_sources(*names: str) -> str:
 
 
 def _states(paths: Sequence[str]) -> tuple[str, int]:
-    """Return a hash of the files' states (inode, size, times), and the time of the last change, in
-    ns.
+    """Return a hash of the states (inode, size, times) of the files ``paths``, and the time of the
+    last change to any of them, in ns.
     """
     states = []
     newest = 0
@@ -223,7 +225,9 @@ def path_of(name: str, isa_key: str) -> Path:
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes] | None:
-    """Return a file's object and JSON; None if the footer or its checksum does not match."""
+    """Return the object and the JSON in ``data``, the bytes of a cache file; None if the footer or
+    its checksum does not match.
+    """
     if len(data) < _FOOTER.size:
         return None
     n_code, n_about, digest, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
@@ -234,8 +238,8 @@ def _parts(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read(name: str, isa_key: str) -> bytes | None:
-    """Return a kernel's object; None if there is none or it is damaged (a linker may crash on half
-    of one).
+    """Return the object of kernel ``name`` for the instruction set with ``isa_key``; None if there
+    is none or its file is damaged (a linker may crash on half of one).
 
     Raises CacheError if the folder is refused.
     """
@@ -248,7 +252,9 @@ def read(name: str, isa_key: str) -> bytes | None:
 
 
 def has(name: str, isa_key: str) -> bool:
-    """Return whether the cache has a file of the kernel, which may be damaged. Never raises."""
+    """Return whether the cache has a file of kernel ``name`` for the instruction set with
+    ``isa_key``; the file may be damaged. Never raises.
+    """
     try:
         return path_of(name, isa_key).exists()
     except (CacheError, OSError):
@@ -256,8 +262,8 @@ def has(name: str, isa_key: str) -> bool:
 
 
 def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None = None) -> None:
-    """Store a kernel's object; readers see the whole of it or nothing. ``about``: JSON that
-    ``records`` returns.
+    """Store a kernel's object ``code``; readers see the whole of it or nothing. ``about``: stored
+    as JSON with it, and returned by ``records``; None: only the names.
 
     Raises CacheError if the folder is refused, OSError if it cannot be written.
     """
@@ -268,7 +274,9 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
 
 
 def write_whole(path: Path, *pieces: bytes) -> None:
-    """Write a file that only its user can read, whole or not at all. Raises OSError."""
+    """Write ``pieces``, one after another, as a file that only its user can read, whole or not at
+    all. Raises OSError if that fails.
+    """
     import tempfile  # only needed to write
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")

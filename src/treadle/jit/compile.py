@@ -67,7 +67,9 @@ def prepare(isa: Isa) -> None:
 
 
 def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -> Any:
-    """Return LLVM's target machine for ``triple``. ``jit``: the code will run in this process."""
+    """Return LLVM's target machine for ``triple`` and, if given, LLVM's names of a CPU and of
+    features. ``jit``: the code will run in this process.
+    """
     _initialize(not jit)
     granted, abi = BASE_FEATURES.get(architecture(triple), ("", ""))
     return llvm.Target.from_triple(triple).create_target_machine(
@@ -110,8 +112,8 @@ def _with_length(ir_text: str, isa: Isa) -> str:
 
 
 def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
-    """Parse, check and optimise one module of LLVM IR. ``triple``: the target system, if not this
-    process's. Raises CompileError if LLVM rejects the IR.
+    """Parse, check and optimise one module of LLVM IR; return llvmlite's module. ``triple``: the
+    target system, "" for this process's. Raises CompileError if LLVM rejects the IR.
     """
     machine = _target_machine(isa, triple)
     try:
@@ -131,16 +133,16 @@ def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
 
 
 def emit_object(ir_text: str, isa: Isa, triple: str = "") -> bytes:
-    """Return the machine code of one module of LLVM IR, as a relocatable object file. Raises
-    CompileError if LLVM rejects the IR.
+    """Return the machine code of one module of LLVM IR, as a relocatable object file. ``triple``:
+    as in ``optimise``. Raises CompileError if LLVM rejects the IR.
     """
     module = optimise(ir_text, isa, triple)
     return bytes(_target_machine(isa, triple).emit_object(module))
 
 
 def emit_assembly(ir_text: str, isa: Isa, triple: str = "") -> str:
-    """Return the assembly text of one module of LLVM IR. Raises CompileError if LLVM rejects the
-    IR.
+    """Return the assembly text of one module of LLVM IR. ``triple``: as in ``optimise``. Raises
+    CompileError if LLVM rejects the IR.
     """
     return str(_target_machine(isa, triple).emit_assembly(optimise(ir_text, isa, triple)))
 
@@ -160,7 +162,7 @@ class Linker:
         self._names = count()  # unique: the name of a link that Ctrl-C interrupted stays taken
 
     def link(self, symbol: str, code: bytes) -> int:
-        """Load an object and return the address of ``symbol`` in it."""
+        """Load the object ``code`` and return the address of the function ``symbol`` in it."""
         library = (
             llvm.JITLibraryBuilder()
             .add_object_img(code)

@@ -44,8 +44,8 @@ def n_processes() -> int:
 
 
 class CompileQueue:
-    """Queue of the kernels that the processes compile for one instruction set, by rank, the slowest
-    first.
+    """Queue of the kernels that the child processes compile for one instruction set: by rank
+    (FIRST: waited for; LATER: in advance), within a rank the slowest first.
     """
 
     def __init__(self, isa: Isa, workers: WorkerProcesses) -> None:
@@ -58,7 +58,9 @@ class CompileQueue:
         self._heap: list[tuple[int, float, int]] = []  # rank, -time, number; ranks may be outdated
 
     def submit(self, specs: Sequence[Spec], rank: int) -> None:
-        """Add kernels with ``rank``; a pending kernel only moves forward, to a better rank."""
+        """Add kernels with ``rank``. A kernel that is pending already changes only to a better
+        rank.
+        """
         for spec in specs:
             name = spec.name
             if self.ranks.get(name, LATER + 1) <= rank:
@@ -73,7 +75,7 @@ class CompileQueue:
 
     def receive(self) -> list[tuple[Spec, bytes]]:
         """Return the kernels compiled since the last call, with their objects. Kernels that could
-        not be compiled are no longer pending either.
+        not be compiled are left out, and are no longer pending either.
         """
         arrived = []
         for number, code in self.workers.receive():
@@ -115,9 +117,10 @@ class CompilePool:
     def begin(
         self, specs: Sequence[Spec], isa: Isa, compile: Callable[[Spec], bytes], rank: int = FIRST
     ) -> bool:
-        """Let child processes compile ``specs`` by ``compile``. Return False if this process must
-        compile them: there is one core, too little to do, a fork is not safe or fails, or the
-        processes are compiling for another instruction set.
+        """Let child processes compile ``specs``: each calls ``compile(spec)``, which returns the
+        object. ``rank``: FIRST for kernels that are waited for, else LATER. Return False if this
+        process must compile them: there is one core, too little to do, a fork is not safe or fails,
+        or the processes are compiling for another instruction set.
         """
         if self._queue is not None and not self._queue.workers.alive:
             self.close()
@@ -160,14 +163,16 @@ class CompilePool:
         return len(first - self._queue.ranks.keys()), len(first)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a kernel has been compiled, at most ``seconds``. Any thread may call it."""
+        """Wait until a child process has compiled a kernel, at most ``seconds``. Any thread may
+        call it.
+        """
         queue = self._queue
         if queue is not None:
             queue.workers.wait(seconds)
 
     def receive(self) -> list[tuple[Isa, Spec, bytes]]:
         """Return the (instruction set, spec, object) of the kernels compiled since the last call.
-        Ends the processes if none has delivered a kernel for STUCK_S.
+        End the processes if none has delivered a kernel for STUCK_S seconds.
         """
         queue = self._queue
         if queue is None:
@@ -197,8 +202,9 @@ class CompilePool:
 def open_queue(
     isa: Isa, compile: Callable[[Spec], bytes], n: int, specs: Sequence[Spec], rank: int
 ) -> CompileQueue | None:
-    """Fork ``n`` child processes that begin with ``specs``, each as soon as it exists. Return their
-    queue; None if a fork fails, for want of memory or of process numbers.
+    """Fork ``n`` child processes, each of which begins to compile ``specs`` as soon as it exists;
+    ``rank`` as in ``CompilePool.begin``. Return their queue; None if a fork fails, for want of
+    memory or of process numbers.
     """
     try:
         workers = SYSTEM.fork_workers(compile, n)

@@ -22,8 +22,8 @@ _NULL = ir.zero(ir.POINTER)
 
 
 class Coroutine(Builder):
-    """Emits a function that suspends itself and is continued by ``resume``; it returns a handle.
-    Functions that it calls cannot suspend.
+    """Emits a function that suspends itself and is continued by ``resume``. The function returns a
+    handle, the argument of ``resume``. Functions that it calls cannot suspend it.
     """
 
     def __init__(self, function: ir.Function, isa: Isa) -> None:
@@ -31,8 +31,8 @@ class Coroutine(Builder):
         self._leave = self.label("leave")
 
     def begin(self, frame: Val, room: Val, asked: Val) -> None:
-        """Begin the coroutine with its frame at ``frame``, and suspend. If ``room`` bytes are too
-        few for the frame, store the size needed at ``asked``, i64, and return null.
+        """Begin the coroutine, and suspend. ``frame``: address of ``room`` bytes of memory for its
+        frame. If these are too few, store the size needed at ``asked``, i64, and return null.
         """
         token = self._intrinsic("id", TOKEN, [ir.zero(i32.ir), _NULL, _NULL, _NULL])
         size = Val(self, self._intrinsic("size.i64", i64.ir, []), i64)
@@ -77,8 +77,8 @@ def trace_coroutine(
     build: Callable[..., None],
     kind: type[Coroutine] = Coroutine,
 ) -> str:
-    """Return the LLVM IR of one coroutine, with ``arguments`` of these types. ``build(k, *args)``
-    emits all but its end; ``kind`` is the class of k.
+    """Return the LLVM IR of one coroutine called ``name``, with arguments of the types
+    ``arguments``. ``build(k, *args)`` emits all but its end; ``kind`` is the class of k.
     """
     function = _function(name, ptr.ir, arguments)
     _emit(kind(function, isa), function, arguments, build)
@@ -88,8 +88,8 @@ def trace_coroutine(
 
 
 def trace_function(name: str, arguments: Sequence[Ty], isa: Isa, build: Callable[..., None]) -> str:
-    """Return the LLVM IR of one function without a result, with ``arguments`` of these types.
-    ``build(k, *args)`` emits it.
+    """Return the LLVM IR of one function called ``name`` without a result, with arguments of the
+    types ``arguments``. ``build(k, *args)`` emits it.
     """
     function = _function(name, ir.VOID, arguments)
     _emit(Builder(function, isa), function, arguments, build)

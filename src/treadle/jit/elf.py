@@ -50,8 +50,8 @@ class _UnknownError(Exception):
 
 
 def load(symbol: str, code: bytes) -> int | None:
-    """Load an object and return the address of ``symbol`` in it; None on other systems, or if only
-    LLVM's linker handles the object. The code stays loaded as long as the process lives.
+    """Load the object ``code`` and return the address of ``symbol`` in it; None on other systems,
+    or if only LLVM's linker handles the object. The code stays loaded as long as the process lives.
     """
     if HERE != "linux" or machine() != "x86_64" or code[:6] != _IDENTITY:
         return None
@@ -66,11 +66,11 @@ def load(symbol: str, code: bytes) -> int | None:
 
 
 class _Object:
-    """A parsed object, and the places of its sections in memory: first those that are only read,
-    then those that are written.
+    """A parsed object file, and the places (byte offsets) of its sections in memory: first those
+    that are only read, then those that are written.
 
-    names, places: of its symbols; place None for a symbol outside. n_fixed: bytes that are only
-    read.
+    names, places: of the object's symbols; place None for a symbol that it does not define.
+    n_fixed: bytes that are only read.
     """
 
     def __init__(self, code: bytes) -> None:
@@ -93,8 +93,8 @@ class _Object:
         self._read_symbols()
 
     def _place(self, begin: int, *, written: bool) -> int:
-        """Place the sections that are ``written``, or else the others, from ``begin`` on; return
-        the end.
+        """Assign places from byte ``begin`` on to the sections that the program writes
+        (``written``), or else to those that it only reads; return the end.
         """
         end = begin
         for i, section in enumerate(self._sections):

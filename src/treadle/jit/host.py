@@ -48,7 +48,7 @@ def _detected() -> Set[str]:
 
 def permitted(features: Set[str]) -> frozenset[str]:
     """Return ``features`` (LLVM's names) without those that the operating system refuses to this
-    process. Makes no system call if none of them must be requested.
+    process. Makes no system call if ``features`` has none that must be requested from it.
     """
     refused = (
         FEATURES_TO_REQUEST

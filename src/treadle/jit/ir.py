@@ -33,8 +33,8 @@ class Operand:
 
 
 def vector(scalar: str, lanes: int, *, is_scaled: bool = False) -> str:
-    """Return LLVM's name of a vector type. ``is_scaled``: scalable, ``lanes`` times the register's
-    length in units of 128 bits.
+    """Return LLVM's name of the type of a vector of ``lanes`` scalars. ``is_scaled``: scalable:
+    ``lanes`` for every 128 bits of a register.
     """
     return f"<{'vscale x ' if is_scaled else ''}{lanes} x {scalar}>"
 
@@ -50,7 +50,7 @@ def array_of_bytes(n: int) -> str:
 
 
 def _spelt(scalar: str, number: float) -> str:
-    """Return LLVM's text of a number of a scalar type."""
+    """Return LLVM's text of ``number`` as a constant of type ``scalar``."""
     if scalar not in CODES:
         return str(number)
     rounded = struct.unpack(CODES[scalar], struct.pack(CODES[scalar], number))[0]
@@ -58,22 +58,22 @@ def _spelt(scalar: str, number: float) -> str:
 
 
 def number(scalar: str, value: float) -> Operand:
-    """Return the constant ``value`` of a scalar type."""
+    """Return the constant ``value`` of LLVM's type ``scalar``."""
     return Operand(scalar, _spelt(scalar, value))
 
 
 def numbers(scalar: str, ty: str, lanes: tuple[float, ...]) -> Operand:
-    """Return a constant vector of type ``ty``, one number for each lane."""
+    """Return a constant vector of type ``ty``, with one number of type ``scalar`` for each lane."""
     return Operand(ty, f"<{', '.join(f'{scalar} {_spelt(scalar, v)}' for v in lanes)}>")
 
 
 def zero(ty: str) -> Operand:
-    """Return the zero of a type."""
+    """Return the zero of LLVM's type ``ty``."""
     return Operand(ty, "zeroinitializer")
 
 
 def undefined(ty: str) -> Operand:
-    """Return the undefined value (LLVM's ``undef``) of a type."""
+    """Return the undefined value (LLVM's ``undef``) of type ``ty``."""
     return Operand(ty, "undef")
 
 
@@ -85,7 +85,9 @@ class Module:
         self._notes: list[str] = []
 
     def note(self, text: str) -> str:
-        """Add a metadata node with this text, unless there is an equal one; return its name."""
+        """Add a metadata node with this text, unless there is an equal one; return the node's name
+        (``!0``).
+        """
         if text not in self._notes:
             self._notes.append(text)
         return f"!{self._notes.index(text)}"
@@ -106,7 +108,8 @@ class Module:
         self, name: str, ty: str, how: str, align: int, init: str = "", space: int = 0
     ) -> Global:
         """Define a global variable of type ``ty`` and return its address. ``how``: its linkage and
-        kind; ``init``: its initial value; ``space``: its address space.
+        kind, such as "internal global"; ``align``: in bytes; ``init``: its initial value as LLVM's
+        text; ``space``: its address space.
         """
         definition = f"{how} {ty} {init}".rstrip() + f", align {align}"
         return self._added(name, Global(name, definition, space))
@@ -200,7 +203,7 @@ class BasicBlock:
 
 
 def bytes_text(data: bytes) -> str:
-    """Return LLVM's text of a constant array of bytes."""
+    """Return LLVM's text of ``data`` as a constant array of bytes."""
     return 'c"' + "".join([f"\\{byte:02x}" for byte in data]) + '"'
 
 
@@ -213,11 +216,13 @@ class BlockWriter:
         self.block = block
 
     def write(self, line: str) -> None:
-        """Append an instruction without a result."""
+        """Append the instruction ``line``, which has no result."""
         self.block.lines.append(line)
 
     def made(self, ty: str, line: str) -> Operand:
-        """Append an instruction with a result of type ``ty``, and return the result."""
+        """Append the instruction ``line``, which has a result of type ``ty``, and return the
+        result.
+        """
         function = self.function
         function.n_made += 1
         ref = f"%v{function.n_made}"
@@ -225,7 +230,9 @@ class BlockWriter:
         return Operand(ty, ref)
 
     def end(self, line: str) -> None:
-        """Set the block's terminator. Raises ValueError if it has one."""
+        """Set the block's terminator to the instruction ``line``. Raises ValueError if there is one
+        already.
+        """
         if self.block.end:
             raise ValueError(
                 f"block {self.block.name} already ends with {self.block.end}; cannot add {line}"
@@ -236,7 +243,9 @@ class BlockWriter:
         self.end(f"br {to}")
 
     def call(self, ret: str, callee: str, args: Sequence[Operand]) -> Operand:
-        """Call the function ``callee`` and return its result. ``ret`` VOID: no result."""
+        """Call the function ``callee`` (LLVM's text) and return its result, of type ``ret``.
+        ``ret`` VOID: no result.
+        """
         line = f"call {ret} {callee}({', '.join(map(str, args))})"
         if ret != VOID:
             return self.made(ret, line)
@@ -244,8 +253,8 @@ class BlockWriter:
         return Operand(VOID, "")
 
     def call_named(self, name: str, ret: str, args: Sequence[Operand]) -> Operand:
-        """Call the external function ``name``, usually an intrinsic, and return its result. The
-        first call declares it in the module.
+        """Call the external function ``name``, usually an intrinsic, and return its result, of type
+        ``ret``. The first call declares the function in the module.
         """
         function = self.module.names.get(name)
         if function is None:

@@ -56,7 +56,7 @@ def begin(
     spec: Spec, isa: Isa, types: Sequence[Ty], convention: str = ""
 ) -> tuple[Builder, list[Val]]:
     """Start a function named for the kernel, with arguments of ``types``, in a module of its own.
-    Return its builder and its arguments.
+    ``convention``: LLVM's calling convention, "" for C's. Return its builder and its arguments.
     """
     from treadle.jit import ir
     from treadle.jit.builder import Builder
@@ -75,7 +75,7 @@ def symbol(spec: Spec) -> str:
 
 
 def symbol_of(name: str) -> str:
-    """Return the name in its object file of the function of the kernel named ``name``."""
+    """Return the name that the function of kernel ``name`` has in its object file."""
     return f"treadle_{name}".replace(".", "p").replace("-", "m")
 
 
@@ -87,8 +87,8 @@ def _linker() -> Linker:
 
 
 def _link(symbol: str, code: bytes) -> int:
-    """Load an object and return the address of ``symbol`` in it, by ``elf`` or else by LLVM's
-    linker.
+    """Load the object ``code`` and return the address of ``symbol`` in it, by ``elf`` or else by
+    LLVM's linker.
     """
     address = elf.load(symbol, code)
     return _linker().link(symbol, code) if address is None else address
@@ -113,7 +113,8 @@ def isa_key(isa: Isa) -> str:
 
 
 def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> bytes:
-    """Return a kernel's object: from the cache, else compiled, and stored if possible.
+    """Return a kernel's object: from the cache, else compiled, and stored if possible. ``tally``
+    counts it.
 
     If the cache is refused or read-only, kernels stay in memory only, and one warning says so.
     Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM rejects the
@@ -166,7 +167,7 @@ def _store(spec: Spec, isa: Isa, code: bytes) -> None:
 
 def describe_spec(spec: Spec, isa: Isa) -> dict[str, object]:
     """Return the JSON that the cache keeps with a kernel, from which ``treadle kernels`` builds its
-    spec again.
+    spec again: the names of instruction set, module and spec class, and the spec's fields.
     """
     kind = type(spec)
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
@@ -191,7 +192,7 @@ def load_kernels(
 ) -> dict[str, int]:
     """Return the addresses of the kernels by name. Missing kernels are compiled, by several
     processes if possible. ``progress("compile", done, total)`` is called while they are loaded;
-    ``tally`` counts them.
+    ``tally`` counts the compiled and the cached ones.
     """
     unique = {spec.name: spec for spec in specs}
     tally = tally or CompileStats()
@@ -227,8 +228,8 @@ def load_kernels(
 def load_cached(
     names: Sequence[str], isa: Isa, tally: CompileStats | None = None
 ) -> dict[str, int] | None:
-    """Return the addresses of the kernels ``names``, from the cache alone; None if one is missing
-    or the cache is refused.
+    """Return the addresses of the kernels ``names``, taken from the cache and never compiled; None
+    if one is missing or the cache is refused.
     """
     key = isa_key(isa)
     found: dict[str, int] = {}
@@ -265,7 +266,8 @@ def _report_progress(progress: Progress, done: int, total: int) -> None:
 def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
     """Begin to compile ``specs`` in child processes, before ``load_kernels`` asks for them;
     ``later``: after all kernels that are waited for. Return whether child processes compile them.
-    If the slowest one is linked or cached, all are taken for cached, and nothing is done.
+    To save time only the slowest kernel is looked up first: if it is linked or cached, nothing is
+    done.
     """
     key = isa_key(isa)
     slowest = max(specs, key=lambda spec: spec.compile_ms).name
@@ -284,7 +286,9 @@ def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bo
 
 
 def _begin(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
-    """Let child processes compile ``specs``; return False if this process must."""
+    """Let child processes compile ``specs``, with ``later`` after all kernels that are waited for;
+    return False if this process must compile them.
+    """
     from treadle.jit.compile_pool import FIRST, LATER, CompilePool
 
     if not _pools:
@@ -339,8 +343,8 @@ def _compile_elsewhere(
 
 
 def _receive() -> None:
-    """Take the objects that child processes have compiled; store those that they could
-    not store.
+    """Take the objects that child processes have compiled; write to the cache those that the
+    children could not write.
     """
     for pool in _pools:
         for isa, spec, code in pool.receive():
@@ -350,7 +354,9 @@ def _receive() -> None:
 
 
 def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
-    """Link a kernel that a child process has compiled; return False if there is none."""
+    """Link a kernel that a child process has compiled for the instruction set with the key ``key``;
+    return False if none has.
+    """
     code = _compiled_elsewhere.pop((key, spec.name), None)
     if code is None:
         return False
@@ -360,7 +366,7 @@ def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
 
 
 def _leave() -> None:
-    """End the child processes if nothing is pending, unless a ``compile_processes_held`` block is
+    """End the child processes if no kernel is pending, unless a ``compile_processes_held`` block is
     open.
     """
     for pool in _pools:
@@ -385,7 +391,7 @@ def compile_processes_held() -> Iterator[None]:
 
 def end_compile_processes() -> None:
     """End the child processes that compile, even if kernels are pending. If another thread holds
-    the lock for END_S, because it compiles, they are left to end by themselves.
+    the lock for END_S seconds, because it compiles, they are left to end by themselves.
     """
     if _pools and _making.acquire(timeout=END_S):
         try:

@@ -103,8 +103,8 @@ def _exp_within(k: Builder, x: Val, most: float) -> Val:
 
 
 def exp2(k: Builder, x: Val, coefficients: Sequence[float] = EXP2) -> Val:
-    """Return ``2**x`` in f32 for x <= 0, to about 1 unit in the last place or the accuracy of
-    ``coefficients``; NaN for NaN.
+    """Return ``2**x`` in f32 for x <= 0, to about 1 unit in the last place; NaN for NaN.
+    ``coefficients``: of the polynomial for the fraction; a shorter one is faster and less accurate.
 
     Exactly 0 from -127 down to -infinity: a masked key must add nothing to a sum, since even
     2**-125 could decide a rounding tie. Between -126 and -127 the error is below 2**-126.
@@ -119,7 +119,7 @@ def exp2(k: Builder, x: Val, coefficients: Sequence[float] = EXP2) -> Val:
 
 
 def sigmoid(k: Builder, x: Val) -> Val:
-    """Return ``1 / (1 + e**-x)``; 0 below -87."""
+    """Return ``1 / (1 + e**-x)``; exactly 0 for x below -87."""
     # Kept finite: a reciprocal refined by multiplications would turn infinity into NaN.
     near = k.isa.reciprocal(k, _exp_within(k, -x, -EXP_MIN) + 1.0)
     return k.select(x < EXP_MIN, k.const(0.0, x.ty), near)

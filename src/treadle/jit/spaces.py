@@ -17,8 +17,8 @@ class Spaces(Emitter):
     module: ir.Module
 
     def in_space(self, p: Val, space: int) -> ir.Operand:
-        """Return address ``p`` as a pointer of address space ``space``: raw IR, for
-        an intrinsic.
+        """Return address ``p`` as a pointer of LLVM's address space ``space``, as raw IR for the
+        call of an intrinsic.
         """
         ty = ir.pointer(space)
         return self.b.made(ty, f"addrspacecast {p.ir} to {ty}")
@@ -28,8 +28,8 @@ class Spaces(Emitter):
         return Val(self, self.b.made(i64.ir, f"ptrtoint {p.ir} to {i64.ir}"), i64)
 
     def outside(self, name: str, space: int, align: int) -> Val:
-        """Return a pointer to the memory ``name`` in an address space, whose size the launch of the
-        kernel decides.
+        """Return a pointer to the external memory ``name`` in address space ``space``, aligned to
+        ``align`` bytes; the launch of the kernel decides its size.
         """
         made = self.module.names.get(name)
         if made is None:
@@ -38,8 +38,8 @@ class Spaces(Emitter):
         return Val(self, self.b.made(ir.POINTER, f"addrspacecast {made} to ptr"), ptr)
 
     def store_passing(self, p: Val, x: Val) -> None:
-        """Store ``x`` at ``p``, aligned to its size, bypassing the caches: for data not read again
-        soon.
+        """Store ``x`` at ``p``, which is aligned to the size of ``x``, bypassing the caches: for
+        data that is not read again soon.
         """
         one = self.module.note("i32 1")
         self.b.write(f"store {x.ir}, {p.ir}, align {x.ty.n_bytes}, !nontemporal {one}")

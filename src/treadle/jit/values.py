@@ -26,7 +26,9 @@ def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Operand:
 
 
 class Emitter:
-    """Base of the builder: the part that values need. ``b`` writes lines of IR."""
+    """Base of the builder: the part that values need. ``b`` (``ir.BlockWriter``) writes lines of
+    IR.
+    """
 
     def __init__(self, b: ir.BlockWriter) -> None:
         self.b = b
@@ -61,8 +63,9 @@ class Emitter:
 
 
 def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: str | None) -> Binary:
-    """Return Val's method for the operator ``sign``, given LLVM's instruction for floats, signed
-    and unsigned integers. None: the method raises TypeError for that kind of number.
+    """Return Val's method for the operator ``sign``, given the names of LLVM's instruction for
+    floats, for signed and for unsigned integers. A name None: the method raises TypeError for that
+    kind of number.
     """
 
     def emit(self: Val, other: Operand) -> Val:
@@ -78,7 +81,7 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
 
 
 def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
-    """Return Val's method for ``op`` with a Python number on the left."""
+    """Return Val's method for ``op`` with a Python number on the left, such as ``__radd__``."""
     return lambda self, other: op(self.k.val(other, self.ty), self)
 
 
@@ -154,8 +157,8 @@ class Val:
     eq = _comparison("oeq", "eq", "eq")
 
     def to(self, ty: Ty) -> Val:
-        """Convert the number to ``ty`` (a scalar type takes this value's lanes): integers widen by
-        the source's sign and narrow by truncation, floats are rounded.
+        """Convert the value to ``ty`` (of a scalar ``ty``: with this value's lanes): integers widen
+        by the source's sign and narrow by truncation, floats are rounded.
         """
         if ty.lanes == 0 and self.ty.lanes:
             ty = ty.like(self.ty)

@@ -6,8 +6,9 @@ value is two bf16, ``high = bf16(x)`` and ``low = bf16(x - high)``, 16 bits toge
 values are the 16 dwords of their high parts, then those of their low parts. ``bf16x3`` adds a third
 part, the bf16 of the remainder, and keeps all 24 bits of an f32. A group of g tokens is stored as
 ``[KD, g]`` dwords, so that the tile loop reads one dword of each token from adjacent addresses; g =
-1 is plain row-major. For products of two tokens by eight values each (``Isa.pairs``), ``unit`` is
-8: two dwords of a token are adjacent.
+1 is plain row-major. KD, KB and KS are a row's numbers of dwords, scales and compensations. For
+products of two tokens by eight values each (``Isa.pairs``), ``unit`` is 8: two dwords of a token
+are adjacent.
 
 ``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, stored as ``[KB, g]`` after
 the dwords. Then for every ``sub`` values comes the compensation of the weights' zero point, ``comp
@@ -91,11 +92,11 @@ LEAST_LENGTH = 1e-15  # lower bound of its length: squares of smaller numbers lo
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """Layout of one activation buffer for rows of ``k`` values."""
+    """Layout of an activation buffer for rows of ``k`` values; ``group`` tokens are interleaved."""
 
     kind: str  # one of DWORDS
     k: int
-    group: int = 1
+    group: int = 1  # tokens that are interleaved; 1: rows one after another
     sub: int = BLOCK  # values that share a compensation: 16 or 32
     unit: int = DWORD  # bytes of a token that are adjacent in a group: 4, or 8 for some q8
 
@@ -163,7 +164,7 @@ class ActivationLayout:
 
     def grid(self, base: int, count: str) -> Grid:
         """Return the grid of a step that writes this layout: ``base`` items for each ``together``
-        tokens, over whole groups of the ``count`` rows.
+        tokens, over whole groups. ``count`` names the number of rows, as in ``Grid``.
 
         The padding tokens of a group are multiplied too, so they must hold ordinary numbers:
         leftovers of another buffer, read as floats, can be denormal and a hundred times slower.
@@ -252,8 +253,8 @@ class ActivationLayout:
         return np.asarray(codes[:, : self.k] * scales)
 
     def low_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """Return the contribution of the low bytes to the values of the first ``n`` tokens, float64
-        ``[n, k]``, for ``q16x2``.
+        """Return, for ``q16x2``, the part of the values of the first ``n`` tokens in ``buffer``
+        that their low bytes make, float64 ``[n, k]``.
         """
         assert self.kind == "q16x2", self.kind
         low = self.dwords_ref(buffer, n).view(np.int8).reshape(n, -1, 2, PAIR)[:, :, 1]
@@ -279,7 +280,9 @@ def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarra
 
 
 def halves_ref(q: np.ndarray) -> list[np.ndarray]:
-    """Split the integers of ``q8x2``, ``128 * high + low``, into high and low parts, int8."""
+    """Split ``q``, integers of ``q8x2`` (``128 * high + low``), into two int8 arrays: high and low
+    parts.
+    """
     high = (q + (1 << (LOW_BITS - 1))) >> LOW_BITS
     return [high.astype(np.int8), (q - (high << LOW_BITS)).astype(np.int8)]
 
@@ -306,7 +309,9 @@ def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]
 
 
 def bytes_ref(q: np.ndarray) -> list[np.ndarray]:
-    """Split the integers of ``q16x2``, ``256 * high + low``, into high and low parts, int8."""
+    """Split ``q``, integers of ``q16x2`` (``256 * high + low``), into two int8 arrays: high and low
+    parts.
+    """
     high = (q.astype(np.int32) + 128) >> 8
     return [high.astype(np.int8), (q - (high << 8)).astype(np.int8)]
 
@@ -332,7 +337,7 @@ def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
 
 def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
     """Split f32 values into ``n_parts`` bf16, as uint16 bits, the highest first. Each part is the
-    bf16 of what the parts before it leave.
+    bf16 of the value minus the parts before it.
     """
     parts = [to_bf16_bits(x)]
     for _ in range(1, n_parts):
@@ -342,8 +347,8 @@ def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
 
 
 def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
-    """Split f32 values into ``n_parts`` bf16, highest first, ``i16 * n`` each: ``bf16_bits`` in a
-    kernel.
+    """Split a vector of f32 into ``n_parts`` vectors of bf16 bits, i16, the highest part first:
+    ``bf16_bits`` in a kernel.
     """
     parts = [k.isa.narrow_bf16(k, x)]
     for _ in range(1, n_parts):
@@ -361,8 +366,8 @@ def narrowed(k: Builder, kind: str, x: Val) -> list[Val]:
 
 
 def scaled_comp(offset: int, comp: Val) -> Val:
-    """Return ``-offset * sum of x`` from a compensation ``comp``. ``offset``: 0, or a power of two
-    up to OFFSET.
+    """Return ``-offset * (sum of the quants)``, i32, from a compensation ``comp``. ``offset``: zero
+    point of the weights' codes, 0 or a power of two up to OFFSET.
     """
     if not offset:
         return comp & 0
@@ -371,8 +376,8 @@ def scaled_comp(offset: int, comp: Val) -> Val:
 
 
 def block_sums(k: Builder, comp: Val, d: Val) -> Val:
-    """Return the f32 sum of each block's values, from its compensation ``comp`` and its scale
-    ``d``.
+    """Return the f32 sum of each block's values, from its compensation ``comp`` and its scale ``d``
+    (a block in each lane).
     """
     return (comp - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 
@@ -386,10 +391,10 @@ def emit_store(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """Write block ``block`` (32 values) of the ``together`` tokens from token ``n`` on into the
-    layout at ``out``. ``values_of(n)`` returns token n's f32 values (vectors, in order), zeros past
-    K. Other tokens are not changed. The blocks of a span must be written in order: the last one
-    writes the span.
+    """Write block number ``block`` (32 values) of the ``together`` tokens from token ``n`` on into
+    the buffer at ``out``. ``values_of(n)`` returns token n's f32 values of this block (vectors, in
+    order), with zeros past ``act.k``. ``scratch``: ``act.store_scratch`` bytes. Other tokens are
+    not changed. The blocks of a span must be written in order: the last one writes the span.
     """
     group = out + n // act.group * act.group_bytes
     place = n % act.group
@@ -427,7 +432,9 @@ def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
 def _store_one(
     k: Builder, act: ActivationLayout, group: Val, place: Val, block: Val, values: list[Val]
 ) -> None:
-    """Write block ``block`` of the token at ``place`` in the group at ``group``."""
+    """Write block ``block`` of one token, the ``place``-th of the group at address ``group``, from
+    its f32 ``values``.
+    """
     stride = 4 * act.group
     apart = 0  # dwords of the row between one part of a block and the next
     if act.kind in BYTES:
@@ -477,8 +484,9 @@ def _store_span(
     values: list[Val],
     scratch: Val,
 ) -> None:
-    """Store a block as ``q16`` or ``q16n``. ``scratch`` keeps the span's f32 values, their largest
-    magnitude and their sum of squares; the span's last block writes all of them.
+    """Store a block as ``q16`` or ``q16n``; arguments as in ``_store_one``. ``scratch`` keeps the
+    span's f32 values, their largest magnitude and their sum of squares; the span's last block
+    writes all of them.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1
@@ -519,10 +527,10 @@ def _store_spans(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """Store a block of ``together`` tokens, from ``place`` on, as ``q16x2``. ``values_of(t)``
-    returns the ``t``-th token's values. ``scratch`` keeps for each token a span's f32 values, their
-    largest magnitude, and the factor that turns them into words; the span's last block writes all
-    of them.
+    """Store a block of ``together`` tokens, from the ``place``-th of the group on, as ``q16x2``.
+    ``values_of(t)`` returns the ``t``-th of these tokens' values. ``scratch`` keeps for each token
+    a span's f32 values, their largest magnitude, and the factor that turns them into words; the
+    span's last block writes all of them.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1

@@ -114,8 +114,8 @@ def situ_name(bound: float, bound_up: float) -> str:
 
 
 def split_limit(name: str) -> tuple[str, str]:
-    """Split an activation's name into the name without its limit, and the limit; "" if it
-    has none.
+    """Split an activation's name into the name without its limit and the limit's number as text:
+    ("silu", "7") for silu_to_7 and silu_of_7. The limit is "" if the name has none.
     """
     fn, _, limit = name.replace(BEFORE, AFTER).rpartition(AFTER)
     return (fn, limit) if fn else (name, "")

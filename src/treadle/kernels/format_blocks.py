@@ -70,14 +70,16 @@ class BlockAddress:
         return k.load(self.head, ty, offset=offset, align=align)
 
     def load(self, k: Builder, field: str, ty: Ty, at: int = 0) -> Val:
-        """Load a ``ty`` from a field of this block, ``at`` bytes after its start."""
+        """Load a ``ty`` from a field of this block, ``at`` bytes after the field's start."""
         part, offset = self.fmt.place(field)
         offset += at
         align = gcd(self.fmt.strides[part], offset, self.fmt.head_bytes, k.isa.aligned)
         return k.load(self.parts[part], ty, offset=offset, align=align)
 
     def prefetch(self, k: Builder, ahead: int, n: int, locality: int) -> None:
-        """Prefetch ``n`` blocks, ``ahead`` blocks from here, line by line."""
+        """Prefetch ``n`` blocks, from the one ``ahead`` blocks after this, line by line.
+        ``locality``: as in ``Builder.prefetch``.
+        """
         for p, stride in zip(self.parts, self.fmt.strides, strict=True):
             for line in range(0, n * stride, LINE):
                 k.prefetch(p + (ahead * stride + line), locality)
@@ -85,7 +87,9 @@ class BlockAddress:
 
 @dataclass(frozen=True)
 class WeightRows:
-    """Rows of ``weights [m, k]`` from ``first`` on. Rows past the end repeat the last one."""
+    """Rows of the matrix ``weights [m, k]`` from row ``first`` on. Row numbers past the last row
+    mean the last row.
+    """
 
     weights: BlockAddress
     first: Val
@@ -142,8 +146,8 @@ def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[
 
 
 def unpack_codes(k: Builder, blocks: list[BlockAddress]) -> list[Val]:
-    """Return the codes of several blocks, vectors of ``u8``, in the order that ``codes.groups``
-    gives.
+    """Return the codes of several blocks, vectors of ``u8``, in the order of the format's
+    ``Codes.groups``.
     """
     parts: list[Val] = blocks[0].codes.unpack(k, fields_of(k, blocks))
     return parts
@@ -249,8 +253,8 @@ def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
 def load_scales(
     k: Builder, blocks: list[BlockAddress], field: str, lanes: Sequence[int] = ()
 ) -> Val:
-    """Return the f16 field ``field`` of several blocks as f32. ``lanes``: the block of each lane,
-    each block equally often, in order; empty: one lane a block.
+    """Return the f16 field ``field`` of several blocks as a vector of f32. ``lanes``: for each lane
+    the index of its block, ascending, each block equally often; empty: one lane a block.
     """
     if lanes:
         repeat = len(lanes) // len(blocks)
@@ -289,9 +293,9 @@ def across_scales(k: Builder, blocks: list[BlockAddress]) -> tuple[Val, Val | No
 
 
 def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequence[int]) -> Val:
-    """Return the f16 field ``field`` of ``n`` adjacent blocks from ``at`` on as f32; lane i is that
-    of block ``lanes[i]``. One load and one shuffle if a register holds all of them and nothing past
-    the last block.
+    """Return the f16 field ``field`` of ``n`` adjacent blocks from ``at`` on as f32; lane i has
+    that of block ``lanes[i]``. Emits one load and one shuffle if a vector register holds all ``n``
+    blocks' fields and the load reads nothing past the last block.
     """
     (part, offset), n_bytes = at.fmt.place(field), k.isa.vector_bits // 8
     size = at.fmt.strides[part]

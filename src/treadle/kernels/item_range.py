@@ -11,8 +11,8 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 @dataclass(frozen=True)
 class ItemRange(Spec):
-    """Call another kernel with ``first`` added to its range of items. ``kernel``: address of its
-    code; ``inner``: address of its arguments.
+    """Call another kernel for a range of its items that begins at item ``first``. ``kernel``:
+    address of its code; ``inner``: address of its arguments.
     """
 
     op: ClassVar[str] = "item_range"

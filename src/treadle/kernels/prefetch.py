@@ -23,9 +23,9 @@ class Neighbours:
     def __init__(
         self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, *, far: bool = True
     ) -> None:
-        """Prefetch ``n`` rows of ``n_blocks`` blocks, from ``rows[0]`` on; ``rows`` are processed
-        together. ``far``: prefetch in two steps, FAR and NEAR bytes early; else only NEAR bytes
-        early.
+        """Emit prefetches for ``n`` adjacent rows of ``n_blocks`` blocks each, from ``rows[0]`` on;
+        the products process ``rows`` together. ``far``: prefetch in two steps, FAR and NEAR bytes
+        early; else only NEAR bytes early.
         """
         self.k = k
         self.rows = rows
@@ -34,8 +34,8 @@ class Neighbours:
         self.n_bytes = [n * stride for stride in fmt.row_strides(n_blocks * fmt.block)]
 
     def fetch(self, i: Val, n: int) -> None:
-        """Prefetch for the ``i``-th run of ``n`` blocks of each row, in each array of
-        the format.
+        """Emit the prefetches that belong to the products of the ``i``-th run of ``n`` blocks of
+        each row, in each array of the format.
         """
         first = self.rows[0]
         for p, stride, n_bytes in zip(first.parts, first.fmt.strides, self.n_bytes, strict=True):
@@ -59,7 +59,9 @@ class PrefetchRuns:
     def __init__(
         self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, ahead: int
     ) -> None:
-        """Prefetch a run of ``n`` rows of ``n_blocks`` blocks from each of ``rows`` on."""
+        """Emit prefetches for several runs of ``n`` rows of ``n_blocks`` blocks each; a run begins
+        at each of ``rows``. ``ahead``: distance in bytes.
+        """
         self.k = k
         self.rows = rows
         self.ahead = ahead
@@ -67,7 +69,9 @@ class PrefetchRuns:
         self.n_bytes = [n * stride for stride in fmt.row_strides(n_blocks * fmt.block)]
 
     def fetch(self, i: Val, n: int) -> None:
-        """Prefetch for the ``i``-th ``n`` blocks of each run, in each array of the format."""
+        """Emit the prefetches that belong to the products of the ``i``-th ``n`` blocks of each run,
+        in each array of the format.
+        """
         for part, (stride, n_bytes) in enumerate(
             zip(self.rows[0].fmt.strides, self.n_bytes, strict=True)
         ):

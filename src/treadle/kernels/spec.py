@@ -75,15 +75,17 @@ MEDIA_HEAD = 16
 
 
 def run_state(n: int) -> np.dtype[Any]:
-    """Return the dtype of a run's state: FIELDS, then EACH for ``n`` pools or rope tables,
-    whichever are more; all i64.
+    """Return the numpy dtype of a run's state, all fields i64: FIELDS, then the fields EACH ``n``
+    times, for the larger of the numbers of pools and of rope tables.
     """
     each = [numbered(name, i) for i in range(n) for name in EACH]
     return np.dtype([(name, "i8") for name in (*FIELDS, *each)])
 
 
 def numbered(field: str, index: int) -> str:
-    """Return the name of the EACH field ``field`` for the ``index``-th pool or rope table."""
+    """Return the name in RUN_STATE of ``field``, one of EACH, for the pool or rope table number
+    ``index``.
+    """
     return f"{field}{index or ''}"
 
 
@@ -112,7 +114,7 @@ LINE = 64  # bytes in a cache line
 @dataclass(frozen=True)
 class Grid:
     """Number of work items of a step: ``base * ceil(count / per)``. ``count`` names a field of
-    RUN_STATE, is "one", or names an argument of the step: a buffer that begins with the number,
+    RUN_STATE, is "one" (1), or names an argument of the step: a buffer that begins with the number,
     i64, which an earlier step has written. Each ``whole`` consecutive items write to the same cache
     lines, so one thread takes all of them.
     """
@@ -157,8 +159,8 @@ class Args:
         return SimpleNamespace(**{**self.left_out, **given})
 
     def in_order(self, given: Mapping[str, Any]) -> list[Any]:
-        """Return the value of each 64-bit word that the kernel gets, from arguments by name; None
-        for those left out.
+        """Return the value of each 64-bit word that the kernel gets, in its order, from ``given``,
+        the arguments by name; None for those left out.
         """
         whole = {**self.left_out, **given}
         assert len(whole) == len(self.kinds), given
@@ -209,8 +211,8 @@ class Frame:
         return found if kinds[name] == "tensor" else found[0]
 
     def run(self, field: str, ty: Ty = i64) -> Val:
-        """Load the count ``field`` of the run's state, i64; with ``ty`` ptr, the address of its
-        array ``field``.
+        """Load ``field`` of the run's state, a count as i64; with ``ty`` ptr, the address of the
+        array that the field locates.
         """
         value = self.k.load(self.block, i64, align=8, offset=run_offset(field))
         return self.block + value if ty == ptr else value
@@ -275,16 +277,16 @@ class Spec:
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         """Return the least bytes of cached keys and values that are read, and the operations on
-        them, for ``n_tokens`` tokens of a sequence after ``n_before`` others. 0, 0 for kernels that
-        read no pages.
+        them, for ``n_tokens`` tokens of a sequence after ``n_before`` others. (0, 0) for kernels
+        that read no pages.
         """
         return 0, 0
 
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
-        """Emit the kernel into ``k``'s function; ``args`` to ``scratch`` are the run-time values of
-        the machine code's arguments.
+        """Emit the kernel into ``k``'s function. ``args``, ``run``, ``begin``, ``end`` and
+        ``scratch`` are the run-time values of the machine code's arguments.
         """
         self.build(k, isa, Frame(k, self, args, run, begin, end, scratch))
 
@@ -313,8 +315,8 @@ def f32_values(x: np.ndarray) -> np.ndarray:
 
 
 def whole_rows(values: np.ndarray, stride: int) -> np.ndarray:
-    """Return the complete rows ``[n, stride]`` of a twin's flat argument, which may end in the
-    middle of a row.
+    """Return the complete rows ``[n, stride]`` of ``values``, a twin's flat argument, which may end
+    in the middle of a row.
     """
     return values[: values.size // stride * stride].reshape(-1, stride)
 

@@ -35,9 +35,9 @@ def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
 
 
 def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
-    """Transpose eight rows of eight dwords: join rows that are four apart, then keep every lane
-    within its half of a register. 24 shuffles, as many as by zips, but each shuffle of a zip takes
-    two instructions.
+    """Transpose eight rows of eight dwords (vectors): join rows that are four apart, then keep
+    every lane within its half of a register. 24 shuffles, as many as by zips, but each shuffle of a
+    zip takes two instructions.
     """
     columns = []
     for first in (0, 4):
@@ -56,7 +56,7 @@ def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
 
 
 def _zip(k: Builder, a: Val, b: Val, lanes: int) -> list[Val]:
-    """Interleave two vectors, a0 b0 a1 b1 ..., into vectors of at most ``lanes``."""
+    """Interleave vectors ``a`` and ``b``, a0 b0 a1 b1 ..., into vectors of at most ``lanes``."""
     n = a.ty.lanes
     order = [i + n * j for i in range(n) for j in range(2)]
     if 2 * n <= lanes:

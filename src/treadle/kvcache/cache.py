@@ -60,8 +60,8 @@ def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
 
 
 def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
-    """Return the bytes that the pools and the state slots take for one sequence of ``n_ctx``
-    tokens. ``kv``: the type of keys and values.
+    """Return the bytes that pools and state slots of these ``specs`` take for one sequence of
+    ``n_ctx`` tokens. ``kv``: the type of keys and values.
     """
     pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
     states = sum(state_bytes(spec) for spec in specs if isinstance(spec, StateSpec))
@@ -76,10 +76,13 @@ def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16"
 
 class KVCache:
     """The pools of one model, with room for ``n_sequences`` sequences of at most ``n_ctx`` tokens
-    each; ``kv_tokens`` limits the tokens of all sequences, ``kv_bytes`` the bytes of all pages.
+    each; ``kv_tokens`` limits the tokens of all sequences, ``kv_bytes`` the bytes of all pages
+    (None: no limit).
 
-    ``n_batch``: tokens that a run writes before pages are freed. ``n_encoded``: prompts of an
-    encoder whose keys and values fit at once, by default ``n_sequences``.
+    specs: the pools and states that the model's layers need. kv: the type of keys and values.
+    n_batch: tokens that a run writes before pages are freed.
+    n_encoded: prompts of an encoder whose keys and values fit at once, by default ``n_sequences``.
+    n_vocab: size of the vocabulary; ids of pictures' and sounds' rows are above it.
     """
 
     is_borrowed: ClassVar[bool] = False  # whether its pages are another model's, and read-only
@@ -192,8 +195,8 @@ class KVCache:
         return sum(cells.n_bytes for cells in (*self.pools, *self.cross, *self.states))
 
     def max_partials(self, n_tokens: int, pool: Pool) -> int:
-        """Return the most partial results of attention, one per split of a token's keys, in a batch
-        of ``n_tokens``.
+        """Return the most partial results of attention over the keys in ``pool``, one per split of
+        a token's keys, that a batch of ``n_tokens`` can have.
         """
         n_keys = pool.spec.n_keys or min(self.n_ctx, pool.window or self.n_ctx)
         return most_partials(n_tokens, n_keys)
@@ -216,7 +219,9 @@ class KVCache:
     # -- prefix reuse ------------------------------------------------------------------------------
 
     def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
-        """Return a new sequence with the longest cached prefix of ``ids``."""
+        """Return a new sequence that holds the longest cached prefix of ``ids``, without the last
+        id. ``lora``: its adapters and control vectors; None: the cache's default, ``self.lora``.
+        """
         made = Sequence(self, [], [array("q") for _ in self.pools], reserved=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
         self.match(made, ids)
@@ -301,7 +306,9 @@ class KVCache:
         return n
 
     def n_cached_tokens(self, ids: Seq[int], lora: Lora = ()) -> int:
-        """Return the number of tokens that ``match`` would find in the prefix tree."""
+        """Return the number of tokens that ``match`` would find in the prefix tree for a sequence
+        with the adapters and control vectors ``lora``.
+        """
         return n_ids(self.tree.find(ids, len(ids) - 1, lora))
 
     def _may_adopt(self, seq: Sequence, chain: list[PageNode]) -> bool:
@@ -466,8 +473,8 @@ class KVCache:
     # -- room --------------------------------------------------------------------------------------
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Drop all but the first ``n`` tokens; ``n`` must be a length that ``max_truncation``
-        returns, or ``n_state``.
+        """Drop all but the first ``n`` tokens of ``seq``; ``n`` must be a length that
+        ``max_truncation`` returns, or ``seq.n_state``.
         """
         seq.n_changes += 1
         keep = -(-n // PAGE)
@@ -520,8 +527,8 @@ class KVCache:
             )
 
     def available_pages(self) -> list[int]:
-        """Return, per pool, the pages that can still be taken: free, or idle in the tree, and not
-        reserved.
+        """Return, per pool, the number of pages that can still be taken: free, or idle in the tree,
+        and not reserved.
         """
         return [pool.n_available for pool in self.pools]
 
@@ -549,9 +556,9 @@ class KVCache:
     def _pages_to_take(
         self, seq: Sequence, n: int, n_window: int, first: Seq[int] = ()
     ) -> list[int]:
-        """Return, per pool, the pages to take for ``n`` more tokens, or for ``n_window`` in a pool
-        with a window, with a copy of a shared last page. ``first``: earlier pages of each pool are
-        not taken.
+        """Return, per pool, the number of pages to take for ``n`` more tokens of ``seq``, or for
+        ``n_window`` in a pool with a window; one more if the last page is shared, for its copy.
+        ``first``: per pool, the index of the first page to take, if earlier ones are not needed.
         """
         old = len(seq.ids)
         wanted = []
@@ -618,10 +625,10 @@ class KVCache:
         )
 
     def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
-        """Append ``ids`` to ``seq``, and take pages for them. ``first``: in each pool, earlier
-        pages are not taken, but marked FREED.
+        """Append ``ids`` to ``seq``, and take pages for them. ``first``: per pool, the index of the
+        first page to take; earlier ones that ``seq`` lacks are marked FREED.
 
-        Raises ContextFullError or NoRoomError, with nothing changed, if they do not fit.
+        Raises ContextFullError or NoRoomError, with nothing changed, if the ids do not fit.
         """
         n = len(ids)
         new = len(seq.ids) + len(ids)
@@ -644,8 +651,8 @@ class KVCache:
         self._note(seq, new - n)
 
     def _note(self, seq: Sequence, start: int) -> None:
-        """Record two things about the ids from index ``start`` on: how pictures among them shift
-        the positions of what follows, and the control tokens.
+        """Record two things about the ids of ``seq`` from index ``start`` on: which are control
+        tokens, and how pictures among them shift the positions of later tokens.
         """
         if self.control_tokens is not None:
             self.control_tokens.add_marks(seq.marks, seq.ids, start)

@@ -75,7 +75,8 @@ class MediaEntry:
 class MediaRegistry:
     """The pictures and sounds of one model, by number and by digest, least recently used first.
 
-    ``rows_bytes``: limit in bytes of the rows that are kept although no request will read them.
+    ``n_vocab``: size of the vocabulary, above which the ids of rows are. ``rows_bytes``: limit in
+    bytes of the rows that are kept although no request will read them.
     """
 
     def __init__(self, n_vocab: int, rows_bytes: int = ROWS_BYTES) -> None:
@@ -125,8 +126,8 @@ class MediaRegistry:
         return entry
 
     def _free_number(self, tree: PageTree | None) -> int:
-        """Return the number of the least recently used entry that neither cached pages nor requests
-        use, and remove that entry. Raises TreadleError if there is none.
+        """Return the number of the least recently used entry that neither requests nor cached pages
+        (those of ``tree``) use, and remove that entry. Raises TreadleError if there is none.
         """
         used = {id >> ROW_BITS for id in tree.all_ids() if id >= self.first_id} if tree else set()
         for old, entry in self._by_number.items():
@@ -184,7 +185,9 @@ class MediaRegistry:
             entry.holders += 1
 
     def release(self, entries: Iterable[MediaEntry]) -> None:
-        """End ``hold``, and drop rows beyond the byte limit, least recently used first."""
+        """End ``hold`` for these entries, and drop rows beyond the byte limit, least recently used
+        first.
+        """
         for entry in entries:
             entry.holders -= 1
         self.trim()
@@ -304,8 +307,8 @@ class MediaRegistry:
 
     def restore(self, text: str, ids: Seq[int], tree: PageTree | None = None) -> list[int]:
         """Enter the pictures and sounds that ``text`` describes (JSON from ``describe``), and
-        return ``ids`` with their numbers in this process. Raises ValueError if the text is damaged
-        or does not fit ``ids``.
+        return ``ids`` with their numbers in this process. ``tree``: as in ``enter``. Raises
+        ValueError if the text is damaged or does not fit ``ids``.
         """
         try:
             entries = {

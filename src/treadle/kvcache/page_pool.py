@@ -26,7 +26,7 @@ class Cells:
     """
 
     what: str  # for messages
-    cell_name: str
+    cell_name: str  # "page" or "state", for messages
 
     def __init__(
         self, device: Storage, name: str, layers: tuple[int, ...], layer_bytes: int, n: int
@@ -67,17 +67,21 @@ class Cells:
 
 
 def page_bytes(spec: PoolSpec, kv: str) -> int:
-    """Return the bytes of one page, over all layers of the pool."""
+    """Return the bytes of one page of a pool, over all its layers. ``kv``: the type of keys and
+    values.
+    """
     return layout_of(spec, kv).layer_bytes * len(spec.layers)
 
 
 def state_bytes(spec: StateSpec) -> int:
-    """Return the bytes of one state, over all layers of the pool."""
+    """Return the bytes of one recurrent state, over all layers of ``spec``."""
     return round_up(4 * spec.n_values, ALIGN) * len(spec.layers)
 
 
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
-    """Return the layout of one layer's part of a page."""
+    """Return the layout of one layer's part of a page in a pool of ``spec``. ``kv``: the type of
+    keys and values.
+    """
     sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
     return PageLayout(kv, *sizes, spec.latent, rows_of(spec.unit))
 

@@ -100,7 +100,7 @@ class StateSlots:
             slots[1] = self._allocate()
 
     def rewind(self, slots: list[int], node: PageNode) -> None:
-        """Reset a sequence's state to the checkpoint of ``node``."""
+        """Reset the state of the sequence with these ``slots`` to the checkpoint of ``node``."""
         self._drop(slots[0])
         slots[0] = self._hold(node.state)
         self._note_use(node)

@@ -50,8 +50,8 @@ def mapping_processes(files: Iterable[Path], proc: Path = PROC) -> list[MappingP
 
 
 def inode_of(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return a file's device and inode as in ``/proc/PID/maps``; None if there is no such file or
-    no such list.
+    """Return the device and inode of the file ``name`` as in ``/proc/PID/maps``; None if there is
+    no such file, or if the system has no such maps.
     """
     try:
         info = os.stat(name)
@@ -62,7 +62,9 @@ def inode_of(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def command_of(folder: Path) -> str:
-    """Return the command of a process, from its folder in ``/proc``."""
+    """Return the command line of a process, cut at LONGEST characters, from its folder in
+    ``/proc``; "" if it cannot be read.
+    """
     try:
         words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:

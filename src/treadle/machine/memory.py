@@ -24,8 +24,9 @@ OWN_LIMITS = (
 
 
 class MemoryBound(NamedTuple):
-    """One limit: bytes left, bytes allowed in all, its name and its fix; and bytes of active file
-    pages, which count as used although the kernel could reclaim them.
+    """One limit of memory: bytes left, bytes allowed in all, its name (``what``) and the user's
+    remedy (``cure``); and bytes of active file pages, which count as used although the kernel could
+    reclaim them.
     """
 
     free_bytes: int
@@ -44,7 +45,7 @@ def usable_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> MemoryBound | Non
 
 
 def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
-    """Return the host's free memory, then all other limits of this process."""
+    """Return all limits of memory: the host's, the control groups', then the process's own."""
     return [*page_bounds(cgroup, proc), *_process_limits(proc)]
 
 
@@ -70,7 +71,8 @@ def memory_limit(cgroup: Path = CGROUP, proc: Path = PROC) -> int | None:
 
 
 def _cgroup_limits(root: Path, proc: Path) -> Iterator[MemoryBound]:
-    """Yield limits of this process's control group and of each around it: v2's two, then v1's.
+    """Yield the limits of this process's control group and of each around it, of version 2
+    (``memory.max`` and ``memory.high``), then of version 1.
 
     Above ``memory.high`` no process is killed, but the kernel throttles it to reclaim memory.
     """
@@ -109,7 +111,9 @@ def _process_limits(proc: Path) -> Iterator[MemoryBound]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Parse ``name number`` and ``name: number kB`` lines."""
+    """Parse the lines ``name number`` and ``name: number kB`` of a file; return the numbers by
+    name, {} if it cannot be read.
+    """
     found = {}
     for line in topology.read_text(path).splitlines():
         words = line.split()

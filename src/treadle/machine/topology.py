@@ -24,8 +24,9 @@ ENOUGH = 0.9  # no warning above this share
 
 
 def busy_warning(shares: Sequence[float], so: str) -> str | None:
-    """Return a warning if a thread got less than ENOUGH of the processor time that it requested;
-    else None. ``shares``: from 0 to 1, by measurement. ``so``: the end of the warning's sentence.
+    """Return a warning if a thread got less than the share ENOUGH of the processor time that it
+    requested; else None. ``shares``: the part that each thread got, from 0 to 1. ``so``: the end of
+    the warning's sentence.
     """
     if min(shares, default=1.0) >= ENOUGH:
         return None
@@ -37,18 +38,21 @@ def busy_warning(shares: Sequence[float], so: str) -> str | None:
 
 
 def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:
-    """Return the threads worth starting and the bound: the smallest of ``thread_bounds``."""
+    """Return the number of threads worth starting and the reason for it: the smallest of
+    ``thread_bounds``.
+    """
     return min(thread_bounds(affinity(), cpus, cgroup), key=lambda bound: bound[0])
 
 
 def thread_bounds(
     allowed: list[int], cpus: Path = CPUS, cgroup: Path = CGROUP, proc: Path = PROC
 ) -> list[Bound]:
-    """Return the limits on threads worth starting, each as a number and its reason.
+    """Return the limits on threads worth starting, each as a number and its reason. ``allowed``: as
+    ``affinity`` returns them.
 
-    The processors this process may run on; the control group's quota; physical cores among those
-    processors; performance cores, if some are slower by design. A second thread on a core, or one
-    on an efficiency core, makes the others wait for it.
+    The limits are the processors this process may run on; the control group's quota; physical cores
+    among those processors; performance cores, if some are slower by design. A second thread on a
+    core, or one on an efficiency core, makes the others wait for it.
     """
     bounds = [(len(allowed), "the processors this process may run on")]
     quota = cgroup_quota(cgroup, proc)
@@ -67,7 +71,7 @@ def thread_bounds(
 
 
 def affinity() -> list[int]:
-    """Return the processors that this process may run on."""
+    """Return the numbers of the processors that this process may run on."""
     return SYSTEM.affinity()
 
 
@@ -111,7 +115,9 @@ def control_groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
 
 
 def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]]:
-    """Return the cores among the allowed processors, keyed by their first one; empty if unknown."""
+    """Return the processors of each physical core that has some of ``allowed``, keyed by the first
+    one; {} if unknown.
+    """
     cores: dict[tuple[str, str], list[int]] = {}
     for cpu in allowed:
         topology = cpus / f"cpu{cpu}" / "topology"
@@ -123,7 +129,8 @@ def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]
 
 
 def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
-    """Return the performance cores of a hybrid processor; all cores of any other.
+    """Return the performance cores among ``cores`` (numbers of processors, one for each core) of a
+    hybrid processor; all of them of any other.
 
     Performance cores have at least 80 % of the highest capacity (Arm) or maximum frequency (x86):
     favoured cores of the same kind differ by at most about 10 %, the kinds by far more.
@@ -148,7 +155,9 @@ def read_text(path: Path) -> str:
 
 
 def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
-    """Return the reasons that keep a processor below its top clock, each with a fix."""
+    """Return the reasons that keep processor number ``cpu`` below its top clock, each with a fix;
+    empty if there are none.
+    """
     folder = cpus / f"cpu{cpu}" / "cpufreq"
     limits = []
     cure = "cpupower frequency-set -g performance"
@@ -173,7 +182,9 @@ def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
 
 
 def power_limits(sys_root: Path = SYS) -> list[str]:
-    """Return machine-wide power-saving settings, each with a fix; empty if unknown."""
+    """Return machine-wide power-saving settings that are on, each with a fix; empty if none is
+    known.
+    """
     limits = []
     profile = read_text(sys_root / "firmware/acpi/platform_profile")
     if profile in ("low-power", "quiet", "cool"):
@@ -187,7 +198,9 @@ def power_limits(sys_root: Path = SYS) -> list[str]:
 
 
 def governor_of(cpu: int = 0, cpus: Path = CPUS) -> str | None:
-    """Return the frequency governor; None without one, as in most virtual machines."""
+    """Return the name of the frequency governor of processor number ``cpu``; None without one, as
+    in most virtual machines.
+    """
     return read_text(cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor") or None
 
 
@@ -197,13 +210,15 @@ def memory_nodes(sys_root: Path = SYS) -> int:
 
 
 def huge_pages(sys_root: Path = SYS) -> str | None:
-    """Return the kernel's setting of transparent huge pages: always, madvise or never."""
+    """Return the kernel's setting of transparent huge pages, "always", "madvise" or "never"; None
+    if it has none.
+    """
     words = read_text(sys_root / "kernel/mm/transparent_hugepage/enabled").split()
     return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
 def load_average(proc: Path = PROC) -> float | None:
-    """Return the average number of running or runnable threads in the last minute."""
+    """Return the mean number of running or runnable threads in the last minute; None if unknown."""
     words = read_text(proc / "loadavg").split()
     return float(words[0]) if words else None
 
@@ -229,12 +244,12 @@ def cache_bytes(cpus: Path = CPUS) -> int:
 
 
 def online(cpus: Path = CPUS) -> list[int]:
-    """Return the online processors."""
+    """Return the numbers of the online processors."""
     return _numbers(read_text(cpus / "online")) or list(range(os.cpu_count() or 1))
 
 
 def _numbers(text: str) -> list[int]:
-    """Parse ``0-2,5``."""
+    """Parse a list of numbers and ranges such as ``0-2,5``: [0, 1, 2, 5]."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -55,8 +55,8 @@ class ClientToolSession:
         return found[:MAX_TOOLS]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool. A protocol error becomes an output with ``is_error``. Raises TreadleError if
-        the server's process has ended.
+        """Call the tool ``name``. A protocol error becomes an output with ``is_error``. Raises
+        TreadleError if the server's process has ended.
         """
         try:
             result = await self._client.call_tool(name, arguments)
@@ -69,8 +69,9 @@ class ClientToolSession:
 
 @asynccontextmanager
 async def connect(config: ToolServerConfig, bounds: ToolBounds) -> AsyncIterator[ClientToolSession]:
-    """Open a connection to one server, and close it at the end. Raises TreadleError if the server's
-    process does not start, ends (with its exit code and last line) or sends too much.
+    """Open a connection to the server of ``config``, and close it at the end of the block. Raises
+    TreadleError if the server's process does not start, ends (with its exit code and last line) or
+    sends more than ``bounds`` allow.
     """
     if config.url:
         limits = httpx2.Timeout(30.0, read=bounds.call_s + 5.0)

@@ -27,8 +27,8 @@ PASSED = ("PATH", "HOME", "SYSTEMROOT", "USERPROFILE", "PATHEXT", "TEMP", "APPDA
 
 @dataclass(frozen=True)
 class ToolServerConfig:
-    """One server of the file: a program with ``args`` and ``env``, or an address with
-    ``headers``.
+    """One server of the file: a program (``command``) with ``args``, ``env`` and working directory
+    ``cwd`` (None: this process's), or an address (``url``) with HTTP ``headers``.
     """
 
     name: str
@@ -61,7 +61,9 @@ class ToolBounds:
 
 
 def read_config(path: Path) -> list[ToolServerConfig]:
-    """Return the enabled servers of a file. Raises FileError, which names the place in the file."""
+    """Return the enabled servers of the file ``path``. Raises FileError, which names the place in
+    the file.
+    """
     try:
         with path.open("rb") as file:
             octets = file.read(MAX_FILE + 1)
@@ -82,7 +84,9 @@ def read_config(path: Path) -> list[ToolServerConfig]:
 
 
 def _read_server(path: Path, name: str, given: Any) -> ToolServerConfig | None:
-    """Return a server, None if it is disabled. Raises FileError."""
+    """Return the server ``name`` of the file ``path``, None if it is disabled. ``given``: its JSON
+    value. Raises FileError.
+    """
     where = f"{ROOT}.{name}"
 
     def wrong(found: str, expected: str) -> FileError:
@@ -125,7 +129,9 @@ def _read_server(path: Path, name: str, given: Any) -> ToolServerConfig | None:
 
 
 def _texts(wrong: Any, given: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return the object ``given[key]``, whose values must be strings. Raises FileError."""
+    """Return the object ``given[key]``, {} if it is missing. Its values must be strings, else the
+    error that ``wrong(found, expected)`` makes is raised, a FileError.
+    """
     value = given.get(key, {})
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise wrong(key, "an object of texts")

@@ -28,14 +28,14 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
 
 
 class BoundedStream(httpx2.AsyncByteStream):
-    """A body of at most ``most`` bytes."""
+    """A body of at most ``most`` bytes, read from ``stream``."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
         self._stream = stream
         self._most = most
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the parts. Raises TreadleError for a longer body."""
+        """Yield the parts of the body. Raises TreadleError if it is longer than ``most`` bytes."""
         n = 0
         async for part in self._stream:
             n += len(part)
@@ -44,5 +44,5 @@ class BoundedStream(httpx2.AsyncByteStream):
             yield part
 
     async def aclose(self) -> None:
-        """Close the stream below."""
+        """Close the stream that is read."""
         await self._stream.aclose()

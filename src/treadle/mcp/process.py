@@ -18,7 +18,9 @@ NOISE = 1000  # lines that are no messages, after which it is stopped
 
 
 class ToolServerProcess:
-    """A server that reads and writes one JSON message a line. ``close`` it."""
+    """The process of a server that reads and writes one JSON message a line; ``bounds`` limit its
+    messages. ``close`` it.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, bounds: ToolBounds) -> None:
         self._process = process
@@ -30,7 +32,9 @@ class ToolServerProcess:
 
     @classmethod
     async def start(cls, config: ToolServerConfig, bounds: ToolBounds) -> ToolServerProcess:
-        """Start the server's program. Raises TreadleError if it cannot be started."""
+        """Start the program of ``config``, whose messages ``bounds`` limit. Raises TreadleError if
+        it cannot be started.
+        """
         environment = config.environment()
         program = shutil.which(config.command, path=environment.get("PATH"))
         if program is None:
@@ -74,7 +78,7 @@ class ToolServerProcess:
             raise self.flood_error(f"a message of more than {most} bytes") from None
 
     def noise(self) -> None:
-        """Count a line that is no message. Raises TreadleError for too many."""
+        """Count a line of output that is no message. Raises TreadleError for too many."""
         self._n_noise += 1
         if self._n_noise > NOISE:
             raise self.flood_error(f"more than {NOISE} lines that are no messages")

@@ -12,7 +12,7 @@ MAX_TOOLS = 256  # of all servers together
 
 
 class ListedTool(NamedTuple):
-    """A tool as its server describes it."""
+    """A tool as its server describes it; ``schema``: the JSON schema of its arguments."""
 
     name: str
     description: str
@@ -20,7 +20,7 @@ class ListedTool(NamedTuple):
 
 
 class ToolOutput(NamedTuple):
-    """The result of a call: a text, and whether it tells an error."""
+    """The result of a call: a text for the model, and whether it reports an error."""
 
     text: str
     is_error: bool = False
@@ -37,7 +37,9 @@ class ToolSession(Protocol):
         """Return the server's tools."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool. Raises TreadleError, with what is known of the server, if it has ended."""
+        """Call the tool ``name``. Raises TreadleError, with what is known of the server, if it has
+        ended.
+        """
 
 
 Connect = Callable[[ToolServerConfig, ToolBounds], AbstractAsyncContextManager[ToolSession]]

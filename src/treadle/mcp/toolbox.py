@@ -31,7 +31,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ServerTool:
-    """One tool. name: for the model, ``SERVER__TOOL``; tool: its own name at the ``server``."""
+    """One tool. name: for the model, ``SERVER__TOOL``; tool: its own name at the ``server``;
+    schema: the JSON schema of its arguments.
+    """
 
     name: str
     server: str
@@ -41,13 +43,17 @@ class ServerTool:
 
     @property
     def function(self) -> dict[str, Any]:
-        """The tool in the form of OpenAI's chat API."""
+        """The tool in the form of OpenAI's chat API: ``{"type": "function", "function":
+        {...}}``.
+        """
         own = {"name": self.name, "description": self.description, "parameters": self.schema}
         return {"type": "function", "function": own}
 
 
 class ServerTask:
-    """The connection to one server, in the toolbox's event loop."""
+    """The connection to one server, in the toolbox's event loop. ``why``: the reason why the server
+    cannot be used, "" if it can.
+    """
 
     def __init__(self, config: ToolServerConfig, bounds: ToolBounds, connect: Connect) -> None:
         self.config = config
@@ -76,7 +82,9 @@ class ServerTask:
                 await self.stop(f"it did not start within {self.bounds.start_s:g} s")
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
-        """Keep the connection open until ``stop``: it is opened and closed by one task."""
+        """Keep the connection open until ``stop``: one task must open and close it. ``ready`` is
+        done when the tools are listed, or when that has failed (``why``).
+        """
         try:
             async with self._connect(self.config, self.bounds) as session:
                 self.tools = await session.list_tools()
@@ -93,7 +101,9 @@ class ServerTask:
                 ready.set_result(None)
 
     async def stop(self, why: str = "") -> None:
-        """End the connection, and the server's process."""
+        """End the connection, and the server's process. ``why``: the reason to keep, if none is
+        known yet.
+        """
         self.why = self.why or why
         connected = self._session is not None
         self._session = None
@@ -108,8 +118,8 @@ class ServerTask:
                 await asyncio.wait({task}, timeout=LAST_S / 2)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool; if the server has ended, start it again first. Failures of the server become
-        outputs with ``is_error``.
+        """Call ``tool`` (its name at the server); if the server has ended, start it again first.
+        Failures of the server become outputs with ``is_error``.
         """
         if self._session is not None and self._session.is_over:
             await self.stop("it ended")
@@ -180,7 +190,7 @@ class Toolbox:
         self.close()
 
     def close(self) -> None:
-        """End the servers: in a bounded time."""
+        """End the servers, within a bounded time."""
         if self._closed:
             return
         self._closed = True
@@ -244,12 +254,12 @@ class Toolbox:
         return self._submit(self._tasks[tool.server].call(tool.tool, given))
 
     def call(self, name: str, arguments: str) -> ToolOutput:
-        """Call a tool, and wait for its result."""
+        """Call a tool, and wait for its result; arguments and errors as of ``submit``."""
         return self.submit(name, arguments).result()
 
 
 def failed_future(text: str) -> Future[ToolOutput]:
-    """Return a future of an error that is known already."""
+    """Return a future that is done, with the error ``text`` as output."""
     done: Future[ToolOutput] = Future()
     done.set_result(ToolOutput(text, is_error=True))
     return done
@@ -258,20 +268,24 @@ def failed_future(text: str) -> Future[ToolOutput]:
 def lazy_connect(
     config: ToolServerConfig, bounds: ToolBounds
 ) -> AbstractAsyncContextManager[ToolSession]:
-    """Connect by the ``mcp`` package, which is imported here."""
+    """Return the connection that ``client.connect`` opens; the ``mcp`` package is imported only
+    here.
+    """
     from treadle.mcp.client import connect
 
     return connect(config, bounds)
 
 
 def public_name(server: str, tool: str) -> str:
-    """Return the name of a tool for the model: letters, digits, ``_`` and ``-``."""
+    """Return the name for the model of ``tool`` at ``server``: ``SERVER__TOOL``, with ``_`` in
+    place of characters other than letters, digits, ``_`` and ``-``, cut to MAX_NAME characters.
+    """
     both = (re.sub(r"[^A-Za-z0-9_-]+", "_", part).strip("_") or "x" for part in (server, tool))
     return "__".join(both)[:MAX_NAME]
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """Return a name that is not taken: with a number, if need be."""
+    """Return ``name``, with a number appended if it is in ``taken``."""
     at = 2
     found = name
     while found in taken:

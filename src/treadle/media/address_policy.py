@@ -10,7 +10,9 @@ from treadle.base.validate import positive, ranged
 
 @dataclass(frozen=True)
 class AddressPolicy:
-    """Rules for fetching pictures and sounds from http(s) addresses."""
+    """Rules for fetching pictures and sounds from http(s) addresses. By default nothing is
+    fetched.
+    """
 
     enabled: bool = False
     """Whether anything is fetched."""
@@ -30,8 +32,8 @@ class AddressPolicy:
         ranged("max_redirects", self.max_redirects, 0)
 
     def allows(self, host: str) -> bool:
-        """Whether ``hosts`` permits a host (in lower case): it is listed, is below a listed
-        ``.example.com``, or nothing is listed.
+        """Return whether ``hosts`` permits a host (in lower case): it is listed, it is below a
+        listed domain such as ``.example.com``, or nothing is listed.
         """
         return not self.hosts or any(
             host.endswith(known) if known.startswith(".") else host == known

@@ -29,7 +29,8 @@ _PART = 1 << 16  # bytes of one read
 
 
 def fetch_media(url: str, policy: AddressPolicy, place: str | None = None) -> bytes:
-    """Return the bytes at an http or https address. ``place`` names it in errors.
+    """Return the bytes at an http or https address. ``place``: name of the address in errors; None:
+    the address itself.
 
     No proxy, cookie or credential is used, and a compressed answer is refused. Raises
     UnsupportedError if ``policy`` forbids the address, FileError if the host cannot be reached or
@@ -52,8 +53,9 @@ def fetch_media(url: str, policy: AddressPolicy, place: str | None = None) -> by
 
 
 class _Target:
-    """A checked address: host, port, and path with query. ``named``: value of the Host header.
-    Raises UnsupportedError for a host that the policy does not allow.
+    """A checked address: host, port, and path with query. ``named``: value of the Host header;
+    ``place``: name of the address in errors. Raises FileError for a malformed address,
+    UnsupportedError for a host that the policy does not allow.
     """
 
     def __init__(self, url: str, policy: AddressPolicy, place: str) -> None:
@@ -72,8 +74,9 @@ class _Target:
 
 
 def _split(url: str, place: str) -> SplitResult:
-    """Return the parts of an address. Raises FileError for one that is malformed, UnsupportedError
-    for another scheme than http(s) or one with a user name or password.
+    """Return the parts of an address; ``place``: its name in errors. Raises FileError for one that
+    is malformed, UnsupportedError for another scheme than http(s) or one with a user name or
+    password.
     """
     # urlsplit removes some of these characters silently.
     if not all("!" <= c != "\x7f" for c in url) or "\\" in url:
@@ -91,7 +94,9 @@ def _split(url: str, place: str) -> SplitResult:
 
 
 def _host(parts: SplitResult, place: str) -> str:
-    """Return the host's name in lower case, encoded as ASCII (IDNA), without a dot at its end."""
+    """Return the host's name of an address in lower case, encoded as ASCII (IDNA), without a dot at
+    its end.
+    """
     name = (parts.hostname or "").rstrip(".")
     try:
         return name.encode("idna").decode("ascii").lower()
@@ -101,13 +106,13 @@ def _host(parts: SplitResult, place: str) -> str:
 
 @dataclass(frozen=True)
 class _Redirect:
-    """The ``Location`` of an answer that redirects."""
+    """The ``Location`` header of an answer that redirects."""
 
     location: str
 
 
 def _fetch(target: _Target, policy: AddressPolicy, deadline: _Deadline) -> bytes | _Redirect:
-    """Send one request; return the answer's content or its redirect."""
+    """Send one request to ``target``; return the answer's content or its redirect."""
     with _plain_errors(target, deadline):
         connection = http.client.HTTPConnection(target.host, target.port)
         connection.sock = _connect(target, deadline)
@@ -151,8 +156,8 @@ def _read(
 
 @contextmanager
 def _plain_errors(target: _Target, deadline: _Deadline) -> Iterator[None]:
-    """Convert errors of the network to FileError, and raise FileError if the deadline
-    has passed.
+    """Convert network errors in a ``with`` block to FileError; raise FileError too if the deadline
+    has passed at its end.
     """
     try:
         yield
@@ -238,7 +243,9 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 def open_socket(address: str, port: int, seconds: float) -> socket.socket:
-    """Return a socket connected to a numeric IP address. Raises OSError."""
+    """Return a socket connected to a numeric IP address, with a timeout of ``seconds``. Raises
+    OSError.
+    """
     return socket.create_connection((address, port), timeout=seconds)
 
 
@@ -250,8 +257,8 @@ def tls_context() -> ssl.SSLContext:
 
 
 class _Deadline:
-    """Time limit of one fetch, with all redirects. At its end the socket being watched is shut
-    down.
+    """Time limit of one fetch, with all redirects, as a context manager. When it passes, the socket
+    given to ``watch`` is shut down.
 
     A socket's own timeout counts from the last byte: a host that sends one byte a second would
     never reach it.
@@ -283,7 +290,9 @@ class _Deadline:
             raise FileError(f"not read within {self._seconds:g} s", path=self._place)
 
     def watch(self, connected: socket.socket) -> None:
-        """Shut this socket down at the deadline, instead of the one watched before."""
+        """Shut the socket ``connected`` down at the deadline, instead of the one watched before;
+        also give it the time left as its timeout.
+        """
         connected.settimeout(self.left())
         with self._lock:
             self._socket = connected

@@ -51,10 +51,13 @@ class ClipConfig:
     gguf: a view of the file whose tensors have no prefix ``v.`` or ``a.``; tensors of layers are
         named as in ``models``, and convolutions are matrices ``[n_out, n_in * window]``.
     keys: the keys of the modality, without ``clip.vision.`` or ``clip.audio.``.
-    activation: activation of the layers, from the file's flags. Files of some types have no flag.
+    activation: activation of the layers, from the file's flags; its name in
+        ``kernels/activations.py``. Files of some types have no flag.
+    image_size: pixels of a side of the square that the tower was trained on.
+    patch_size: pixels of a patch' side.
     n_out: width of the media rows, the decoder's ``n_embd``; 0 in files that do not state it.
-    mean, std: of each colour, for normalised pixels.
-    min_pixels, max_pixels: bounds of the resized picture's area; 0 in files without them.
+    mean, std: one for each colour; pixels are normalised to ``(pixels / 255 - mean) / std``.
+    min_pixels, max_pixels: bounds of the resized picture's area in pixels; 0 in files without them.
     identity: digest of the file's keys, and of the shapes and some bytes of its tensors.
     read: names of the tensors that the host has read with ``floats``.
     """
@@ -98,15 +101,15 @@ class ClipConfig:
         return self.tensor(name).dequantize()
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor. Raises FileError if it is missing."""
+        """Return the part's tensor ``name``. Raises FileError if it is missing."""
         if name not in self.gguf.tensors:
             raise FileError("the tensor is missing", path=self.gguf.path, where=name)
         return self.gguf.tensors[name]
 
     def reordered(self, orders: Mapping[str, np.ndarray]) -> ClipConfig:
-        """Return a copy whose tensors in ``orders`` (indices by name) have their rows, or a
-        vector's elements, in another order. The weights are reordered in memory when a plan reads
-        them.
+        """Return a copy in which some tensors have their rows, or a vector's elements, in another
+        order. ``orders``: by tensor name, the index of the old row for each new one. The weights
+        are reordered in memory when a plan reads them.
         """
         view = copy.copy(self.gguf)
         view.tensors = dict(view.tensors)
@@ -118,8 +121,8 @@ class ClipConfig:
         return replace(self, gguf=view)
 
     def replaced(self, tensors: Mapping[str, np.ndarray]) -> ClipConfig:
-        """Return a copy with these f32 weights in place of tensors of the same names, or in
-        addition.
+        """Return a copy with these f32 weights, by name, in place of tensors of the same names, or
+        in addition.
         """
         from treadle.formats import by_name
 
@@ -141,8 +144,8 @@ class ClipConfig:
 def read_clip(
     gguf: GGUF, names: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, ClipConfig]:
-    """Return the file's parts by modality, "vision" and "audio". ``names``: further names of
-    tensors in layers, by projector type.
+    """Return the file's parts by modality, "vision" and "audio". ``names``: by projector type,
+    further names of tensors in layers: those of the graph by those of the file.
 
     Raises UnsupportedError for a file that is no projector, FileError for damaged keys.
     """
@@ -209,8 +212,8 @@ def _read_part(
 
 
 def _triple(keys: MetadataReader, key: str, default: float, least: float) -> tuple[float, ...]:
-    """Return the three numbers, one for each colour, under ``key``; ``default`` for each if it is
-    missing. Raises FileError for other values.
+    """Return the three numbers, one for each colour, under ``key``; three times ``default`` if it
+    is missing. Raises FileError unless they are three numbers from ``least`` to 10.
     """
     found = keys.get(key)
     if found is None:

@@ -10,9 +10,9 @@ WIDTH = 3  # window size in each direction; padding is zeros
 
 
 def rows_of_1d(x: np.ndarray, step: int) -> np.ndarray:
-    """Return the im2col rows of a convolution over 3 neighbours, padded with zeros, at every
-    ``step``-th row: from f32 ``[n, c]`` f32 ``[ceil(n / step), c * 3]``, for weights ``[n_out, c,
-    3]``.
+    """Return the im2col rows of a convolution over 3 neighbouring rows, padded with zeros, at every
+    ``step``-th row. ``x``: f32 ``[n, c]``; the result: f32 ``[ceil(n / step), c * 3]``, to be
+    multiplied with weights ``[n_out, c, 3]``.
     """
     padded = np.pad(x, ((1, 1), (0, 0)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, WIDTH, axis=0)[::step]
@@ -21,8 +21,8 @@ def rows_of_1d(x: np.ndarray, step: int) -> np.ndarray:
 
 def rows_of_2d(x: np.ndarray, step: int) -> np.ndarray:
     """Return the im2col rows of a convolution over 3 x 3 neighbours, padded with zeros, in steps of
-    ``step``: from f32 ``[h, w, c]`` f32 ``[ceil(h / step) * ceil(w / step), c * 9]``, row by row,
-    for weights ``[n_out, c, 3, 3]``.
+    ``step`` in both directions. ``x``: f32 ``[h, w, c]``; the result, row by row: f32
+    ``[ceil(h / step) * ceil(w / step), c * 9]``, to be multiplied with ``[n_out, c, 3, 3]``.
     """
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, (WIDTH, WIDTH), axis=(0, 1))

@@ -23,6 +23,7 @@ def is_data_url(text: str) -> bool:
 
 def decode_data_url(text: str, kind: MediaKind, limits: MediaLimits, place: str) -> bytes:
     """Return the bytes of a ``data:`` URL. Its media type is ignored: the bytes tell their format.
+    ``kind``: whose limit applies; ``place``: name of the source in errors.
 
     Raises FileError if it is not base64, UnsupportedError if it is larger than the limit.
     """
@@ -38,6 +39,7 @@ def decode_data_url(text: str, kind: MediaKind, limits: MediaLimits, place: str)
 
 def decode_base64(text: str, kind: MediaKind, limits: MediaLimits, place: str) -> bytes:
     """Return the bytes of a base64 text: RFC 4648's standard alphabet, padded, without spaces.
+    ``kind``: whose limit applies; ``place``: name of the source in errors.
 
     Raises FileError if it is anything else, UnsupportedError if it is larger than the limit, which
     is checked before decoding.

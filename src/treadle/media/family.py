@@ -45,7 +45,7 @@ class MediaFamily(ABC):
 
     kind: "image" or "audio".
     names: further names of tensors in layers: the file's, and those in ``models``.
-    decoders: ``general.architecture`` of the decoders that read its rows; empty: any.
+    decoders: ``general.architecture`` of the decoders that can read its media rows; empty: any.
     placeholders: texts of a rendered prompt that stand for one picture or sound, the longest first.
     row_mark: the special token that stands for each media row.
     marks: all special tokens of its media, which answers must not contain.
@@ -69,7 +69,10 @@ class MediaFamily(ABC):
     projectors: tuple[TowerConfig, ...] = ()
 
     def __init__(self, clip: ClipConfig) -> None:
-        """Check the file's keys. Raises FileError and UnsupportedError."""
+        """Take one modality's part of a projector file; subclasses also check its keys and make the
+        plans' configurations. Raises FileError for invalid keys, UnsupportedError for settings that
+        treadle lacks.
+        """
         self.clip = clip
 
     @property
@@ -87,7 +90,9 @@ class MediaFamily(ABC):
         """
 
     def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
-        """Split one tower input's patches into the pieces that go through the stems one by one."""
+        """Split one tower input's patches into the pieces that go through the stems one by one; by
+        default a single one.
+        """
         return [patches]
 
     def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
@@ -97,18 +102,20 @@ class MediaFamily(ABC):
         return rows
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return the tower's inputs for a grid, besides the patches."""
+        """Return the tower's inputs, besides the patches, for a grid of ``grid[0]`` rows and
+        ``grid[1]`` columns of patches; of a sound: 1 and the number of rows.
+        """
         return GridInputs()
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the projector's input rows for one tower input, from the tower's states
-        ``[n_patches, n_embd]``.
+        """Return the projector's input rows for one tower input, whose patches form ``grid``, from
+        the tower's states ``[n_patches, n_embd]``; by default the states.
         """
         return states
 
     def compose(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the media rows ``[n_rows, width]`` of one picture or sound from those of its tower
-        inputs.
+        """Return the media rows ``[n_rows, width]`` of one picture or sound. ``rows``: those of
+        each of its tower inputs; by default they follow one another unchanged.
         """
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
@@ -125,8 +132,8 @@ class MediaFamily(ABC):
 
 
 def square_table(clip: ClipConfig) -> np.ndarray:
-    """Return the table of learned positions of a square of any side, f32 ``[side, side, n_embd]``.
-    Raises FileError if it is missing or of another shape.
+    """Return the file's table of learned positions, f32 ``[side, side, n_embd]``, of a square of
+    any ``side``. Raises FileError if it is missing or of another shape.
     """
     table = clip.floats(POSITION_TABLE)
     side = isqrt(len(table))

@@ -48,7 +48,7 @@ class HfNames:
     made: functions, by the projector file's name, that convert a tensor's f32 values to the form in
         projector files (one tensor, or several by name).
     added: returns, from the keys, the tensors of projector files that no folder has.
-    unread: tensors that are ignored.
+    unread: names of tensors that are ignored.
     left_out: parts that treadle does not support, by modality: the prefix of their tensors' names,
         and their projector type.
     numbered: for names whose ``{}`` has another number in projector files, such as deepstack's
@@ -68,8 +68,8 @@ class HfNames:
     splits_qkv: bool = False
 
     def name_of(self, name: str, keys: Mapping[str, Any]) -> str:
-        """Return the projector file's name of a folder's tensor; "" if the table lacks it.
-        ``keys``: as ``read`` returns them.
+        """Return the projector file's name of a folder's tensor ``name``; "" if the table lacks it.
+        ``keys``: the projector file's keys, as ``read`` returns them.
         """
         suffix = _SUFFIX.search(name)
         tail = suffix[0] if suffix else ""
@@ -91,7 +91,9 @@ class HfNames:
 
 
 def read_preprocessor(folder: Path) -> MetadataReader:
-    """Return a folder's settings of picture preparation; empty if it has none."""
+    """Return a reader of a folder's settings of picture preparation (``preprocessor_config.json``
+    or a part of the processor's file); it has no keys if the folder has none.
+    """
     if (folder / PREPROCESSOR).exists():
         return MetadataReader(read_json(folder / PREPROCESSOR), folder / PREPROCESSOR)
     path = folder / PROCESSOR
@@ -111,8 +113,9 @@ class HfProjector(GGUF):
     left_out: Mapping[str, str]
 
     def __init__(self, folder: Path, table: HfNames, weights: SafeTensors) -> None:
-        """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
-        or unknown, and UnsupportedError for quantised towers.
+        """Read the keys and tensor names of ``folder`` by ``table``; take over the open files of
+        ``weights``. Raises FileError for a tensor or key that is missing or unknown, and
+        UnsupportedError for quantised towers.
         """
         config = MetadataReader(without_thinker(read_json(folder / CONFIG)), folder / CONFIG)
         keys = table.read(config, read_preprocessor(folder))
@@ -166,8 +169,8 @@ def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]
 
 
 def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
-    """Return f32 arrays as tensors in memory; errors about them name the file and place of
-    ``like``.
+    """Return f32 arrays as tensors in memory, by name; errors about them name the file and place of
+    the tensor ``like``.
     """
     made = {}
     for name, values in arrays.items():
@@ -177,8 +180,8 @@ def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
 
 
 def two_frames(weight: np.ndarray) -> Arrays:
-    """Split a convolution over two frames, ``[n, colours, 2, side, side]``, into one for each
-    frame, under the projector file's names. Raises ValueError for another shape.
+    """Split the weights of a convolution over two frames, ``[n, colours, 2, side, side]``, into one
+    array for each frame, by the projector file's names. Raises ValueError for another shape.
     """
     if weight.ndim != 5 or weight.shape[2] != 2:
         raise ValueError(weight.shape)
@@ -187,8 +190,8 @@ def two_frames(weight: np.ndarray) -> Arrays:
 
 
 def colours_first(matrix: np.ndarray) -> np.ndarray:
-    """Return a matrix of patches with its columns reordered from (row, column, colour) to (colour,
-    row, column); a vector likewise.
+    """Return a matrix that multiplies patches, ``[n, 3 * side**2]``, with its columns reordered
+    from (row, column, colour) to (colour, row, column); a vector likewise.
     """
     side = math.isqrt(matrix.shape[-1] // 3)
     cut = matrix.reshape(*matrix.shape[:-1], side, side, 3)
@@ -196,8 +199,8 @@ def colours_first(matrix: np.ndarray) -> np.ndarray:
 
 
 def patch_convolution(matrix: np.ndarray) -> np.ndarray:
-    """Return a matrix of patches, ``[n, row * column * colour]``, as the convolution that projector
-    files have, ``[n, colour, row, column]``.
+    """Return a matrix that multiplies patches, ``[n, row * column * colour]``, as the convolution
+    that projector files have, ``[n, colour, row, column]``.
     """
     n, width = matrix.shape
     side = math.isqrt(width // 3)
@@ -205,7 +208,9 @@ def patch_convolution(matrix: np.ndarray) -> np.ndarray:
 
 
 def part_of(config: MetadataReader, key: str) -> MetadataReader:
-    """Return the reader of a nested object. Raises FileError if it is missing."""
+    """Return a reader of the object nested under ``key`` in ``config``. Raises FileError if it is
+    missing.
+    """
     found = config.within(key)
     if found is None:
         config.fail(key, "is missing", "an object")
@@ -213,8 +218,8 @@ def part_of(config: MetadataReader, key: str) -> MetadataReader:
 
 
 def colours(preprocessor: MetadataReader, mean: float, std: float) -> dict[str, Any]:
-    """Return the keys ``image_mean`` and ``image_std``, from the preprocessor's settings or the
-    defaults ``mean`` and ``std``.
+    """Return the projector file's keys ``vision.image_mean`` and ``vision.image_std``, from the
+    preprocessor's settings, or with ``mean`` and ``std`` for each colour.
     """
     return {
         "vision.image_mean": preprocessor.get("image_mean") or [mean] * 3,
@@ -248,7 +253,9 @@ def _parts_of(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def open_hf_projector(path: str | os.PathLike[str], table: HfNames) -> HfProjector:
-    """Open a folder's picture and sound parts. Raises FileError and UnsupportedError."""
+    """Open a folder's picture and sound parts by the names in ``table``. ``path``: the folder, or a
+    file in it. Raises FileError and UnsupportedError as ``HfProjector`` does.
+    """
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     weights = open_safetensors(given)

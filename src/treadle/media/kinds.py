@@ -20,7 +20,7 @@ PART_KINDS: Mapping[str, MediaKind] = {
 
 
 def plural(kind: str) -> str:
-    """Return the plural name of a kind: ``pictures``."""
+    """Return the plural name of a kind of media: "pictures" for "image"."""
     return f"{NOUNS[kind]}s"
 
 
@@ -30,5 +30,7 @@ def plurals(kinds: Iterable[str]) -> list[str]:
 
 
 def kind_of_part(type_: object) -> MediaKind | None:
-    """Return the kind of media that a message part of this type holds; None for other types."""
+    """Return the kind of media that a message part of the type ``type_`` (such as "image_url")
+    holds; None for other types.
+    """
     return PART_KINDS.get(type_) if isinstance(type_, str) else None

@@ -16,7 +16,7 @@ Qwen's pictures, which families' sizes keep to as well."""
 @dataclass(frozen=True)
 class MediaLimits:
     """Largest picture and sound that are read, and how many a request may have. Each limit is an
-    integer of at least 1.
+    integer of at least 1. In the checks, ``place`` names the source in errors.
     """
 
     per_request: int = 32
@@ -65,7 +65,9 @@ class MediaLimits:
         return self.picture_bytes if kind == "image" else self.sound_bytes
 
     def check_bytes(self, kind: MediaKind, n_bytes: int, place: str) -> None:
-        """Raise UnsupportedError if a file, or a sound's decoded samples, have too many bytes."""
+        """Raise UnsupportedError if a file of this kind, or a sound's decoded samples, have more
+        bytes than ``file_bytes``.
+        """
         limit = self.file_bytes(kind)
         if n_bytes > limit:
             raise UnsupportedError(
@@ -74,8 +76,8 @@ class MediaLimits:
             )
 
     def check_size(self, height: int, width: int, place: str) -> None:
-        """Raise UnsupportedError for a picture without pixels, with too many, or with too extreme a
-        ratio of sides.
+        """Raise UnsupportedError for a picture without pixels, with more than ``pixels``, or whose
+        longer side is more than ``aspect_ratio`` times the shorter one.
         """
         if height < 1 or width < 1:
             raise UnsupportedError(f"{place}: {width} x {height} pixels: expected at least one")

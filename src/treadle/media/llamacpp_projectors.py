@@ -50,7 +50,9 @@ def projector_differences(metadata: Keys, tensors: Collection[str] = ()) -> list
 
 
 def _type(keys: Keys) -> str:
-    """Return the projector type of the file's picture part."""
+    """Return the projector type of a file, or else that of its picture part; "" if it has none.
+    ``keys``: the file's keys without ``clip.``.
+    """
     return str(keys.get("projector_type") or keys.get("vision.projector_type", ""))
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 
 def local_path(source: str | os.PathLike[str]) -> Path:
-    """Return the path that a text, a path object or a ``file://`` URL names."""
+    """Return the path on this machine that a text, a path object or a ``file://`` URL names."""
     text = os.fsdecode(source)
     if text[:7].lower() != "file://":
         return Path(text)

@@ -39,7 +39,9 @@ class MediaMarks:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Text of a prompt. ``special``: control tokens that it spells become those tokens."""
+    """Text of a prompt. ``special``: whether the names of control tokens in it become those tokens;
+    else they are tokenized as plain text.
+    """
 
     text: str
     special: bool = True
@@ -47,8 +49,8 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class MediaRows:
-    """Media rows in a prompt. ``index``: number of the picture or sound, in order of appearance;
-    ``rows``: the range of its rows.
+    """Media rows in a prompt. ``index``: number of the picture or sound, in order of appearance in
+    the conversation, from 0; ``rows``: the range of its rows.
     """
 
     index: int
@@ -72,8 +74,8 @@ class HiddenMarks:
         self._hidden = re.compile(rf"{self._word}(\d{{4}})")
 
     def hide(self, value: Any) -> Any:
-        """Return a copy of a value of JSON types with all marks replaced, in keys and
-        in strings.
+        """Return a copy of a JSON value with all marks replaced by numbers, in its strings and in
+        the keys of its objects.
         """
         if isinstance(value, str):
             return self._spelt.sub(self._word_of, value)
@@ -87,7 +89,7 @@ class HiddenMarks:
         return f"{self._word}{self._texts.index(match[0]):04}"
 
     def show(self, text: str) -> str:
-        """Return a text with the hidden marks restored."""
+        """Return a text with the marks that ``hide`` has replaced put back."""
         return self._hidden.sub(lambda match: self._texts[int(match[1])], text)
 
     def pieces(self, text: str) -> list[TextPiece]:
@@ -110,12 +112,15 @@ def split_prompt(
     layouts: Sequence[Layout],
     hidden: HiddenMarks,
 ) -> list[Piece]:
-    """Return a rendered prompt in pieces, with each mark replaced by a layout.
+    """Return a rendered prompt in pieces, with each mark replaced by the layout of its picture or
+    sound.
 
-    ``kinds`` and ``layouts``: those of the pictures and sounds, in order of appearance in the
-    conversation; a layout lists texts of special tokens and ranges of media rows. A template may
-    write all sounds before the pictures, but must keep the order within each kind. Raises
-    TemplateError unless the template wrote one mark for each picture and sound.
+    marks: the marks of each kind of media. kinds, layouts: of each picture and sound, in order of
+        appearance in the conversation; a layout lists texts of special tokens and ranges of media
+        rows. hidden: has hidden the marks in users' texts.
+
+    A template may write all sounds before the pictures, but must keep the order within each kind.
+    Raises TemplateError unless it wrote one mark for each picture and sound.
     """
     kind_of = {spelt: each.kind for each in marks for spelt in each.placeholders}
     spellings = sorted(kind_of, key=lambda spelt: (-len(spelt), spelt))

@@ -74,6 +74,6 @@ def mel_filters(n_mels: int) -> np.ndarray:
 
 
 def _hz(mel: np.ndarray) -> np.ndarray:
-    """Return the frequencies in Hz of places on Slaney's mel scale."""
+    """Return the frequencies in Hz of the values ``mel`` of Slaney's mel scale."""
     above = _BREAK_HZ * np.exp((mel - _BREAK_MEL) * _LOG_STEP)
     return np.asarray(np.where(mel < _BREAK_MEL, mel * _LINEAR_HZ, above))

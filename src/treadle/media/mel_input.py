@@ -15,11 +15,12 @@ from treadle.media.mel import HOP, log_mel
 
 
 class MelSpectrogram:
-    """The log-mel frames of a whole sound: its loudest frame limits the values of the quietest
-    (``log_mel``).
+    """The log-mel frames of a whole sound. They are computed together, because its loudest frame
+    limits the values of the quietest (``log_mel``).
 
     samples: f32 ``[n]`` at 16 kHz; not to be changed afterwards.
-    n_samples: length to which they are padded with zeros, at least ``n``.
+    n_mels: mel bins of a frame.
+    n_samples: length to which the samples are padded with zeros, at least ``n``.
     """
 
     def __init__(self, samples: np.ndarray, n_mels: int, n_samples: int) -> None:
@@ -36,7 +37,8 @@ class MelSpectrogram:
 
 @dataclass(frozen=True, eq=False)
 class MelInput:
-    """The input of one pass of a sound's tower, in place of a ``TowerInput``.
+    """The input of one pass of a sound's tower, a range of mel frames. It has the attributes of a
+    ``TowerInput`` and is used in its place.
 
     sound: the spectrogram of the whole sound.
     frames: the range of its frames that the pass reads; frames after its end are zeros.
@@ -49,8 +51,8 @@ class MelInput:
 
     @property
     def patches(self) -> np.ndarray:
-        """The frames, f32 ``[n_frames, n_mels]``; the first access computes those of the whole
-        sound.
+        """The mel frames that the pass reads, f32 ``[n_frames, n_mels]``; the first access computes
+        those of the whole sound.
         """
         found = self.sound.frames[self.frames.start : self.frames.stop]
         missing = len(self.frames) - len(found)
@@ -63,5 +65,5 @@ class MelInput:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the samples of its frames."""
+        """Bytes of the sound's samples from which the frames are computed, f32."""
         return len(self.frames) * HOP * 4

@@ -17,7 +17,8 @@ def rgb_of_array(array: np.ndarray, place: str, limits: MediaLimits | None = Non
 
     ``array``: ``[h, w]`` or ``[h, w, 1]`` (grey), ``[h, w, 3]``, or ``[h, w, 4]`` with alpha, which
     is blended with white; uint8, uint16 (65535 is white), or floats from 0 to 1. Raises
-    TreadleError for anything else, UnsupportedError beyond the limits.
+    TreadleError for anything else, UnsupportedError beyond ``limits`` (None: without limits).
+    ``place`` names the array in errors.
     """
     if array.ndim == 2:
         array = array[:, :, None]
@@ -59,7 +60,7 @@ def on_white(rgba: np.ndarray) -> np.ndarray:
 
 
 def _from_16_bits(values: np.ndarray) -> np.ndarray:
-    """Return round(values / 257): 65535 becomes 255."""
+    """Return values of 16 bits as uint8, ``round(values / 257)``: 65535 becomes 255."""
     return ((values.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
 
 

@@ -28,17 +28,17 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 class PictureFamily(MediaFamily):
     """Base of families for pictures.
 
-    class_row: where the class token stands among a tower input's patches, and its row in the table
-    of positions. Its patch is zeros, so that the first product gives its bias; ``position_rows``
-    adds the token's embedding.
+    class_row: where the class token stands among a tower input's patches and in the table of
+        positions, if the tower has one. Its patch is zeros, so that the first product gives only
+        that product's bias; ``position_rows`` adds the token's embedding.
     """
 
     class_row: Literal["none", "first", "last"] = "none"
 
     def layers(self, *, gated: bool = False, rope: bool = False) -> tuple[Layer, ...]:
-        """Return the tower's layers. ``gated``: the FFN has a gate; ``rope``: queries and keys are
-        rotated. From the file: whether queries, keys and values are one matrix, and whether their
-        norms span all heads.
+        """Return the records of the tower's layers. ``gated``: the FFN has a gate; ``rope``:
+        queries and keys are rotated. The file's tensors show whether queries, keys and values are
+        one matrix, and whether q/k norms span all heads.
         """
         clip = self.clip
         fused = clip.has("blk.0.attn_qkv.weight")
@@ -79,22 +79,23 @@ class PictureFamily(MediaFamily):
             clip.keys.fail("image_size", what, f"a multiple of {joined}")
 
     def checked_size(self, pixels: np.ndarray) -> Size:
-        """Return a picture's height and width. Raises TreadleError if their ratio is
-        too extreme.
+        """Return a picture's height and width. Raises TreadleError if one is more than MOST_RATIO
+        times the other (``check_ratio``).
         """
         size = pixels.shape[0], pixels.shape[1]
         check_ratio(size)
         return size
 
     def scale_factor(self, default: int, most: int = 8) -> int:
-        """Return how many patches a side are joined to one media row: the file's key, or
-        ``default``.
+        """Return the side, in patches, of the blocks that become one media row each: the file's
+        key, from 1 to ``most``, or ``default``.
         """
         return self.clip.keys.integer("projector.scale_factor", default, lo=1, hi=most)
 
     def position_rows(self) -> np.ndarray:
-        """Return the learned positions of a square, f32 ``[n_positions, n_embd]``, with the class
-        token's embedding added to its row. Raises FileError for a table of another shape.
+        """Return the learned positions of the tower's square, f32 ``[n_positions, n_embd]``, with
+        ``class_values`` added to the class token's row, if there is one. Raises FileError for a
+        table of another shape.
         """
         clip = self.clip
         table = clip.floats(POSITION_TABLE)
@@ -124,7 +125,7 @@ class PictureFamily(MediaFamily):
         return values - clip.floats(bias) if clip.has(bias) else values
 
     def patches_alone(self, states: np.ndarray) -> np.ndarray:
-        """Return a tower input's states without the row of the class token."""
+        """Return a tower input's states without the row of the class token, if it has one."""
         return {"none": states, "first": states[1:], "last": states[:-1]}[self.class_row]
 
     def image(
@@ -135,8 +136,9 @@ class PictureFamily(MediaFamily):
         layout: tuple[str | range, ...],
         resized: Size,
     ) -> PreparedMedia:
-        """Return the prepared form of ``pixels``. ``pictures``: resized pixels, each an input of
-        the tower; ``layout`` and ``resized``: as in ``PreparedMedia``.
+        """Return the prepared form of a picture ``pixels``, uint8 ``[height, width, 3]``.
+        ``pictures``: its resized pixels or tiles, each an input of the tower; ``layout`` and
+        ``resized``: as in ``PreparedMedia``.
         """
         n_rows = sum(len(part) for part in layout if isinstance(part, range))
         return PreparedMedia(
@@ -168,8 +170,9 @@ class PictureFamily(MediaFamily):
 def join_patches(
     states: np.ndarray, grid: Size, side: int, order: Literal["patches", "values"] = "patches"
 ) -> np.ndarray:
-    """Join each block of ``side`` x ``side`` patches of a grid, given row by row, into one row: f32
-    ``[n_blocks, side**2 * width]``.
+    """Join each block of ``side`` x ``side`` patches into one row: f32
+    ``[n_blocks, side**2 * width]``. ``states``: ``[n_patches, width]`` of the patches of ``grid``,
+    row by row.
 
     order: "patches": one patch's values after another's (row, column, value); "values": the first
         value of all patches, then the second of all (value, row, column), as in torch's unfold and
@@ -183,8 +186,8 @@ def join_patches(
 
 
 def with_stems(clip: ClipConfig, stems: Mapping[str, str]) -> ClipConfig:
-    """Return the file with tensors of layers renamed: ``stems`` maps names such as ``ffn_up`` to
-    new ones.
+    """Return the file with tensors of layers renamed. ``stems``: new names by old ones, without
+    "blk.N." and suffix, such as ``ffn_up``.
     """
     view = copy.copy(clip.gguf)
     view.tensors = {}

@@ -52,9 +52,9 @@ def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) ->
     """Return a file's pixels, uint8 ``[h, w, 3]``: the first frame, turned upright, alpha blended
     with white.
 
-    The format is told from the bytes, and the size is checked before anything is decoded. Raises
-    UnsupportedError for formats other than PNG, JPEG, WebP, GIF and BMP and beyond the limits,
-    FileError for a damaged or cut file.
+    The format is told from the bytes, and the size is checked before anything is decoded. ``place``
+    names the picture in errors. Raises UnsupportedError for formats other than PNG, JPEG, WebP, GIF
+    and BMP and beyond the limits, FileError for a damaged or cut file.
     """
     with _opened(data, limits, place) as image:
         pillow("ImageOps").exif_transpose(image, in_place=True)
@@ -76,8 +76,8 @@ def upright_size(data: bytes | memoryview, limits: MediaLimits, place: str) -> t
 
 @contextmanager
 def _opened(data: bytes | memoryview, limits: MediaLimits, place: str) -> Iterator[Image.Image]:
-    """Open a picture file within the limits as an image of Pillow's, for a ``with`` block; errors
-    in the block become FileError.
+    """Open a picture file as an image of Pillow's, for a ``with`` block. Raises UnsupportedError
+    beyond the limits and for an unknown format; errors of Pillow's in the block become FileError.
     """
     limits.check_bytes("image", len(data), place)
     if not data:
@@ -95,7 +95,7 @@ def _opened(data: bytes | memoryview, limits: MediaLimits, place: str) -> Iterat
 
 
 def _open(data: bytes | memoryview, reader: str) -> Image.Image:
-    """Open a file with one of Pillow's readers; its other readers are not tried."""
+    """Open a file with the one of Pillow's readers named ``reader``; no other is tried."""
     opened: Image.Image = pillow("Image").open(io.BytesIO(data), formats=[reader])
     return opened
 
@@ -134,7 +134,10 @@ def _pixels(image: Image.Image, place: str) -> np.ndarray:
 
 @contextmanager
 def _plain_errors(place: str, expected: str) -> Iterator[None]:
-    """Convert any error in the block to FileError: Pillow's readers raise many types."""
+    """Convert errors in a ``with`` block to FileError, since Pillow's readers raise many types;
+    treadle's own errors and MemoryError pass, and Pillow's error of too many pixels becomes
+    UnsupportedError. ``expected``: what the file should be, for the message.
+    """
     try:
         yield
     except (TreadleError, MemoryError):

@@ -19,6 +19,7 @@ _JPEG_ENDS = (0xD9, 0xDA)  # end of the image; a scan, which follows its frame h
 
 def picture_size(data: bytes | memoryview, file_format: MediaFormat, place: str) -> tuple[int, int]:
     """Return the height and width that a picture's header states, before EXIF turns it.
+    ``place`` names the picture in errors.
 
     Raises FileError if the header is cut or damaged.
     """

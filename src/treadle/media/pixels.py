@@ -37,7 +37,9 @@ def resize(pixels: Pixels, size: tuple[int, int], how: Filter) -> Pixels:
 
 
 def normalise(pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Floats:
-    """Return ``(pixels / 255 - mean) / std``, f32, in transformers' order of operations."""
+    """Return ``(pixels / 255 - mean) / std``, f32, in transformers' order of operations; ``mean``
+    and ``std`` have one number for each colour.
+    """
     scaled = pixels.astype(np.float32) / BYTE
     made = (scaled - np.array(mean, np.float32)) / np.array(std, np.float32)
     return np.asarray(made, np.float32)
@@ -53,8 +55,9 @@ def patches(values: Floats, side: int) -> Floats:
 
 
 def block_order(grid: tuple[int, int], side: int) -> npt.NDArray[np.int64]:
-    """Return the row-major indices of a grid's patches in the order of its blocks of ``side`` x
-    ``side`` patches, each block row by row.
+    """Return the row-major indices of the patches of ``grid`` (rows, columns), int64
+    ``[n_patches]``, in another order: block by block of ``side`` x ``side`` patches, each block row
+    by row.
     """
     h, w = grid
     at = np.arange(h * w).reshape(h // side, side, w // side, side)
@@ -64,8 +67,9 @@ def block_order(grid: tuple[int, int], side: int) -> npt.NDArray[np.int64]:
 def axial_rotations(
     rows: np.ndarray, columns: np.ndarray, dims: int, base: float = 10000.0
 ) -> Floats:
-    """Return cosines and sines of a 2-D rope, f32 ``[n, 2, dims / 2]``: the first half of the pairs
-    turns by the row, the second half by the column (Su et al., arXiv 2104.09864, in two axes).
+    """Return cosines and sines of a 2-D rope for ``n`` patches, f32 ``[n, 2, dims / 2]``: the first
+    half of a head's pairs turns by the patch' row, the second half by its column (``rows``,
+    ``columns``: ``[n]``; Su et al., arXiv 2104.09864, in two axes).
     """
     half = dims // 2
     frequencies = base ** (-np.arange(0, half, 2) / half)

@@ -99,8 +99,8 @@ class MediaTower:
         self, prepared: Sequence[PreparedMedia], report: Report | None = None
     ) -> Generator[None, None, list[np.ndarray]]:
         """Encode pictures or sounds together. Yield between slices of the work; return the media
-        rows of each, f32 ``[n_rows, width * (1 + n_deepstack)]``. ``report``: as in
-        ``Projector.encode_runs``.
+        rows of each, f32 ``[n_rows, width * (1 + n_deepstack)]``. ``report``: is called with the
+        share of the work that is done, 0 to 1, as in ``Projector.encode_runs``.
         """
         branches: list[list[np.ndarray]] = [[] for _ in range(1 + self.family.n_deepstack)]
         runs = self._runs([each for one in prepared for each in one.inputs])
@@ -123,8 +123,8 @@ class MediaTower:
             engine.warm(sum(rows))
 
     def engine_runs(self, prepared: PreparedMedia) -> Iterator[tuple[TowerEngine, list[int]]]:
-        """Yield the runs of an encoding, in order: an engine, and the number of rows of each of the
-        run's items.
+        """Yield the runs that encode a picture or sound, in order, as (engine, number of rows of
+        each of the run's items).
         """
         for inputs in self._runs(prepared.inputs):
             if self.stems:
@@ -157,8 +157,9 @@ class MediaTower:
     def _run(
         self, inputs: Sequence[AnyInput], report: Report | None
     ) -> Generator[None, None, list[list[np.ndarray]]]:
-        """Run inputs of equal grids. Return, for each branch (the media rows, then each deepstack
-        layer), the rows of each input.
+        """Run stems, tower and projectors on inputs of equal grids, yielding between slices of the
+        work. Return, for each branch (the media rows, then each deepstack layer), a list of each
+        input's rows.
         """
         grid = inputs[0].grid
         of = self.grid_inputs(grid)
@@ -188,7 +189,9 @@ class MediaTower:
     def _through_stems(
         self, inputs: Sequence[AnyInput], report: Report | None
     ) -> Generator[None, None, list[np.ndarray]]:
-        """Run the stems; return each input's rows for the tower."""
+        """Run the stems, yielding between slices of the work; return each input's rows for the
+        tower, ``[n_rows, width]``.
+        """
         family = self.family
         pieces = [family.pieces(each.patches) for each in inputs]
         n_pieces = sum(map(len, pieces))
@@ -216,12 +219,16 @@ def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _as_part(report: Report, i: int, n_parts: int, share: float) -> None:
-    """Report progress ``share`` of part ``i`` as a share of all ``n_parts`` equal parts."""
+    """Report the progress of ``n_parts`` equal parts: parts before ``i`` are done, and part ``i``
+    to the share ``share``, 0 to 1.
+    """
     report((i + share) / n_parts)
 
 
 def _report_rest(report: Report, first: float, share: float) -> None:
-    """Report progress ``share`` of the work that remains after its ``first`` share."""
+    """Report the progress of work whose first part, a share ``first`` of it, is done, and whose
+    rest is done to the share ``share``; both are 0 to 1.
+    """
     report(first + (1 - first) * share)
 
 
@@ -246,8 +253,8 @@ class Projector:
         return tuple(self.towers)
 
     def family(self, kind: str) -> MediaFamily:
-        """Return the family for a kind of media. Raises TreadleError if the file has none, or one
-        that is not supported.
+        """Return the family for a kind of media, "image" or "audio". Raises TreadleError if the
+        file has no part for it, or one that is not supported.
         """
         return self._tower(kind).family
 
@@ -315,11 +322,15 @@ class Projector:
         return rows
 
     def warm(self, prepared: PreparedMedia) -> None:
-        """Compile the plans that ``encode_runs`` runs for media of this size."""
+        """Compile the plans that ``encode_runs`` runs for this picture or sound, and for others of
+        the same size.
+        """
         self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
-        """Return the rows of one picture or sound, as ``encode_runs`` does."""
+        """Return the media rows of one picture or sound, f32 ``[n_rows, n_embd * (1 +
+        n_deepstack)]``, as ``encode_runs`` does.
+        """
         runs = self.encode_runs([prepared])
         while True:
             try:
@@ -338,7 +349,7 @@ class Projector:
 
 def open_projector_file(path: str | os.PathLike[str]) -> GGUF:
     """Open a GGUF projector file, or the picture and sound parts of a Hugging Face folder. Raises
-    FileError and UnsupportedError.
+    FileError for a damaged file, UnsupportedError for a folder of an unknown kind.
     """
     if not is_hf(path):
         return open_gguf(path)
@@ -377,8 +388,9 @@ def open_projector(
 def _towers(
     gguf: GGUF, device: Device, lock: UseLock, *, exact: bool
 ) -> tuple[dict[str, MediaTower], dict[str, str]]:
-    """Return the towers of supported modalities, and error messages for the others, by "image" and
-    "audio". Raises UnsupportedError if none is supported.
+    """Return two dicts by "image" and "audio": the towers of the file's supported modalities, and
+    error messages for the others. Raises UnsupportedError if none is supported. ``exact`` and
+    ``lock``: as in ``open_projector``.
     """
     towers = {}
     unsupported: dict[str, UnsupportedError] = {}

@@ -71,7 +71,7 @@ def open_projector_source(path: str | os.PathLike[str], matrices: Format) -> Sou
 
 def projector_source(folder: HfProjector, matrices: Format) -> Source:
     """Return an open folder's parts as a conversion source, which closes the folder when it is
-    closed.
+    closed. ``matrices``: the format of the written matrices.
     """
     metadata = {
         "general.architecture": "clip",
@@ -112,7 +112,9 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """Return a key's value with the type that projector files have: F32 for colours."""
+    """Return the value of ``key`` with the type that it has in projector files: F32 for the mean
+    and deviation of colours; other values are returned unchanged.
+    """
     return np.asarray(value, np.float32) if key.endswith(COLOURS) else value
 
 
@@ -138,8 +140,9 @@ def _parts(tensor: Tensor, folder: HfProjector) -> Iterator[Tensor]:
 
 
 def _source_tensor(tensor: Tensor, n_head: int, matrices: Format) -> SourceTensor:
-    """Return a tensor as the converter writes it. ``n_head``: heads of queries and keys, whose rows
-    are reordered so that rotated pairs are adjacent; 0: no reordering.
+    """Return a tensor as the converter writes it, matrices in the format ``matrices``. ``n_head``:
+    number of heads of queries and keys, whose rows are reordered so that rotated pairs are
+    adjacent; 0: no reordering.
     """
     turned = n_head > 0 and any(part in tensor.name for part in ROTATED)
     if turned and tensor.shape[0] % (2 * n_head):
@@ -157,8 +160,9 @@ def _source_tensor(tensor: Tensor, n_head: int, matrices: Format) -> SourceTenso
 
 
 def _token_row(folder: HfProjector, name: str, token: str) -> Tensor | None:
-    """Return the decoder's embedding of a token as a tensor of the projector file, called ``name``;
-    None if the folder has no such token, or no embeddings in floats.
+    """Return the decoder's embedding of the added token whose text is ``token``, as an F32 tensor
+    called ``name`` of the projector file; None if the folder has no such token, or no embeddings in
+    floats.
     """
     path = Path(folder.path)
     tokenizer = path / TOKENIZER
@@ -184,7 +188,9 @@ def _bytes(tensor: Tensor) -> Bytes:
 
 
 def _in_pairs(tensor: Tensor, n_head: int) -> Bytes:
-    """Return the rows of queries or keys with the two halves of each head interleaved."""
+    """Return the bytes of a matrix of queries or keys with the rows of the two halves of each head
+    interleaved.
+    """
     rows = tensor.data.reshape(tensor.shape[0], -1)
     made: Bytes = halves_to_pairs(rows, n_head).reshape(-1)
     return made

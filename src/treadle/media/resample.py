@@ -79,8 +79,8 @@ class Resampler:
         return self._outputs(total)
 
     def _outputs(self, end: int) -> np.ndarray:
-        """Return the outputs up to number ``end``, and drop the inputs that no later
-        output reads.
+        """Return the next outputs, up to number ``end`` (exclusive), float32 ``[m]``, and drop the
+        inputs that no later output reads.
         """
         if end <= self._n_out:
             return np.zeros(0, np.float32)
@@ -96,8 +96,8 @@ class Resampler:
         return n * self._stride // self._phases - self._half + 1
 
     def _by_periods(self, end: int) -> np.ndarray:
-        """Return the outputs up to number ``end`` as one matrix product: each row of inputs gives
-        whole periods of outputs.
+        """Return the next outputs, up to number ``end`` (exclusive), as one matrix product: each
+        row of inputs gives whole periods of outputs, after which the filters repeat.
         """
         n_periods = ceil(_OUTPUTS / self._phases)
         n_outputs = n_periods * self._phases
@@ -120,8 +120,8 @@ class Resampler:
         return out.reshape(-1)[self._n_out - begin : end - begin]
 
     def _by_gathering(self, end: int) -> np.ndarray:
-        """Return the outputs up to number ``end`` one filter at a time, for rates with more than
-        MAX_PHASES different filters.
+        """Return the next outputs, up to number ``end`` (exclusive), each as the sum of its inputs
+        times its filter: for rates with more than MAX_PHASES different filters.
         """
         if self._table is None:
             phases = np.arange(self._phases)
@@ -137,8 +137,8 @@ class Resampler:
         return np.concatenate(parts)
 
     def _filters(self, offsets: np.ndarray, axis: int) -> np.ndarray:
-        """Return the float32 filter weights at ``offsets`` ``[a, b]``, in inputs from the filter's
-        middle; they add up to 1 along ``axis``.
+        """Return the filter weights, float32 ``[a, b]``, at ``offsets`` ``[a, b]``: distances from
+        the filter's middle, in inputs. The weights add up to 1 along ``axis``.
         """
         # Interpolation is 1e-7 of the window's height off; a Bessel function each is slow.
         at = np.linspace(0, 1, 8193)

@@ -16,7 +16,7 @@ MAX_RATE = 384_000
 
 class SoundResampling:
     """Resamples a sound of one channel to 16 kHz, block by block, and checks its length as it
-    grows.
+    grows. ``rate``: the file's, in Hz; ``place`` names the sound in errors.
     """
 
     def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
@@ -50,8 +50,8 @@ class SoundResampling:
 
 
 class SoundBuffer:
-    """Collects all samples of a sound of one channel at 16 kHz, and checks the limits
-    as it grows.
+    """Collects all samples of a sound of one channel, resampled to 16 kHz, and checks the limits as
+    it grows. ``rate``: the file's, in Hz; ``place`` names the sound in errors.
     """
 
     def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
@@ -83,6 +83,6 @@ class SoundBuffer:
 
 
 def check_finite(samples: np.ndarray, place: str) -> None:
-    """Raise FileError if any sample is NaN or infinite."""
+    """Raise FileError if any sample is NaN or infinite; ``place`` names the sound in the error."""
     if not np.isfinite(samples).all():
         raise FileError("NaN or infinite samples", path=place)

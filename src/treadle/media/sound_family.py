@@ -26,8 +26,8 @@ class SoundFamily(MediaFamily):
     behind: ClassVar[str] = ""
 
     def samples_of(self, data: np.ndarray, n_rows: int, max_rows: int | None) -> np.ndarray:
-        """Return a sound's samples as f32. Raises TreadleError if there are none, or if its
-        ``n_rows`` media rows are more than ``max_rows``.
+        """Return a sound's samples ``data`` as f32 ``[n]``. Raises TreadleError if there are none,
+        or if its ``n_rows`` media rows are more than ``max_rows`` (None: any number).
         """
         if not len(data):
             raise TreadleError("a sound without samples")
@@ -42,8 +42,8 @@ class SoundFamily(MediaFamily):
         n_rows: int,
         n_samples: int,
     ) -> PreparedMedia:
-        """Return a sound's prepared form. ``samples``: the sound as given, which ``inputs`` read
-        padded to ``n_samples``; ``n_rows``: its media rows.
+        """Return a sound's prepared form. ``samples``: the sound as given; ``inputs``: the tower's,
+        for these samples padded to ``n_samples``; ``n_rows``: number of its media rows.
         """
         layout = [each for each in (self.before, range(n_rows), self.behind) if each != ""]
         return PreparedMedia(

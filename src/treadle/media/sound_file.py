@@ -46,8 +46,8 @@ def decode_sound(data: bytes, limits: MediaLimits, place: str) -> np.ndarray:
 
 
 def sound_format(head: bytes, place: str) -> MediaFormat:
-    """Return the format of a sound file from its first bytes. Raises UnsupportedError for any other
-    file.
+    """Return the format of a sound file, told from its first bytes ``head``. Raises
+    UnsupportedError for any other file.
     """
     found = media_format(head)
     if found is None or found not in SOUNDS:
@@ -59,8 +59,8 @@ def sound_format(head: bytes, place: str) -> MediaFormat:
 
 
 def library_for(found: MediaFormat, place: str) -> str:
-    """Return the name of an installed library that decodes a format, "av" or "soundfile". Raises
-    TreadleError if there is none.
+    """Return the name of an installed library that decodes the format ``found``, "av" or
+    "soundfile". Raises TreadleError, which names ``place``, if there is none.
     """
     if is_installed("av"):
         return "av"
@@ -84,8 +84,8 @@ def is_installed(library: str) -> bool:
 def _decode_elsewhere(
     data: bytes, found: MediaFormat, library: str, limits: MediaLimits, place: str
 ) -> np.ndarray:
-    """Decode a compressed file in a separate process; return its samples, float32 ``[n]`` at 16
-    kHz.
+    """Decode a compressed file of the format ``found`` with ``library`` in a separate process;
+    return its samples, float32 ``[n]`` at 16 kHz. Raises as ``decode_sound`` does.
     """
     # Imported there only: its constants are the protocol.
     from treadle.media.sound_process import DAMAGED, MEMORY, REFUSED, SAMPLES
@@ -123,8 +123,8 @@ def _decode_elsewhere(
 
 
 def decoder_command(request: dict[str, Any]) -> list[str]:
-    """Return the command line of a decoding process; ``request``: the argument of
-    ``sound_process.serve``.
+    """Return the command line of a process that decodes one sound. ``request``: what to decode and
+    how, the argument of ``sound_process.serve``.
     """
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
     return [interpreter(), *flags, "-c", _START, json.dumps(request), *import_path()]
@@ -133,8 +133,8 @@ def decoder_command(request: dict[str, Any]) -> list[str]:
 def decoder_error(
     kind: bytes, text: bytes, found: MediaFormat, limits: MediaLimits, place: str
 ) -> TreadleError:
-    """Return the exception for an error reply of the decoding process; ``kind``: the reply's first
-    byte, ``text``: the message.
+    """Return the exception for an error reply of the decoding process: UnsupportedError for a sound
+    beyond the limits, else FileError. ``kind``: the reply's first byte; ``text``: the message.
     """
     from treadle.media.sound_process import MEMORY, REFUSED
 

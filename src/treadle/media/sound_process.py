@@ -43,8 +43,9 @@ None."""
 
 
 def serve(request: str) -> NoReturn:
-    """Decode the sound on standard input, and exit. ``request``: JSON with the library, the reader,
-    the limits, and the name of the sound for errors.
+    """Decode the sound on standard input, and exit. ``request``: a JSON object: "library", "reader"
+    (its name of the format), "limits" (fields of ``MediaLimits``), "place" (names the sound in
+    errors) and "streams" (reply block by block).
     """
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -67,7 +68,9 @@ def serve(request: str) -> NoReturn:
 
 
 def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any]:
-    """Decode a whole sound; return the reply's first byte and the rest of it."""
+    """Decode a whole sound; return the reply: its first byte, and its data (samples, or the text of
+    an error).
+    """
     buffer: SoundBuffer | None = None
     try:
         for rate, samples in blocks:
@@ -82,7 +85,9 @@ def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any
 
 
 def _stream(blocks: Blocks, limits: MediaLimits, place: str) -> None:
-    """Decode a sound and write each block as a reply of a stream."""
+    """Decode a sound; write each block of samples to standard output as one reply, then END or an
+    error.
+    """
     stream: SoundResampling | None = None
     try:
         for rate, samples in blocks:

@@ -97,8 +97,8 @@ def _name(source: Any) -> str:
 
 
 def _opened(source: Any, limits: MediaLimits, place: str) -> IO[bytes]:
-    """Return the source as an open file; closing it does not close a file that the
-    caller opened.
+    """Return a sound's source (a path, bytes, a ``data:`` URL or an open file) as an open file;
+    closing this does not close a file that the caller opened.
     """
     if isinstance(source, str | os.PathLike):
         text = os.fsdecode(source)
@@ -194,8 +194,8 @@ class _PartReader:
         return part
 
     def as_regular_file(self) -> IO[bytes]:
-        """Return the whole sound as a regular file at position 0: the file itself, or a temporary
-        copy.
+        """Return the whole sound as a regular file at position 0, which the caller closes: the
+        file itself, or a temporary copy of a pipe or of bytes.
         """
         if self.left is not None and not isinstance(self._file, io.BytesIO):
             again = os.fdopen(os.dup(self._file.fileno()), "rb")
@@ -216,8 +216,8 @@ class _PartReader:
 
 
 def _bytes_left(file: IO[bytes]) -> int | None:
-    """Return the size of a file that this module opened, or of bytes; None for the caller's files
-    and pipes.
+    """Return the size in bytes of a file that this module opened, or of bytes in memory; None for
+    the caller's files and pipes, whose size is not known.
     """
     if isinstance(file, io.BytesIO):
         return len(file.getbuffer())
@@ -239,8 +239,8 @@ def _wav_stream(reader: _PartReader, limits: MediaLimits, place: str) -> SoundSt
 
 
 def _wav_head(reader: _PartReader, place: str) -> tuple[WavFormat, int | None]:
-    """Read a WAV file up to its samples; return their format, and how many bytes they are (None for
-    a pipe).
+    """Read a WAV file up to its samples; return their format, and their number of bytes (None if
+    ``reader`` does not know the file's size). Raises FileError for a damaged file.
     """
     reader.read(12)
     described: bytes | None = None
@@ -303,7 +303,9 @@ def _wav_blocks(
 def _decoded_stream(
     file: IO[bytes], found: MediaFormat, library: str, limits: MediaLimits, place: str
 ) -> SoundStream:
-    """Decode a compressed regular file in a separate process; return its stream."""
+    """Return a stream of the samples of a compressed regular file of the format ``found``, which a
+    separate process decodes with ``library``.
+    """
     # Imported there only: its constants are the protocol.
     from treadle.media.sound_process import LENGTH
 
@@ -393,8 +395,9 @@ class _ProcessParts:
                     return
 
     def next(self) -> tuple[bytes, bytes]:
-        """Return the next reply: its first byte, and its data. Raises FileError or UnsupportedError
-        for an error reply, if the process ended early, or if a block takes too long.
+        """Return the next reply: its first byte, and its data. Raises FileError if the process
+        ended early, UnsupportedError if a block takes longer than ``decoding_seconds``, and the
+        exception of ``decoder_error`` for an error reply.
         """
         from treadle.media.sound_process import DAMAGED, MEMORY, REFUSED
 

@@ -89,7 +89,9 @@ def read_sound(
 
 
 def _samples(array: np.ndarray, rate: int, limits: MediaLimits, place: str) -> np.ndarray:
-    """Convert an array of samples at ``rate`` to float32 ``[n]`` at 16 kHz."""
+    """Convert an array of samples at ``rate`` Hz, ``[n]`` or ``[n, channels]``, to float32 ``[n]``
+    at 16 kHz, the mean of the channels.
+    """
     if array.ndim not in (1, 2) or (array.dtype.kind != "f" and array.dtype != np.int16):
         raise TreadleError(
             f"{place}: an array of {array.dtype}, shape {list(array.shape)}: expected floats or "
@@ -116,7 +118,8 @@ def read_bytes(
     policy: AddressPolicy = CLOSED,
     place: str | None = None,
 ) -> bytes:
-    """Return a file's bytes from a path, bytes, a ``data:`` URL or an http(s) address.
+    """Return a file's bytes from a path, bytes, a ``data:`` URL or an http(s) address. ``kind``:
+    whose limit of bytes applies; ``place`` names the source in errors.
 
     Raises as ``read_picture`` does. At most one byte more than the limit is read.
     """

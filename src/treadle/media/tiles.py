@@ -28,8 +28,8 @@ def tiles_of(pixels: np.ndarray, height: int, width: int) -> list[np.ndarray]:
 
 
 def closest_grid(size: Size, tile: int, n_min: int, n_max: int) -> Size:
-    """Return the rows and columns of the grid of ``n_min`` to ``n_max`` tiles whose ratio is
-    closest to the picture's.
+    """Return the rows and columns of the grid of ``n_min`` to ``n_max`` square tiles whose ratio is
+    closest to that of a picture of ``size``. ``tile``: pixels of a tile's side.
 
     Of grids of one ratio, the largest with less than twice the picture's pixels is taken, else the
     smallest. The rule is InternVL's ("dynamic resolution", 2024), with the order of candidates in
@@ -66,7 +66,7 @@ def tiles_within(max_rows: int | None, per_tile: int, default: int) -> int:
 
 
 def check_rows(n_rows: int, max_rows: int | None) -> None:
-    """Raise TreadleError if ``n_rows`` media rows are more than ``max_rows``."""
+    """Raise TreadleError if ``n_rows`` media rows are more than ``max_rows`` (None: any number)."""
     if max_rows is not None and n_rows > max_rows:
         raise TreadleError(
             f"a picture takes at least {n_rows} tokens with this projector "

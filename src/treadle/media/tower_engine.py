@@ -63,7 +63,9 @@ class LayerPool(Pool):
 
 
 class TowerCache(KVCache):
-    """The pages for one plan's runs. They keep nothing between runs, and belong to no sequences."""
+    """The pages of keys and values for the runs of one plan, of up to ``n_rows`` rows. They keep
+    nothing between runs, and belong to no sequences. ``kv``: the format of keys and values.
+    """
 
     def __init__(self, specs: Sequence[PoolSpec], device: Storage, n_rows: int, kv: str) -> None:
         self.kv = kv
@@ -94,8 +96,8 @@ class TowerInputs(Inputs):
             self._set(name, offset)
 
     def lay_out(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
-        """Write the inputs of a run. ``ropes``: for each rope table the cosines and sines of every
-        row, f32 ``[n_rows, 2, dims / 2]``.
+        """Write the inputs of a run whose rows belong to ``items``, one after the other. ``ropes``:
+        for each rope table the cosines and sines of every row, f32 ``[n_rows, 2, dims / 2]``.
         """
         n_rows = sum(item.n_rows for item in items)
         for field, count in {"n_tokens": n_rows, "n_outputs": 0, "n_parts": 0}.items():
@@ -120,8 +122,9 @@ class TowerInputs(Inputs):
             self._array_at(at, len(records), ITEM)[:] = records
 
     def _records(self, pool: int, items: Sequence[RunItem], *, windowed: bool) -> np.ndarray:
-        """Return a pool's attention items: tiles of query rows with the range of keys that they
-        attend to.
+        """Return the attention items of pool number ``pool``, ``[n]`` of the dtype ITEM: tiles of
+        query rows, each with the range of keys that it attends to, which is its window if
+        ``windowed``, else its whole item.
         """
         made: list[tuple[int, ...]] = []
         row = page = 0
@@ -146,8 +149,8 @@ def _n_pages(item: RunItem) -> int:
 
 
 class TowerPlan:
-    """A plan for runs of up to one number of rows, ready to run: kernels compiled, buffers in an
-    arena.
+    """A plan for runs of up to a fixed number of rows, ready to run: kernels compiled, buffers in
+    an arena.
     """
 
     def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
@@ -155,7 +158,7 @@ class TowerPlan:
         self.inputs = inputs
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
-        """Place the plan's buffers in ``arena`` and prepare its kernels."""
+        """Place the plan's buffers in the memory ``arena`` of ``device``; prepare its kernels."""
         self.program = device.ready(self.plan, arena, self.inputs.memory)
         self.slices = StepSlices(device, self.program)
         self.arena = arena
@@ -174,7 +177,7 @@ class TowerPlan:
         self.arena.write(self.plan.offsets[buffer], given.reshape(-1).view(np.uint8))
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
-        """Return a copy of the result ``name``, f32 ``[n_rows, width]``."""
+        """Return a copy of the last run's output ``name``, f32 ``[n_rows, width]``."""
         buffer = self.plan.outputs[name]
         data = self.arena.read(self.plan.offsets[buffer], n_rows * buffer.row_bytes)
         rows = data.view(np.float32).reshape(n_rows, -1)
@@ -243,9 +246,10 @@ class TowerEngine:
         report: Report | None = None,
     ) -> Generator[None, None, dict[str, np.ndarray]]:
         """Run the input rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of
-        the work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
+        the work. Return the outputs by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
 
-        ``items``: they divide the rows. ``ropes``: as in ``TowerInputs.lay_out``. ``report`` is
+        ``items``: the pictures or sounds to which the rows belong, one after the other. ``ropes``:
+        for each rope table the cosines and sines, f32 ``[n_rows, 2, dims / 2]``. ``report`` is
         called after each slice with the share of the work that is done, 0 to 1. A second run must
         not begin before the first has ended.
         """

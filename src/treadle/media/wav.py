@@ -30,8 +30,9 @@ class WavFormat:
     """Format of a WAV file's samples.
 
     rate: frames a second; a frame has one sample for each channel.
-    codec: ``PCM`` or ``FLOAT``.
+    codec: ``PCM`` (integers) or ``FLOAT``.
     bits: bits of a sample.
+    channels: samples of a frame.
     """
 
     rate: int
@@ -45,12 +46,16 @@ class WavFormat:
         return self.channels * self.bits // 8
 
     def mono(self, data: bytes | memoryview) -> np.ndarray:
-        """Decode whole frames; return the mean of their channels, float32 ``[n_frames]``."""
+        """Decode ``data``, the bytes of whole frames; return the mean of their channels, float32
+        ``[n_frames]``.
+        """
         samples = self._decoded(data)
         return samples if self.channels == 1 else samples.reshape(-1, self.channels).mean(1)
 
     def _decoded(self, data: bytes | memoryview) -> np.ndarray:
-        """Return all samples as float32 ``[n_frames * channels]``, channels interleaved."""
+        """Return the samples in ``data``, whole frames, as float32 ``[n_frames * channels]``,
+        channels interleaved.
+        """
         if self.codec == FLOAT:
             with np.errstate(over="ignore"):  # infinite then, which is refused
                 return np.frombuffer(data, f"<f{self.bits // 8}").astype(np.float32)
@@ -117,8 +122,8 @@ def open_wav(data: bytes, place: str) -> WavSound:
 
 
 def wav_format(described: memoryview, place: str) -> WavFormat:
-    """Return the format that the contents of a ``fmt`` chunk describe. Raises FileError and
-    UnsupportedError.
+    """Return the format that the contents of a ``fmt`` chunk describe. Raises FileError for an
+    invalid one, UnsupportedError for samples of another kind than ``open_wav`` reads.
     """
     try:
         codec, channels, rate, _, n_bytes, bits = struct.unpack_from("<HHIIHH", described)

@@ -50,7 +50,7 @@ class WhisperTower(SoundFamily):
 
     @property
     def n_positions(self) -> int:
-        """Most rows of one pass of the tower's layers."""
+        """Most rows of one pass of the tower's layers: those of the file's table of positions."""
         return len(self._table)
 
     @property
@@ -64,8 +64,9 @@ class WhisperTower(SoundFamily):
         return HOP * self.n_frames
 
     def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """Return the im2col rows for convolution number ``stage``; after the last one, the rows
-        unchanged.
+        """Return the im2col rows for convolution number ``stage``. ``rows``: mel frames
+        ``[n, n_mels]`` for stage 0, else the results of the convolution before; after the last one
+        they are returned unchanged, for the tower.
         """
         return rows if stage == len(self.stems) else rows_of_1d(rows, STEPS[stage])
 
@@ -80,8 +81,8 @@ def tower_of_clip(
     n_given: int = 0,
     stem: tuple[TowerStage, ...] = (),
 ) -> TowerConfig:
-    """Return the configuration of Whisper's encoder (``whisper_tower``) with the sizes of a
-    projector file.
+    """Return the configuration of Whisper's encoder with the sizes of a projector file. ``tail``,
+    ``n_given``, ``stem``: as in ``whisper_tower``.
     """
     return whisper_tower(
         clip.projector_type,
@@ -97,16 +98,18 @@ def tower_of_clip(
 
 
 def stack_factor(clip: ClipConfig) -> int:
-    """Return how many states are joined to one media row, from the file's key."""
+    """Return how many consecutive states are joined to one media row, from the file's key. Raises
+    FileError if it is missing.
+    """
     return clip.keys.integer("projector.stack_factor", lo=1, hi=64)
 
 
 def read_encoder(
     config: MetadataReader, projector_type: str, *, width: int | None = TEXT_WIDTH
 ) -> dict[str, Any]:
-    """Return the projector file's keys for a Hugging Face folder's encoder, ``audio_config``.
-    ``width``: the decoder's width if ``text_config`` omits it; None: the folder may lack
-    ``text_config``, and the width stays unknown.
+    """Return the projector file's keys, by name without ``clip.``, for the encoder of a Hugging
+    Face folder (its ``audio_config``). ``width``: the decoder's width if ``text_config`` omits it;
+    None: the folder may lack ``text_config``, and the key of the width may be None.
     """
     audio = part_of(config, "audio_config")
     text = config.within("text_config") if width is None else part_of(config, "text_config")

@@ -22,8 +22,12 @@ _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.w
 
 @dataclass(frozen=True)
 class Active:
-    """Number of experts, in all and per token (0 without experts); parameters that one token uses,
-    and bytes of weights that decoding one token reads.
+    """What one token uses of a model.
+
+    n_experts, n_experts_used: experts of a layer, in all and per token (the most of all layers);
+        0 without experts.
+    n_parameters: parameters that one token uses.
+    n_bytes: bytes of weights that are read to decode one token.
     """
 
     n_experts: int
@@ -63,8 +67,7 @@ def active(gguf: GGUF, config: Config) -> Active:
 
 
 def numbers_of(experts: Experts) -> tuple[int, int]:
-    """Return the numbers of matrices that a tensor of experts may have: one for each expert, or,
-    for the tensors of small experts, one for each ``per_chunk`` neighbouring experts, which share
-    it.
+    """Return how many matrices a tensor of experts may have: (number of experts, number of small
+    experts). ``per_chunk`` neighbouring experts share a small one.
     """
     return experts.n, experts.n // experts.per_chunk

@@ -95,22 +95,23 @@ class Arch:
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
     nope: layers without rope: ``global``: those without a window, if the file has a window (even if
         no layer uses it); ``sparse``: those of them that have experts; ``fourth``: every fourth;
-        ``told``: all, if the file says so.
+        ``told``: all, if the file has the key ``rope.scaling.finetuned`` and it is false.
     norm_last: q/k norms are applied after the rope.
-    divide_logits: logits are divided by ``logit_scale``, not multiplied.
+    divide_logits: logits are divided by the file's key ``logit_scale``, not multiplied.
     width_scaled: numbers of layers of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
         instead of 1/sqrt(head_dim): the 27B sizes of Gemma, whose files have no key for it.
     mixer: mixer of layers with keys and values, a name in ``models.mixers.MIXERS``.
     state: mixer of layers without keys and values, mostly a recurrence.
     names: tensors with other names in files, without "blk.N.": pairs of the file's name and the
         graph's; a name that ends with a dot is a prefix.
-    nextn: the states that layers for multi-token prediction read: the last layer's (``plain``),
-        these after the last norm (``normed``), or all ``streams``; "": not supported.
+    nextn: the states that layers for multi-token prediction read: those after the last layer
+        (``plain``), the same after the model's last norm (``normed``), or all streams of states
+        (``streams``); "": such layers are not supported.
     pictures: a text file alone, without its projector, says that the models read pictures.
     spans: layers in which the tokens of one picture attend to each other in both directions:
         ``all``, or those with a ``window``.
-    causal_widths: ``n_embd`` of the sizes without such spans. Files have no key for it; llama.cpp
-        tells these sizes by their width too.
+    causal_widths: ``n_embd`` of the sizes whose pictures have causal attention although ``spans``
+        is set. Files have no key for it; llama.cpp tells these sizes by their width too.
     interleaved: the components of a position (time, row, column) alternate over the pairs of a head
         (Qwen3-VL); else each has consecutive pairs.
     encoder: the architecture of the encoder that reads prompts, whose tensors' names begin with

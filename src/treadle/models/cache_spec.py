@@ -14,8 +14,10 @@ class PoolSpec:
     """Pages of keys and values for layers of one shape; sizes in elements, positions in tokens.
 
     name: used in messages, and for the pool's constant in plans.
-    layers: layers that write to the pool, in the order of their parts of a page. Layers that read
-        another layer's keys and values are not listed.
+    layers: numbers of the layers that write to the pool; each page has a part for each of them, in
+        this order. Layers that read another layer's keys and values are not listed.
+    n_head_kv, head_dim, head_dim_v: number of key/value heads, and the dims of their keys and
+        values.
     window: attention window in tokens, the current one included; 0: unlimited.
     chunked: the window starts at the last multiple of ``window`` (chunked attention).
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
@@ -45,7 +47,10 @@ class PoolSpec:
 class StateSpec:
     """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0.
 
-    beside: it is not the state of the layer's mixer, which may have a state of its own.
+    name: used in messages, and for the pool's constant in plans.
+    layers: layers that have such a state, in ascending order.
+    beside: it belongs to another part of the layer than its mixer (such as the FFN); the mixer may
+        have a state in another pool.
     """
 
     name: str

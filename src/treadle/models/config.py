@@ -41,14 +41,14 @@ class Experts:
     gating: str = "softmax"  # of all scores; or "sigmoid" or "sqrt_softplus" of each
     norm: bool = False  # the weights of the chosen experts are normalised to sum to 1
     shared_mean: bool = False  # shared and chosen experts' results are averaged, not added
-    scale: float = 1.0  # of the weights
+    scale: float = 1.0  # factor of the chosen experts' weights
     per_chunk: int = 1  # neighbours that share an additional small expert
     n_ff_chunk: int = 0  # width of the small experts; 0: none
     chunk_scale: float = 1.0  # factor of the small experts' weights
     jitter: float = 0.0  # of SparseMixer's choices, see kernels/moe/route.py; 0: plain top-k
     cap: float = 0.0  # softcap of scores: cap * tanh(score / cap); 0.0: off
     n_groups: int = 1  # groups of neighbours; a token's experts are from few groups
-    n_groups_used: int = 1
+    n_groups_used: int = 1  # groups of a token: those with the best scores
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
     by_token: bool = False  # a table has each token's experts; scores only weigh them
@@ -63,9 +63,9 @@ class Recurrence:
 
     n_conv: int  # taps of its convolution
     n_channels: int  # channels of the convolution, which is depthwise
-    n_head: int = 0
+    n_head: int = 0  # heads, each with a state of ``head_dim * n_state`` numbers; 0: none
     head_dim: int = 0  # values of a head
-    n_state: int = 0  # state size of each value
+    n_state: int = 0  # numbers in the state for each value of a head
     n_group: int = 1  # groups of heads that share keys and queries (B and C of Mamba)
     norm_eps: float = 0.0  # of the norm after its heads, or of those of Mamba-1's dt, B and C
     n_rank: int = 0  # rank of Mamba-1's dt
@@ -96,8 +96,8 @@ class Latent:
     dims, then ``n_rope`` rotated ones. The layer's ``head_dim`` is the sum of both.
     """
 
-    n_q_rank: int  # of queries; 0: a single matrix makes them
-    n_kv_rank: int
+    n_q_rank: int  # low-rank values of which queries are made; 0: a single matrix makes queries
+    n_kv_rank: int  # low-rank values of a token, of which keys and values are made
     n_nope: int  # dims of a head's query that are not rotated
     n_rope: int  # rotated dims, after those
     n_v: int  # dims of a head's value
@@ -106,12 +106,12 @@ class Latent:
 
     @property
     def n_q(self) -> int:
-        """Number of dims of a head's query."""
+        """Number of dims of a head's query: those that are not rotated, then the rotated ones."""
         return self.n_nope + self.n_rope
 
     @property
     def n_row(self) -> int:
-        """Number of values that a token caches."""
+        """Number of values that a token caches in each layer."""
         return self.n_kv_rank + self.n_rope
 
 
@@ -119,8 +119,8 @@ class Latent:
 class Indexer:
     """A layer's indexer: a small attention that chooses the keys that each query attends to."""
 
-    n_head: int
-    head_dim: int
+    n_head: int  # query heads; there is one key for all of them
+    head_dim: int  # dims of its queries and keys
     top: int  # units of keys that a query sees
     rope: str  # pairs of its rotated dims, as ``Arch.rope``
     first: int = 0  # the first of its dims that turn
@@ -133,8 +133,8 @@ class Indexer:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Biases of attention scores by distance: each query makes them of a matrix
-    ``[rank, reach]``.
+    """Biases of attention scores by distance: for each head a token makes ``rank`` values, whose
+    product with a matrix ``[rank, reach]`` is the bias of its query's score at each distance.
     """
 
     rank: int
@@ -161,11 +161,11 @@ class Compressed:
     a unit of earlier tokens.
     """
 
-    n_q_rank: int  # of queries
+    n_q_rank: int  # low-rank values of which queries are made
     n_rope: int  # rotated dims, a head's last
-    n_groups: int  # of heads, whose results have a matrix of their own
-    n_o_rank: int  # rows of each
-    unit: int = 0  # tokens of a unit; 0: there are none
+    n_groups: int  # groups of heads; each group's result is multiplied by its own matrix
+    n_o_rank: int  # rows of each of these matrices
+    unit: int = 0  # tokens of a unit; 0: there are no units
     overlap: bool = False  # a unit's row is made of the tokens of the unit before as well
 
 
@@ -180,18 +180,18 @@ class Ngrams:
     n_row: int  # values of a row
     end: int  # the token behind which earlier ones do not count
     n_conv: int  # taps of a convolution, ``n`` tokens apart
-    multipliers: tuple[int, ...]  # of the last ``n`` tokens
-    sizes: tuple[int, ...]  # rows of each head, and where they begin
-    offsets: tuple[int, ...]
+    multipliers: tuple[int, ...]  # of the ids of the last ``n`` tokens, in the hash
+    sizes: tuple[int, ...]  # number of table rows of each of the ``n_heads`` hashes
+    offsets: tuple[int, ...]  # first table row of each of them
     n_rows: int  # of the table
 
     @property
-    def n_heads(self) -> int:
+    def n_heads(self) -> int:  # hashes of a token, each of which chooses one row
         return (self.n - 1) * self.heads
 
     @property
     def n_embd(self) -> int:
-        """Number of values in all rows of a token."""
+        """Number of values in all ``n_heads`` table rows that a token chooses."""
         return self.n_heads * self.n_row
 
     @property
@@ -203,7 +203,8 @@ class Ngrams:
 @dataclass(frozen=True)
 class BlockTaps:
     """Sizes of a layer's convolutions within a block of tokens that is drafted at once (DFlash 2).
-    Each token adds to their weights, one value for ``group`` neighbouring channels.
+    Each token computes values that are added to the convolutions' weights; ``group`` neighbouring
+    channels share a value.
     """
 
     n: int  # taps: the token itself, and those before it
@@ -212,8 +213,8 @@ class BlockTaps:
 
     @property
     def n_deltas(self) -> int:
-        """Number of values that a token adds to the weights of the convolutions on both sides of a
-        sublayer.
+        """Number of values that a token computes for the weights of both convolutions of a
+        sublayer, the one before it and the one after it.
         """
         return 2 * self.n * self.n_channels // self.group
 
@@ -224,11 +225,11 @@ class Layer:
     elements (0 for a missing mixer or FFN).
     """
 
-    n_head: int
-    n_head_kv: int  # divides n_head
+    n_head: int  # query heads
+    n_head_kv: int  # key and value heads; divides n_head
     head_dim: int  # of queries and keys
-    head_dim_v: int
-    n_ff: int
+    head_dim_v: int  # of values
+    n_ff: int  # width of a dense FFN
     # The layer whose keys and values it attends to: itself, or an earlier one; in a drafter, from
     # ``n_layer`` on, one of the model that it drafts for.
     kv_from: int
@@ -245,7 +246,7 @@ class Layer:
     v_norm: bool = False  # values have a norm without weight
     qk_norm: bool = False  # each head's queries and keys have a norm without weight
     curve: tuple[float, ...] = ()  # parameters of xIELU, see kernels/elementwise/xielu.py
-    n_own: int = 0  # width of per-layer embeddings; 0: none
+    n_own: int = 0  # width of per-layer embeddings (``ffns/layer_embeddings.py``); 0: none
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
@@ -266,8 +267,9 @@ class DraftTraits:
 
     layers: the target's layers before which it reads states (the number of layers: after the last);
         empty: EAGLE 3's usual three, if a file names none.
-    norm_before: the states side by side have a norm before they are fused.
-    norm_residual: the residual stream starts with the normed fused states.
+    norm_before: the target's states, concatenated, have a norm before the matrix ``fc``, which
+        fuses them.
+    norm_residual: the residual stream starts with the norm of the fused states, not with these.
     n_block: tokens of a block that is drafted at once, its first token included; 0: tokens are
         drafted one after the other.
     mask: the token in the places of a block that are to be drafted.
@@ -276,7 +278,7 @@ class DraftTraits:
     n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
     n_selector: rank of the scores that choose among each place's best tokens by the token before
         (DFlash 2); 0: none.
-    n_candidates: these tokens of each place.
+    n_candidates: number of best tokens of each place among which the selector chooses.
     """
 
     layers: tuple[int, ...] = ()
@@ -292,8 +294,8 @@ class DraftTraits:
 
 @dataclass(frozen=True)
 class Clusters:
-    """An output matrix whose rows lie in ``n`` equal clusters; a token has logits in its ``n_used``
-    best ones only.
+    """An output matrix whose rows form ``n`` clusters of equal size. For each token only the rows
+    of the ``n_used`` clusters with the largest scores are multiplied.
     """
 
     n: int
@@ -305,11 +307,13 @@ class Switch:
     """Adapters within a model, which control tokens in the text choose (``models/switch.py``).
 
     n: number of adapters; as an adapter's number, 0 stands for none.
-    rank: of the adapters' matrices.
-    tokens: the control tokens: of adapters 1 to ``n``, or of 0 to ``n``.
+    rank: rank of the adapters' matrices.
+    tokens: ids of the control tokens, in the order of the adapters that they choose: 1 to ``n``,
+        or 0 to ``n``.
     substitutes: for each control token, the token whose embedding is read in its place.
-    gain: of the keys by which the model attends to control tokens.
-    latest: a text's last control token chooses the adapter; else the mean of all of them does.
+    gain: size of the keys by which the model attends to control tokens (``models/switch.py``).
+    latest: a text's last control token chooses the adapter; else the rounded mean of the numbers
+        of all chosen adapters does.
     """
 
     n: int
@@ -324,14 +328,14 @@ class Switch:
 class MediaTraits:
     """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
-    sections: numbers of a head's pairs that each component of a position (time, row, column)
-        rotates; empty: a position is one number.
-    interleaved: the components alternate over the pairs, within the sections of row and column;
-        else each has consecutive pairs.
+    sections: how many of a head's pairs each component of a position (time, row, column) rotates;
+        empty: a position is one number.
+    interleaved: the components take turns over the pairs (time, row, column, time ...) until row
+        and column have their numbers of pairs; else each component has consecutive pairs.
     spans: the layers in which the rows of a bidirectional span attend to each other in both
         directions: "all", those with a "window", or none ("").
-    n_deepstack: number of first layers after which further rows of a picture are added to the
-        states.
+    n_deepstack: number of layers, from the first on, after each of which further rows of a picture
+        are added to the states (deepstack).
     """
 
     sections: tuple[int, ...] = ()
@@ -340,12 +344,14 @@ class MediaTraits:
     n_deepstack: int = 0
 
     def spans_in(self, window: int) -> bool:
-        """Return whether layers with this attention window (0: none) have bidirectional spans."""
+        """Return whether the rows of one picture attend to each other in both directions in layers
+        with this attention window, in tokens (0: none).
+        """
         return self.spans == "all" or (self.spans == "window" and window > 0)
 
     def component_of(self, n_pairs: int) -> tuple[int, ...]:
-        """Return the component of the position that rotates each of a head's ``n_pairs`` rotated
-        pairs: 0 for time, 1 for the row, 2 for the column.
+        """Return for each of a head's ``n_pairs`` rotated pairs the component of the position that
+        rotates it: 0 for time, 1 for the row, 2 for the column.
         """
         if not self.sections:
             return (0,) * n_pairs
@@ -364,9 +370,9 @@ class Config:
     """The hyper-parameters of one model; sizes in elements, positions in tokens."""
 
     arch: Arch
-    n_embd: int
+    n_embd: int  # width of the hidden states
     n_vocab: int  # rows of token_embd
-    n_ctx_train: int
+    n_ctx_train: int  # context length in training
     norm_eps: float  # of every norm, the q/k norms included
     embd_scale: float  # token embeddings are multiplied by it; mostly 1.0
     attn_scale: float  # q.k is multiplied by it
@@ -418,8 +424,8 @@ class Config:
     switch: Switch | None = None  # of the adapters within the model, if it has some
 
     def attending_to(self, n_rows: int) -> Config:
-        """Return the config with cross attention to up to ``n_rows`` rows of an encoder in each
-        layer.
+        """Return a copy whose layers all have cross attention to up to ``n_rows`` rows of an
+        encoder.
         """
         layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
         return replace(self, layers=tuple(layers))
@@ -432,7 +438,9 @@ class Config:
 
     @cached_property
     def main_output(self) -> str:
-        """The default output of plans: "logits", or "embedding" for models without logits."""
+        """Name of the output that plans have by default: "logits", or "embedding" for models
+        without logits.
+        """
         writes = "logits" in _graph_of(self).outputs and not self.scores
         return "logits" if writes else "embedding"
 
@@ -455,12 +463,16 @@ class Config:
 
     @property
     def pool(self) -> str:
-        """The pooling of embeddings: ``pooling``, or "mean" if the file names none."""
+        """The pooling of embeddings, "mean", "first" or "last": ``pooling``, but "mean" where that
+        is "none".
+        """
         return "mean" if self.pooling == "none" else self.pooling
 
     @property
     def n_logits(self) -> int:
-        """Number of logits per token."""
+        """Number of logits per token: the vocabulary's size, or the number of tokens that a
+        drafter can draft.
+        """
         return self.n_draft_vocab or self.n_vocab
 
     @property
@@ -486,9 +498,9 @@ class Config:
 
     @property
     def n_batch(self) -> int:
-        """Number of tokens of a prompt per run, if the prompt may be split. More with experts, but
-        not if a layer has an indexer or a relative bias, whose scores or biases take memory for
-        each token of a run times the context.
+        """Number of tokens of a prompt per run, if the prompt may be split: N_BATCH_EXPERTS for
+        models with experts, else N_BATCH. It is N_BATCH too if a layer has an indexer or a relative
+        bias: their scores take memory proportional to a run's tokens times the context.
         """
         if any(layer.indexer or layer.relative for layer in self.layers):
             return N_BATCH
@@ -506,5 +518,7 @@ class Config:
 
 
 def _graph_of(config: Config) -> Any:
-    """Return a configuration's graph. By name, since graphs import this module."""
+    """Return the ``Graph`` of a configuration's architecture. It is imported by name here, since
+    graphs import this module.
+    """
     return import_module("treadle.models.graphs").GRAPHS[config.arch.graph]

@@ -44,6 +44,7 @@ class ControlVector:
 
     name: the name by which requests choose it.
     model_hint: the architecture that it was made for, "" if unknown.
+    path: the file that it was read from; None if it was made in memory.
     """
 
     name: str
@@ -64,7 +65,7 @@ class ControlVector:
 
     @property
     def mark(self) -> bytes:
-        """A digest (sha256) of all directions."""
+        """A digest (sha256) of all directions and their layers, to tell vectors apart."""
         state = hashlib.sha256(ARCHITECTURE.encode())
         for layer in sorted(self.directions):
             state.update(repr((layer, len(self.directions[layer]))).encode())
@@ -72,7 +73,7 @@ class ControlVector:
         return state.digest()
 
     def for_layers(self, first: int, last: int) -> ControlVector:
-        """Return the vector with the directions of layers ``first`` to ``last``, both included."""
+        """Return a copy with only the directions of layers ``first`` to ``last``, both included."""
         kept = {layer: row for layer, row in self.directions.items() if first <= layer <= last}
         return replace(self, directions=kept)
 
@@ -150,9 +151,9 @@ def checked_strength(name: object, strength: Any) -> float:
 
 
 def checked_directions(what: str, directions: Mapping[Any, Any]) -> dict[int, Floats]:
-    """Return directions as f32 rows by layer. Raises TreadleError, whose message begins with
-    ``what``, for layers below 1, rows of different widths, values that are not finite, and no
-    direction at all.
+    """Return directions (any vectors of numbers, by layer) as f32 rows by layer. Raises
+    TreadleError, whose message begins with ``what``, for layers that are no integers from 1 on,
+    rows of different widths, values that are not finite numbers, and no direction at all.
     """
     rows: dict[int, Floats] = {}
     for key, given in directions.items():
@@ -172,7 +173,10 @@ def checked_directions(what: str, directions: Mapping[Any, Any]) -> dict[int, Fl
 
 
 def _directions(file: GGUF) -> dict[int, Floats]:
-    """Return the directions of a file by layer. Raises FileError if it is no control vector."""
+    """Return the directions in a file, f32 ``[n_embd]``, by layer. Raises FileError if it is no
+    control vector, or for a direction of layer 0, of another shape, or with values that are not
+    finite.
+    """
     found = file.metadata.get("general.architecture")
     if found != ARCHITECTURE:
         where = "general.architecture"

@@ -20,8 +20,8 @@ def digest_of(value: Any) -> str:
 
 
 def _described(value: Any) -> Iterator[str]:
-    """Yield strings that are equal in every process for equal values. Raises TypeError for a value
-    of an unknown type.
+    """Yield strings that describe ``value`` and all values within it; they are equal in every
+    process for equal values. Raises TypeError for a value of an unknown type.
     """
     if is_dataclass(value):
         yield type(value).__name__

@@ -22,8 +22,8 @@ NEXTN = "nextn_predict_layers"  # number of last layers that are for multi-token
 
 
 class ArchMetadata(keys.MetadataReader):
-    """Reader of the keys that begin with the prefix "``arch``.", which callers leave out.
-    ``lacking``: values for keys that the file lacks.
+    """Reader of an architecture's keys: those that begin with its name and a dot, a prefix that
+    callers leave out. ``lacking``: (key, value) pairs, for keys that the file lacks.
 
     Methods raise FileError for a value of another type or out of range, and for a missing key
     without a default.
@@ -40,7 +40,7 @@ class ArchMetadata(keys.MetadataReader):
         self, key: str, n_layer: int, default: Sequence[int] | None = None, *, lo: int = 1
     ) -> tuple[int, ...]:
         """Return ``n_layer`` integers of at least ``lo``, stored as one number for all layers or
-        one per layer.
+        one per layer; ``default``, of any length, if the file lacks the key.
         """
         value = self.get(key)
         if value is None and default is not None:
@@ -58,7 +58,7 @@ class ArchMetadata(keys.MetadataReader):
         return tuple(int(size) for size in sizes)
 
     def integers(self, key: str, lo: int, hi: int) -> list[int]:
-        """Return the integers of an array, each from ``lo`` to ``hi``."""
+        """Return the array of integers under ``key``, each from ``lo`` to ``hi``."""
         found = self.get(key)
         if not hasattr(found, "__len__") or isinstance(found, (str, bytes)):
             self.fail(key, self.missing if found is None else f"is {found!r:.60}", "an array")
@@ -73,7 +73,9 @@ class ArchMetadata(keys.MetadataReader):
         return [int(value) for value in values]
 
     def flags(self, key: str, n_layer: int, default: bool) -> tuple[bool, ...]:
-        """Return a flag for each layer; ``default`` for all if the file has no such key."""
+        """Return the flags under ``key``, one for each of ``n_layer`` layers; all are ``default``
+        if the file has no such key.
+        """
         found = self.get(key)
         if found is None:
             return (default,) * n_layer
@@ -85,7 +87,8 @@ class ArchMetadata(keys.MetadataReader):
 
     def n_vocab(self, *, lent: bool = False) -> int:
         """Return the number of rows of the token embeddings, checked to equal the vocabulary's
-        size. ``lent``: the file may lack embeddings; then return the vocabulary's size.
+        size. ``lent``: the file may lack embeddings (a drafter that uses another model's); then
+        return the vocabulary's size.
         """
         embd = self.gguf.tensors.get("token_embd.weight")
         if embd is None and lent:
@@ -115,6 +118,6 @@ class ArchMetadata(keys.MetadataReader):
         return n_vocab
 
     def n_rows(self, name: str) -> int:
-        """Return the number of rows of a matrix in the file; 0 if there is none."""
+        """Return the number of rows of the matrix ``name``; 0 if the file has no such matrix."""
         tensor = self.gguf.tensors.get(name)
         return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0

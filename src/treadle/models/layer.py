@@ -27,8 +27,8 @@ GATE_UP = "_gate_up"
 
 
 def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
-    """Build layer ``i`` of the sublayers ``halves`` on the hidden states ``x``; return the new
-    states.
+    """Build layer ``i``, made of the sublayers ``halves``, on the hidden states ``x``, f32
+    ``[N, n_embd]``; return the states after it.
     """
     if not g.config.parallel:
         gain = f"blk.{i}.layer_output_scale"
@@ -54,7 +54,7 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
 
 
 def _stem(g: Ops, half: Sublayer) -> str:
-    """Return the stem of the norm before a sublayer, as the file names it."""
+    """Return the stem of the norm before a sublayer, as the file names it; "" if there is none."""
     config = g.config
     return {"attn_norm": config.attn_norm, "ffn_norm": config.ffn_norm}.get(
         half.before, half.before
@@ -74,8 +74,9 @@ def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
 
 
 def gated_norm(g: Ops, label: str, h: Rows, weight: str, scale: float = 1.0) -> Rows:
-    """Return the normed ``h`` times its gate and ``scale``, in place; ``h`` itself if the norm
-    ``weight`` has no gate. ``label``: the norm's.
+    """Return ``h``, a norm's result, times the norm's gate and ``scale``, in place; if it has no
+    gate, ``h`` unchanged, without ``scale``. ``weight``: stem of the norm, "" for one without
+    weights; ``label``: of the norm's step.
     """
     if not weight or not g.has(f"{weight}{GATE_DOWN}.weight"):
         return h
@@ -89,8 +90,8 @@ def gated_norm(g: Ops, label: str, h: Rows, weight: str, scale: float = 1.0) -> 
 
 
 def _norm_after(g: Ops, label: str, h: Rows, weight: str, eps: float | None) -> Rows:
-    """Return the norm of a sublayer's result ``h``; with the norm's gate, if it has one, in
-    place.
+    """Return the norm ``weight`` (a stem) of a sublayer's result ``h``. If the norm has a gate, the
+    result is multiplied by it, and ``h`` is overwritten. ``eps``: None for the model's.
     """
     if not g.has(f"{weight}{GATE_DOWN}.weight"):
         return _norm(g, label, h, weight, eps)

@@ -71,8 +71,8 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
 
 
 def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
-    """Return how the decoder takes rows of pictures and sound. Invalid sections count as none,
-    since they do not matter for text.
+    """Return how the decoder reads rows of pictures and sound. An invalid list of M-RoPE sections
+    counts as none, since it does not matter for text.
     """
     given = keys.get(SECTIONS)
     sections: tuple[int, ...] = ()
@@ -85,7 +85,9 @@ def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
 
 
 def unread_tensors(config: Config) -> tuple[str, ...]:
-    """Return the tensors that nothing reads and that valid files do not usually have."""
+    """Return the names of the file's tensors that nothing reads and that valid files do not usually
+    have.
+    """
     graph = GRAPHS[config.arch.graph]
     return tuple(
         name
@@ -101,9 +103,9 @@ def rename(gguf: GGUF, arch: Arch) -> None:
 
 
 def renamed(key: str, theirs: str, name: str) -> str:
-    """Return the name ``key`` with ``theirs``, the file's name with or without "blk.N.", replaced
-    by ``name``, the graph's; ``key`` if it has another name. If ``theirs`` ends with a dot, it is a
-    prefix.
+    """Return the tensor name ``key`` with ``theirs`` replaced by ``name``: if ``theirs`` ends with
+    a dot, at the beginning of ``key``; else if ``key`` is ``theirs``, perhaps after "blk.N.". Any
+    other ``key`` is returned unchanged.
     """
     if theirs.endswith("."):
         return name + key.removeprefix(theirs) if key.startswith(theirs) else key
@@ -114,8 +116,8 @@ def renamed(key: str, theirs: str, name: str) -> str:
 def _refuse_surplus_layers(
     keys: ArchMetadata, ignored: Sequence[str], n_layer: int, key: str = "block_count"
 ) -> None:
-    """Raise FileError if an ignored tensor belongs to layer ``n_layer``, the value of ``key``, or
-    beyond: such layers would be left out.
+    """Raise FileError if an ignored tensor belongs to a layer of number ``n_layer`` or more: the
+    model would lose that layer. ``key``: the key that states ``n_layer``, for the message.
     """
     for name in ignored:
         if (layer := layer_of(name)[0]) >= n_layer:
@@ -128,8 +130,8 @@ def _refuse_surplus_layers(
 
 
 def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
-    """Raise FileError if a layer that ``n_layer`` leaves out as an MTP layer has no nextn
-    tensors.
+    """Raise FileError if a layer from ``n_layer`` on, which counts as an MTP layer, has ignored
+    tensors but none for MTP ("nextn").
     """
     said = {layer_of(name)[0] for name in ignored if ".nextn." in name}
     for i in sorted({layer_of(name)[0] for name in ignored} - said):
@@ -187,9 +189,9 @@ def find_arch(gguf: GGUF) -> Arch:
 
 
 def _has_sections(gguf: GGUF, name: str) -> bool:
-    """Return whether a file rotates halves, although other files of its architecture rotate
-    neighbours. Files with M-RoPE sections do so in some architectures, since llama.cpp's converter
-    orders their rows so. As in llama.cpp, the first two sections must be positive.
+    """Return whether a file of the architecture ``name`` has M-RoPE sections, and therefore rotates
+    the pairs (i, i + dims/2), where other files of the architecture rotate neighbours: llama.cpp's
+    converter orders their rows so. As in llama.cpp, the first two sections must be positive.
     """
     given = gguf.metadata.get(f"{name}.{SECTIONS}")
     shares = given if isinstance(given, Sequence) and not isinstance(given, str) else ()

@@ -27,7 +27,7 @@ class LowRank:
     """
 
     rank: int
-    factor: float  # alpha / rank, or its replacement
+    factor: float  # alpha / rank, or what the adapter states instead
     a: Callable[[], Floats]
     b: Callable[[], Floats]
     a_shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class LowRank:
 
 
 def transposed(low: LowRank) -> LowRank:
-    """Return the low-rank product for the transposed matrix."""
+    """Return the low-rank product for the transposed matrix, ``factor A^T B^T``."""
 
     def a() -> Floats:
         return np.ascontiguousarray(low.b().T)
@@ -49,8 +49,8 @@ def transposed(low: LowRank) -> LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A LoRA adapter from a file or folder. ``ranks``: its low-rank products, by the model's tensor
-    names.
+    """A LoRA adapter from a file or folder. ``ranks``: its low-rank products, by the names of the
+    model's matrices to which they are added.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Adapter:
     mark: bytes  # digest of all weights
 
     def check(self, met: set[str]) -> None:
-        """Raise UnsupportedError, naming a matrix, unless all matrices that it adapts are in
-        ``met``.
+        """Raise UnsupportedError, naming a matrix, unless all matrices that the adapter changes are
+        in ``met``: the names of the matrices in the products of a plan.
         """
         if rest := self.ranks.keys() - met:
             what = "is not used in a matrix product, so an adapter cannot apply to it"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rows:
-    """The result of an op: a matrix of ``width`` columns, with a row per token of the batch, per
-    output or per input.
+    """The result of an op, a matrix of ``width`` columns: one row for each token of the batch, each
+    requested output or each input. ``label``: of the op that made it.
     """
 
     label: str
@@ -46,8 +46,8 @@ TensorName = str | TensorSlice
 
 
 def tensor_of(stem: TensorName, kind: str) -> TensorName:
-    """Return the name of a stem's tensor of a ``kind``, "weight" or "bias"; for a slice, the same
-    rows of it.
+    """Return the name of the tensor ``stem.kind``; ``kind``: "weight" or "bias". If ``stem`` is a
+    slice, return the slice of the same rows of that tensor.
     """
     if isinstance(stem, TensorSlice):
         return TensorSlice(f"{stem.whole}.{kind}", stem.first, stem.n)
@@ -66,22 +66,27 @@ class Ops(ABC):
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Return whether the file has a tensor that plans may use."""
+        """Return whether the file has the tensor ``name`` (with its suffix: ``blk.0.attn_q.bias``)
+        and the configuration does not ignore it.
+        """
 
     @abstractmethod
     def embed(self, label: str, weight: str, scale: float) -> Rows:
-        """Return the row of the matrix ``weight`` for each token of the batch, times ``scale``."""
+        """Return for each token of the batch the row of the matrix ``weight`` with the number of
+        its id, times ``scale``.
+        """
 
     @abstractmethod
     def given(self, label: str, width: int) -> Rows:
-        """Return rows of ``width`` values, f32, that the host writes before each run: states of all
-        tokens, computed elsewhere.
+        """Return the input ``label``: rows of ``width`` values, f32, one for each token, that the
+        host writes before each run, such as states computed by another model.
         """
 
     @abstractmethod
     def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
-        """Return ``x`` plus a row of the matrix for each token: that of its "position", of its
-        "type", or the "first", as ``by`` says. Overwrites ``x``.
+        """Return ``x`` plus a row of the matrix ``weight`` for each token: that of its position, of
+        its token type, or the first, as ``by`` says ("position", "type" or "first"). Overwrites
+        ``x``.
         """
 
     @abstractmethod
@@ -100,15 +105,16 @@ class Ops(ABC):
         """Return the RMS norm of each row, or of each of its ``heads`` equal parts, times
         ``weight`` ("" for none) and ``scale``.
 
-        centred: LayerNorm. eps: None for the model's. own: ``weight`` has a row for each part.
+        centred: LayerNorm instead. eps: None for the model's. own: ``weight`` has a row for each
+        part; else all parts share one.
 
         With several heads ``x`` is overwritten.
         """
 
     @abstractmethod
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices. If ``config.bounds`` has bounds
-        of a matrix, its input and its result are clamped to them.
+        """Return ``x W^T (+ bias)`` for each of several matrices. If ``config.bounds`` names
+        bounds of a matrix, the input and the result of its product are clamped to these.
         """
 
     def linear(self, label: str, x: Rows, weight: TensorName) -> Rows:
@@ -121,12 +127,12 @@ class Ops(ABC):
 
     @abstractmethod
     def activate(self, label: str, x: Rows, fn: str) -> Rows:
-        """Return ``fn(x)``, elementwise."""
+        """Return ``fn(x)``, elementwise; ``fn``: a name in ``kernels/activations.py``."""
 
     @abstractmethod
     def rope(self, label: str, x: Rows, table: int) -> Rows:
-        """Return ``x`` with the pairs of each head rotated by position, according to
-        ``config.ropes[table]``.
+        """Return ``x``, queries or keys, with the pairs of each head rotated by the token's
+        position, according to ``config.ropes[table]``.
         """
 
     @abstractmethod
@@ -145,10 +151,11 @@ class Ops(ABC):
     ) -> Rows:
         """Return the attention of each token over its sequence's cached keys and values.
 
-        ``k`` and ``v`` of the batch's tokens are first stored in the layer's pool; a layer that
-        reads another layer's keys and values (``Layer.kv_from``) has only ``q``. ``q`` and ``k``
-        may have norms, a rope, or both in either order, but the same ones; they are overwritten.
-        Heads, window and causality are the layer's; scale and softcap of scores are the model's.
+        ``k`` and ``v`` of the batch's tokens are first stored in the pool of ``layer``; a layer
+        that reads another layer's keys and values (``Layer.kv_from``) has only ``q``. ``q`` and
+        ``k`` may have norms, a rope, or both in either order, but both the same ones; they are
+        overwritten. Heads, window and causality are the layer's; scale and softcap of scores are
+        the model's.
 
         sinks: name of a vector with one more score for each head, of a key without a value; or "".
         distances: name of a matrix of biases of scores, by bucket of the key's distance (one of
@@ -159,8 +166,8 @@ class Ops(ABC):
 
     @abstractmethod
     def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-        """Return the first halves of ``heads`` equal parts of each row, side by side, and the
-        second halves. Overwrites ``x``.
+        """Split each of the ``heads`` equal parts of a row in two; return the first halves of all
+        parts, side by side, and the second halves. Overwrites ``x``.
         """
 
     @abstractmethod
@@ -191,8 +198,8 @@ class Ops(ABC):
 
     @abstractmethod
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
-        """Return ``make(ops)``, rows that several layers use. It is called only the first time for
-        a ``label``.
+        """Return ``make(ops)``, rows that several layers use. ``make`` is called only the first
+        time for a ``label``; later calls return the same rows.
         """
 
     @abstractmethod
@@ -207,8 +214,9 @@ class Ops(ABC):
 
     @abstractmethod
     def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
-        """Return the result of an op that only some sublayers use; ``word``: its name in the
-        lowering's table.
+        """Return the result of an op that only some sublayers use. ``word``: its name in the
+        lowering's table; ``rows`` and ``given``: the arguments of that op
+        (``docs/graph-vocabulary.md``).
         """
 
     @abstractmethod

@@ -18,8 +18,9 @@ _read: WeakKeyDictionary[GGUF, list[Floats]] = WeakKeyDictionary()
 
 
 def dense_of(gguf: GGUF, n_embd: int) -> list[Floats]:
-    """Return the matrices of these layers, float32 ``[out, in]``, in order; the first has
-    ``n_embd`` columns. They are cached per file. Raises FileError if shapes do not match.
+    """Return the matrices of a file's dense layers after pooling, float32 ``[out, in]``, in the
+    order of their application; [] if it has none. The first has ``n_embd`` columns. They are cached
+    per file. Raises FileError if shapes do not match.
     """
     found = _read.get(gguf)
     if found is None:

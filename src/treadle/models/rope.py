@@ -40,24 +40,26 @@ class Rope:
     yarn_beta_slow: float = 1.0
     yarn_truncate: bool = True  # the bounds of the interpolation ramp are rounded to whole pairs
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
-    temperature: float = 0.0  # queries are scaled up by it per e-fold of n_ctx_orig
+    temperature: float = 0.0  # queries are scaled up by it per e-fold of n_ctx_orig; see ``gains``
     ahead: int = 0  # positions by which that scaling starts early
-    smooth: bool = False  # it grows with each position, not with each n_ctx_orig of them
+    smooth: bool = False  # the scaling grows with each position, not with each n_ctx_orig of them
     dynamic: bool = False  # unsupported scaling above n_ctx_orig: the context is limited to it
 
     @property
     def n_pairs(self) -> int:
-        """Number of pairs for which the file has factors."""
+        """Number of factors that the file has: one per rotated pair, or more (``n_factors``)."""
         return self.n_factors or self.dims // 2
 
     def has_long(self, n_ctx: int) -> bool:
-        """Return whether a context of ``n_ctx`` tokens uses the long factors."""
+        """Return whether a context of ``n_ctx`` tokens uses ``long_factors`` in place of
+        ``factors``.
+        """
         return self.long_factors is not None and n_ctx > self.n_ctx_orig
 
     def factors_in(self, n_ctx: int) -> tuple[float, ...] | None:
-        """Return the factors for a context of ``n_ctx`` tokens, None for none. In transformers they
-        depend on a sequence's length; here they do not, because its cached pages would become
-        invalid as it grows.
+        """Return the factors that divide frequencies, one per rotated pair, in a context of
+        ``n_ctx`` tokens; None if the table has none. In transformers they depend on a sequence's
+        length; here they do not, because its cached pages would become invalid as it grows.
         """
         return self.long_factors if self.has_long(n_ctx) else self.factors
 
@@ -82,8 +84,8 @@ class Rope:
         return inv_freq * (kept + (1.0 - kept) / self.scale), attn_factor
 
     def gains(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return for each position the factor of cosines and sines by which queries are scaled
-        (temperature), f64.
+        """Return for each position the factor by which queries are scaled there (temperature), f64
+        ``[n]``; it is applied to their cosines and sines.
         """
         if self.smooth:
             share = (positions + self.ahead) / max(1, self.n_ctx_orig)
@@ -92,8 +94,9 @@ class Rope:
         return np.asarray(1.0 + self.temperature * np.log(1.0 + turns))
 
     def _yarn_range(self) -> tuple[float, float]:
-        """Return the first and last pair of YaRN's interpolation ramp: those that turn
-        ``yarn_beta_fast`` and ``yarn_beta_slow`` times in the original context.
+        """Return the first and last pair of YaRN's interpolation ramp, as numbers that need not be
+        whole: those that turn ``yarn_beta_fast`` and ``yarn_beta_slow`` times in the original
+        context.
         """
 
         def pair_of(n_turns: float) -> float:
@@ -109,8 +112,9 @@ class Rope:
 
 
 def scale_only(temperature: float, every: int, ahead: int = 0, *, smooth: bool = False) -> Rope:
-    """Return a table of one unrotated pair, whose cosine is only the query temperature: it grows by
-    ``temperature`` per e-fold of ``every`` positions. ``ahead``, ``smooth``: as in ``Rope``.
+    """Return a table that scales queries and rotates nothing: its only pair has angle 0, and the
+    query temperature as its cosine. That grows by ``temperature`` per e-fold of ``every``
+    positions. ``ahead``, ``smooth``: as in ``Rope``.
     """
     return Rope(
         2,

@@ -19,11 +19,13 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 
 
 def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
-    """Return the rope table of all layers; if layers with a window have a base of their own, the
-    table of the other layers, then theirs. Scaling (linear, YaRN, factors) applies to the first
-    table only, since layers with a window never see more tokens than in training.
+    """Return the rope table of all layers; if layers with a window have a base of their own, return
+    the table of the other layers, then that of those with a window. Scaling (linear, YaRN, factors)
+    applies to the first table only, since layers with a window never see more tokens than in
+    training.
 
-    Raises FileError, UnsupportedError.
+    Raises FileError for keys out of range or missing factors, UnsupportedError for an unknown type
+    of scaling.
     """
     most = rope_dims = keys.integer("rope.dimension_count", head_dim, lo=2, hi=head_dim)
     if halved := keys.flag(ROPE_HALVED, False):

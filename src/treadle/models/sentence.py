@@ -24,8 +24,8 @@ def default_prompt(gguf: GGUF) -> str:
 
 
 def max_seq_length(gguf: GGUF) -> int | None:
-    """Return the most tokens of a text; None if the file has no limit. Raises FileError for another
-    value.
+    """Return the most tokens of a text to embed; None if the file states no limit. Raises FileError
+    for a limit that is no such number.
     """
     keys = MetadataReader(gguf.metadata, gguf.path)
     return keys.integer(MAX_TOKENS, hi=POSITION_MAX) if keys.has(MAX_TOKENS) else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def split(gguf: GGUF, config: Config, n: int) -> list[range]:
     """Split the layers into ``n`` ranges of about equal bytes of weights; the output matrix counts
-    with the last layer. Raises TreadleError if there are fewer layers.
+    as part of the last layer. Raises TreadleError if there are fewer than ``n`` layers.
     """
     if not 0 < n <= config.n_layer:
         raise TreadleError(f"{n} stages: the model has {config.n_layer} layers")
@@ -33,8 +33,8 @@ def split(gguf: GGUF, config: Config, n: int) -> list[range]:
 
 
 def split_evenly(sizes: Sequence[int], n: int) -> list[range]:
-    """Split ``sizes`` into ``n`` non-empty ranges of indices; each ends where the running sum is
-    nearest to its share of the total.
+    """Split ``sizes`` into ``n`` non-empty ranges of indices; range ``i``, from 1, ends where the
+    running sum is nearest to ``i / n`` of the total.
     """
     sums = [0]
     for size in sizes:
@@ -49,8 +49,8 @@ def split_evenly(sizes: Sequence[int], n: int) -> list[range]:
 
 
 def staged(config: Config, layers: range) -> Config:
-    """Return the config of a stage with these layers. Raises UnsupportedError if the model cannot
-    be split there.
+    """Return the config of the stage that computes ``layers``. Raises UnsupportedError if models of
+    this graph cannot be split, or if a layer reads keys and values of one in another stage.
     """
     graph = config.arch.graph
     if "stream" not in GRAPHS[graph].outputs:

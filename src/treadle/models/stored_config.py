@@ -47,8 +47,8 @@ def open_config(gguf: GGUF) -> Config:
 
 
 def _key(gguf: GGUF) -> str | None:
-    """Return the key of a file's configuration. None if it is not stored: of models that are not
-    unchanged GGUF files, and under ``TREADLE_PLANS=0``.
+    """Return the key under which a file's configuration is stored on disk. None if it may not be
+    stored: for models that are not unchanged GGUF files, and under ``TREADLE_PLANS=0``.
     """
     if not are_stored() or not (files := identities(gguf)):
         return None
@@ -56,8 +56,9 @@ def _key(gguf: GGUF) -> str | None:
 
 
 def identities(gguf: GGUF) -> list[tuple[int, ...]] | None:
-    """Return the identity of each of a GGUF model's files. None if a file changed or a tensor was
-    replaced in memory, and for other kinds of models, whose tensors also depend on other files.
+    """Return for each of a GGUF model's files some numbers that change with the file
+    (``identity``). None if a file changed or a tensor was replaced in memory, and for other kinds
+    of models, whose tensors also depend on other files.
     """
     if type(gguf) is not GGUF or not gguf.is_in_place:
         return None

@@ -39,8 +39,9 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor's name and shape, in numpy order. The shape is made of names, whose numbers
-    ``Graph.sizes`` and ``Sublayer.sizes`` return.
+    """A tensor that a graph or sublayer reads: its name, without "blk.N." in layers, and its shape
+    in numpy order. The shape is made of names, whose numbers ``Graph.sizes`` and ``Sublayer.sizes``
+    return. ``optional``: valid files may lack it.
     """
 
     name: str  # in a sublayer, without "blk.N."
@@ -49,7 +50,9 @@ class TensorRow:
 
 
 def with_bias(stem: str, *shape: str, optional: bool = False) -> tuple[TensorRow, TensorRow]:
-    """Return the tensor rows of a weight, and of its bias, which is always optional."""
+    """Return the tensor rows of a weight of this shape, and of its bias ``[shape[0]]``, which is
+    always optional; ``optional``: whether the weight is too.
+    """
     bias = TensorRow(f"{stem}.bias", shape[:1], optional=True)
     return TensorRow(f"{stem}.weight", shape, optional), bias
 
@@ -83,16 +86,17 @@ class Sublayer:
 
 
 def gates_of(norm: str, width: str) -> tuple[TensorRow, TensorRow]:
-    """Return the tensor rows of the gate behind the norm ``norm`` of ``width`` values, by a
-    rank.
+    """Return the tensor rows of the low-rank gate by which the result of the norm ``norm`` is
+    multiplied. ``width``: name of the size of that result.
     """
     up = TensorRow(f"{norm}_gate_up.weight", ("n_norm_rank", width))
     return up, TensorRow(f"{norm}_gate_down.weight", (width, "n_norm_rank"))
 
 
 def with_gates(of: Sublayer, *norms: str, **rows: TensorRow) -> Sublayer:
-    """Return the sublayer ``of`` with gates behind its norms of hidden states, ``norms``, all of
-    which are required; ``rows`` are in place of its own of these names (with "_" for ".").
+    """Return the sublayer ``of`` with gates behind its norms of hidden states ``norms``, which
+    become required. ``rows``: tensor rows that replace its own; their keywords are the names of
+    the replaced tensors, with "_" for ".".
     """
 
     def row(one: TensorRow) -> TensorRow:
@@ -112,8 +116,8 @@ def built_by_graph(
     sizes: Callable[[Layer], Sizes] = lambda layer: {},
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: (),
 ) -> Sublayer:
-    """Return a sublayer that only gives a layer tensors and memory; the graph builds its steps
-    itself.
+    """Return a sublayer that only declares tensors and cache memory of a layer; the graph builds
+    its steps itself. ``label``, ``rows``, ``sizes``, ``memory``: as in ``Sublayer``.
     """
 
     def build(g: Ops, i: int, h: Rows) -> Rows:
@@ -132,8 +136,9 @@ def built_by_graph(
 
 
 class LazyConstants(dict[str, Made]):
-    """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
-    first use. A module that begins with a dot is in the parent package.
+    """Constants of a package by name. ``here``: those already imported; ``late``: by name, others
+    as ``module.CONSTANT``, which are imported on first use. A module that begins with a dot is in
+    the parent package.
     """
 
     def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
@@ -163,7 +168,7 @@ class LazyConstants(dict[str, Made]):
 
 
 def last_with_keys(config: Config) -> Layer:
-    """Return the last layer that has keys and values."""
+    """Return the record of the last layer with keys and values, that is, with attention."""
     return next(layer for layer in reversed(config.layers) if layer.n_head_kv)
 
 
@@ -176,8 +181,9 @@ class Graph:
     rows, sizes: its tensors outside layers, and the sizes named in their shapes.
     sublayers: returns the sublayers of a layer, mostly a mixer and an FFN.
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
-    parts: returns all sublayers that models of this graph may have, if there are several kinds.
-    apart: each output reads only some of the tensors.
+    parts: returns all sublayers that models of this graph may have; empty if a layer's are always
+        the same.
+    apart: each of the outputs is computed from only some of the tensors.
     mtp_layer: returns the record of an MTP layer of such a model (``graphs/nextn.py``).
     """
 
@@ -192,8 +198,9 @@ class Graph:
     mtp_layer: Callable[[Config], Layer] = last_with_keys
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
-        """Yield every tensor row with the names and shapes of its tensors, in file order. A
-        sublayer's row has a tensor in each layer with this sublayer.
+        """Yield every tensor row with the shapes of its tensors by name: first the graph's own
+        rows, then those of each kind of sublayer. A sublayer's row has a tensor in each layer with
+        this sublayer.
         """
         sizes = self.sizes(config)
         for row in self.rows:
@@ -218,8 +225,8 @@ class Graph:
         return i >= 0 and any(stem in kind.unread for kind in self.sublayers(config.layers[i]))
 
     def pools(self, config: Config) -> tuple[PoolSpec | StateSpec, ...]:
-        """Return the cache pools of the layers. Layers with equal specs share a pool; pools without
-        a window come first.
+        """Return the cache pools of the layers that store keys, values or states of their own.
+        Layers with equal specs share a pool; pools without a window come first.
         """
         alike: dict[PoolSpec | StateSpec, list[int]] = {}
         for i, layer in enumerate(config.layers):
@@ -247,7 +254,7 @@ def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape without leading ones, which only some converters write."""
+    """Return a shape without leading axes of size 1, which only some converters write."""
     n = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[n:]
 
@@ -255,8 +262,8 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 def needed_tensors(
     graph: Graph, config: Config, names: Container[str]
 ) -> Iterator[tuple[TensorRow, str, tuple[int, ...]]]:
-    """Yield (row, name, shape) of each tensor that a file must have; ``names``: the tensors that it
-    has.
+    """Yield (row, name, shape) of each tensor that a file must have if it has the tensors
+    ``names``.
 
     An optional tensor must be in every layer of its kind, or in none. A tensor in ``Arch.lacks``
     must be in every layer of all kinds, or in none; if it is named with "blk.N.", only that layer
@@ -280,9 +287,9 @@ def check_tensors(
 ) -> tuple[frozenset[str], tuple[str, ...]]:
     """Check a file's tensors against the rows of its graph.
 
-    Return ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, if one is
-    missing, is only in some of the layers that may have it, has a wrong shape, or belongs to
-    another kind of layer.
+    Return the values of ``Config.optional`` and ``Config.ignored``. Raises FileError, naming the
+    tensor, if one is missing, is only in some of the layers that may have it, has a wrong shape, or
+    belongs to another kind of layer.
     """
     known: set[str] = set()
     optional: set[str] = set()
@@ -307,9 +314,9 @@ def check_tensors(
 def find_factors(
     gguf: GGUF, config: Config, ignored: Sequence[str]
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return ``(Config.factors, Config.ignored)``: of the ignored tensors, those that are scale
-    factors of matrices (one per expert), and the rest. llama.cpp's converter writes such factors
-    for NVFP4 checkpoints.
+    """Return the values of ``Config.factors`` and ``Config.ignored``: of the names ``ignored``,
+    those of scale factors of matrices (one number, or one for each expert), and the rest.
+    llama.cpp's converter writes such factors for NVFP4 checkpoints.
 
     Raises FileError for a wrong shape, UnsupportedError for a factor of a tensor that is not the
     matrix of a product.
@@ -332,8 +339,8 @@ def find_factors(
 
 
 def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Sequence[str]) -> None:
-    """Raise FileError for an ignored tensor that belongs to another kind of layer: the file has
-    lost keys, such as those of experts or heads.
+    """Raise FileError for an ignored tensor that another kind of sublayer of this graph reads: the
+    file has lost keys, such as those of experts or heads.
     """
     doubtful = [
         name for name in ignored if layer_of(name)[0] >= 0 and not graph.unread(config, name)

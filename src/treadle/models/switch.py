@@ -58,16 +58,16 @@ class ControlTokens:
         return not self._adapter_of.keys().isdisjoint(ids)
 
     def substituted(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return ``ids`` with each control token replaced by the token whose embedding the model
-        reads.
+        """Return ``ids`` with each control token replaced by its substitute: the token whose
+        embedding the model reads.
         """
         if not self.any_in(ids):
             return ids
         return [self._substitutes.get(token, token) for token in ids]
 
     def add_marks(self, marks: list[Mark], ids: Sequence[int], start: int) -> None:
-        """Append to ``marks``, which has those of ``ids[:start]``, a mark for each control token in
-        ``ids[start:]``.
+        """Append to ``marks`` a mark for each control token in ``ids[start:]``; ``marks`` has those
+        of ``ids[:start]`` already.
         """
         _, m, s = marks[-1] if marks else (0, 0, 0)
         for n in range(start, len(ids)):
@@ -77,8 +77,9 @@ class ControlTokens:
                 marks.append((n + 1, m, s))
 
     def runs(self, marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the adapters of the tokens ``start`` to ``end - 1`` of a text with these marks, as
-        runs of equal ones: (index after the run's last token, adapter).
+        """Yield the adapters of the tokens ``start`` to ``end - 1`` of a text with the marks
+        ``marks``, as runs of tokens with one adapter: (index after the run's last token, number of
+        the adapter, 0 for none).
         """
         which = bisect_right(marks, start, key=itemgetter(0))  # marks up to the token
         adapter = before = -1
@@ -92,8 +93,8 @@ class ControlTokens:
         yield end, adapter
 
     def _adapter(self, mark: Mark, n: int) -> int:
-        """Return the adapter of the last of ``n`` tokens; ``mark``: that of the last control token
-        among them.
+        """Return the number of the adapter of token ``n - 1`` of a text; ``mark``: that of the last
+        control token up to it.
         """
         _, m, s = mark
         if self._latest:
@@ -105,15 +106,15 @@ class ControlTokens:
 
 def without_control_tokens(switch: Switch | None, ids: list[int]) -> list[int]:
     """Return ``ids`` with each control token replaced by the token whose embedding the model
-    reads.
+    reads; ``ids`` unchanged for a model without adapters (``switch`` None).
     """
     return ids if switch is None else [*ControlTokens(switch).substituted(ids)]
 
 
 def embedded_adapters(gguf: GGUF, config: Config) -> list[dict[TensorName, LowRank]]:
-    """Return, for each adapter within a model, its low-rank matrices by the names of the matrices
-    that they add to. Raises FileError if those of number 0, the model without an adapter, are not
-    zeros.
+    """Return, for each adapter within a model from number 1 on, its low-rank products by the names
+    of the matrices that they are added to; [] for a model without adapters. Raises FileError if the
+    products of number 0, which stands for no adapter, are not zero.
     """
     switch = config.switch
     if switch is None:
@@ -131,8 +132,8 @@ def embedded_adapters(gguf: GGUF, config: Config) -> list[dict[TensorName, LowRa
 
 
 def _check_base(gguf: GGUF, config: Config) -> None:
-    """Raise FileError if a file's adapter of number 0, which stands for none, is not zero. Folders
-    do not store it, so they are not checked.
+    """Raise FileError if the low-rank products of a file's adapter number 0, which stands for no
+    adapter, are not zero. Folders do not store it, so they are not checked.
     """
     for i in range(0 if gguf.header_only else config.n_layer):
         for name in SWITCHED_MATRICES:
@@ -148,8 +149,8 @@ def _check_base(gguf: GGUF, config: Config) -> None:
 
 
 def _targets(i: int, layer: Layer) -> Mapping[str, TensorName]:
-    """Return the model's matrices in layer ``i`` that adapters add to, by the names of the
-    adapters' tensors.
+    """Return the names of the matrices in layer ``i`` that adapters are added to, by the adapters'
+    tensor names without "blk.N." and suffix; queries, keys and values are slices of one matrix.
     """
     n_q = layer.n_head * layer.head_dim
     n_k = layer.n_head_kv * layer.head_dim
@@ -161,7 +162,9 @@ def _targets(i: int, layer: Layer) -> Mapping[str, TensorName]:
 
 
 def _matrix(tensor: Tensor, which: int) -> Floats:
-    """Return matrix ``which`` of a tensor ``[n, rows, columns]``, f32."""
+    """Return matrix number ``which`` of a tensor ``[n, rows, columns]``, f32 ``[rows, columns]``.
+    Raises UnsupportedError for a format that cannot be decoded.
+    """
     _, rows, columns = tensor.shape
     fmt = tensor.format
     if fmt is None:

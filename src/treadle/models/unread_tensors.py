@@ -15,7 +15,9 @@ N_NAMED = 4  # tensors in a warning
 
 
 def warn_of_unread(gguf: GGUF, config: Config) -> None:
-    """Log, once per process and file, the tensors that are not used, if there are some."""
+    """Log a warning that names the file's tensors that nothing reads (``Config.unread``), if there
+    are some; once per process and file.
+    """
     if config.unread:
         _warn(gguf.path, config.unread)
 

@@ -34,7 +34,9 @@ def _http_package() -> Any:
 
 
 def _opened(model: Model | str | os.PathLike[str] | None, transport_type: Any) -> Any:
-    """Return the transport of a model, or of the model at a path."""
+    """Return ``transport_type`` (as of ``transport_types``) for ``model``: a loaded one, or what
+    ``load`` opens, which is then closed with the client. Raises TypeError for other types.
+    """
     owned = isinstance(model, PATHS)
     loaded = load(model) if owned else model  # type: ignore[arg-type]
     if not isinstance(loaded, Model):
@@ -50,8 +52,8 @@ def _opened(model: Model | str | os.PathLike[str] | None, transport_type: Any) -
 def http_client(model: Model | str | os.PathLike[str] | None = None) -> Any:
     """Return an ``httpx.Client`` (``httpx2.Client`` with openai 3) whose requests a model in this
     process answers, whatever host they name: for classes that take an HTTP client, such as
-    LangChain's ``ChatOpenAI``. ``model``: a ``treadle.Model``, or an argument for ``treadle.load``;
-    a model loaded here is closed with the client.
+    LangChain's ``ChatOpenAI``. ``model``: a ``treadle.Model``, or an argument for ``treadle.load``
+    (None: the small model in the package); a model loaded here is closed with the client.
 
     Raises ModuleNotFoundError without the ``openai`` package, and the errors of ``treadle.load``.
     """
@@ -61,7 +63,9 @@ def http_client(model: Model | str | os.PathLike[str] | None = None) -> Any:
 
 
 def async_http_client(model: Model | str | os.PathLike[str] | None = None) -> Any:
-    """Return an ``httpx.AsyncClient`` for asyncio; otherwise as ``http_client``."""
+    """Return an ``httpx.AsyncClient`` (``httpx2.AsyncClient`` with openai 3) for asyncio; otherwise
+    as ``http_client``.
+    """
     package = _http_package()
     transport = _opened(model, transport_types(package).asynchronous)
     return package.AsyncClient(transport=transport, timeout=None, base_url=ADDRESS)
@@ -96,9 +100,9 @@ def AsyncOpenAI(
     timeout: float | None = None,
     **options: Any,
 ) -> openai.AsyncOpenAI:
-    """Return an ``openai.AsyncOpenAI`` whose requests a model of this process answers; see
-    ``OpenAI``. The model computes in other threads, so the event loop stays free. Several event
-    loops may use it, one after the other.
+    """Return an ``openai.AsyncOpenAI`` whose requests a model of this process answers; arguments
+    and errors as of ``OpenAI``. The model computes in other threads, so the event loop stays free.
+    Several event loops may use it, one after the other.
     """
     client = async_http_client(model)
     import openai

@@ -35,7 +35,9 @@ LOOK_AHEAD = 1  # messages of a response that wait for their reader; others wait
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Return the pattern of a route: ``{id}`` is one part of a path, ``{name:path}`` the rest."""
+    """Return the pattern of a route's path, in which ``{id}`` matches one part of a path,
+    ``{name:path}`` the rest; each is a named group.
+    """
     whole = re.sub(r"\{(\w+):path\}", r"(?P<\1>.*)", path)
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", whole))
 
@@ -60,7 +62,9 @@ def find_endpoint(method: str, path: str) -> tuple[Handler, dict[str, str]]:
 
 
 class InProcessServer:
-    """The service of one model, shared by all clients of the model; see ``join``."""
+    """The service of one model, shared by all clients of the model; ``join`` makes it. ``owned``:
+    close the model with the last client.
+    """
 
     _of_models: dict[int, InProcessServer] = {}  # noqa: RUF012 - by id of the model, which they hold
     _lock = threading.Lock()

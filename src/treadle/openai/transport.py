@@ -20,20 +20,26 @@ CLOSED = "the client was closed during this request"
 
 
 class TransportTypes(NamedTuple):
-    """The transports for clients with and without ``async`` of one HTTP package."""
+    """The transports for one HTTP package: ``plain`` for its clients without ``async``,
+    ``asynchronous`` for those with it.
+    """
 
     plain: Any
     asynchronous: Any
 
 
 def read_timeout(request: Any) -> float | None:
-    """Return how many seconds a request's client waits for the next part of the response."""
+    """Return how many seconds a request's client waits for the next part of the response; None:
+    without limit.
+    """
     timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
     return timeouts.get("read")
 
 
 def exchange_of(server: InProcessServer, request: Any, body: bytes) -> Exchange:
-    """Return the exchange of an HTTP client's request, not yet begun."""
+    """Return the exchange on ``server`` for an HTTP client's request with ``body``, not yet
+    begun.
+    """
     url = str(request.url)
     return Exchange(server, LocalRequest(server.app, request.method, url, request.headers, body))
 
@@ -68,7 +74,9 @@ def _plain_type(package: Any) -> Any:
             self._exchange.leave()
 
     class InProcessTransport(package.BaseTransport):  # type: ignore[misc]
-        """Hands requests to the service of ``model``."""
+        """Hands requests to the service of ``model``. ``owned``: close the model with its last
+        client.
+        """
 
         def __init__(self, model: Model, *, owned: bool) -> None:
             self._server = InProcessServer.join(model, owned=owned)
@@ -131,7 +139,9 @@ def _async_type(package: Any) -> Any:
             self._exchange.leave()
 
     class AsyncInProcessTransport(package.AsyncBaseTransport):  # type: ignore[misc]
-        """Hands requests to the service of ``model``; the caller's event loop stays free."""
+        """Hands requests to the service of ``model``; the caller's event loop stays free.
+        ``owned``: close the model with its last client.
+        """
 
         def __init__(self, model: Model, *, owned: bool) -> None:
             self._server = InProcessServer.join(model, owned=owned)

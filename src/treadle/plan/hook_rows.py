@@ -64,11 +64,15 @@ class StepRows(ABC):
 
     @abstractmethod
     def read(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], n: int) -> Floats:
-        """Return the first ``n`` rows, ``[n, *shape]``, as a copy."""
+        """Return the first ``n`` rows as a copy, float32 ``[n, *shape]``. ``memory``: the plan's
+        arena; ``offsets``: byte offset of each buffer in it.
+        """
 
     @abstractmethod
     def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
-        """Replace the first ``n`` rows by ``values [n, *shape]``."""
+        """Replace the first ``n`` rows by ``values``, float32 ``[n, *shape]``; the other arguments
+        as in ``read``.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +140,8 @@ class RoutingRows(StepRows):
         return values
 
     def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
-        """Choose the ``n_used`` experts with the largest magnitudes in each row of ``values``; the
-        weights of the others are dropped.
+        """Store in each row of ``values [n, n_expert]`` the ``n_used`` weights with the largest
+        magnitudes, and their experts' numbers; the other weights are dropped.
         """
         chosen = np.argsort(-np.abs(values), axis=1, kind="stable")[:, : self.n_used]
         weights = np.take_along_axis(values, chosen, 1)
@@ -158,8 +162,8 @@ class HookPoint:
 
 
 def hook_points(plan: Plan, n_embd: int) -> list[HookPoint]:
-    """Return the hook points of a plan (of ``lowering/observed.py``), in the order of its steps.
-    The states after layer 5 have the label "L5".
+    """Return the hook points of a plan made by ``lowering/observed.py``, in the order of its steps.
+    The states after layer 5 have the label "L5". ``n_embd``: width of these states.
     """
     points = []
     labels: set[str] = set()
@@ -176,7 +180,7 @@ def hook_points(plan: Plan, n_embd: int) -> list[HookPoint]:
 
 
 def state_rows(buffer: Buffer, n_embd: int) -> StepRows:
-    """Return the rows of the states between layers, which are in ``buffer``."""
+    """Return the rows of the states between layers, f32 ``[N, n_embd]``, which ``buffer`` holds."""
     return FloatRows(buffer, "n_tokens", ("token", "embd"), (n_embd,), ((0, n_embd),))
 
 
@@ -191,8 +195,8 @@ def label_of(step: Step) -> str:
 
 
 def _end(plan: Plan, at: int, buffer: Buffer) -> int:
-    """Return the number of steps after which the rows that step ``at`` writes into ``buffer`` are
-    complete.
+    """Return the number of steps after which the rows that step number ``at`` writes into
+    ``buffer`` are complete: later steps of the same label may add to them.
     """
     label = plan.steps[at].label
     end = at + 1
@@ -206,8 +210,9 @@ def _end(plan: Plan, at: int, buffer: Buffer) -> int:
 
 
 def rows_of(step: Step, n_embd: int) -> StepRows | None:
-    """Return the rows that a step writes. None if they are not one row per token, output or
-    sequence, or if their layout is not supported for hooks.
+    """Return the rows that a step writes; ``n_embd`` tells the name of the last axis (``_axis``).
+    None if they are not one row per token, output or sequence, or if their layout is not supported
+    for hooks.
     """
     spec: Any = step.spec
     args = step.args
@@ -246,8 +251,8 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
 
 
 def _ops_of(kind: type[Spec]) -> frozenset[str]:
-    """Return the op names of a kernel's class and of the classes it derives from: GPU kernels
-    derive from the CPU's.
+    """Return the op names of the kernel class ``kind`` and of the classes it derives from: GPU
+    kernels derive from the CPU's.
     """
     bases = (base for base in kind.__mro__ if issubclass(base, Spec))
     return frozenset(base.op for base in bases if "op" in vars(base))
@@ -259,8 +264,9 @@ def _heads(buffer: Buffer, n_head: int, dims: int) -> StepRows:
 
 
 def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | None:
-    """Return the rows of matrix products, side by side in the order of their matrices; None for
-    experts, and for several rows of a token.
+    """Return the rows of the matrix products of ``step``, whose kernel is ``spec``, side by side in
+    the order of their matrices; None for experts, and for several rows of a token. ``count``: as in
+    ``StepRows``.
     """
     if spec.experts or spec.per > 1:
         return None
@@ -298,8 +304,8 @@ def _matrix_label(name: str) -> str:
 
 
 def _axis(label: str, width: int, n_embd: int) -> str:
-    """Return the name of the last axis: "embd" if it has ``n_embd`` values, else "ff" or
-    "column".
+    """Return the name of the last axis of rows of ``width`` values: "embd" if these are ``n_embd``,
+    else "ff" or "column", by the step's ``label``.
     """
     if width == n_embd:
         return "embd"

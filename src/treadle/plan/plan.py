@@ -25,8 +25,8 @@ ANY = range(1, 1 << 62)  # any number of tokens of a sequence, or of rows of an 
 
 
 def input_of_count(count: str) -> str:
-    """Return the name of the input whose items the count ``count``, a field of RUN_STATE,
-    counts.
+    """Return the name of the input whose items the RUN_STATE field ``count`` counts: "tokens" for
+    "n_tokens".
     """
     return "output_rows" if count == "n_outputs" else count.removeprefix("n_")
 
@@ -59,7 +59,9 @@ class DeviceMemory(ABC):
     bytes: np.ndarray | None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """Return uint8 ``[n_bytes]``: a copy, or a view that is valid until the next run."""
+        """Return the ``n_bytes`` bytes from byte ``at`` on as uint8: a copy, or a view that is
+        valid until the next run.
+        """
         self.check(at, n_bytes)
         return self._read(at, n_bytes)
 
@@ -83,7 +85,8 @@ class DeviceMemory(ABC):
 class Const:
     """Memory that outlives a run: weights, page pools, and states that steps change.
 
-    ``array``: the view that numpy twins use; None if the host cannot read the memory.
+    ``memory``: the device's block. ``array``: the view that numpy twins use; None if the host
+    cannot read the memory.
     """
 
     name: str
@@ -108,8 +111,8 @@ class Storage(Protocol):
 
     @abstractmethod
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """Return ``array``, mapped or built by the host, as a constant that plans read; copied if
-        necessary.
+        """Return ``array``, a mapped file's or one built by the host, as a constant that plans
+        read; copied to the device if that is necessary.
         """
 
     @abstractmethod
@@ -145,7 +148,7 @@ class Step:
     spec: Spec
     args: Mapping[str, Any]
     grid: Grid
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # of the matrix that it multiplies by, or of the row that it reads
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
     query_counts: range = ANY  # it attends for sequences with so many tokens in the batch
@@ -172,8 +175,9 @@ class Step:
         """Return the bytes that the step reads in one run (weights and history), and its number of
         operations.
 
-        ``parts``: for each sequence, (tokens in its cache, tokens in the batch). A count that is
-        known only during the run, such as an expert's rows, is estimated.
+        ``parts``: for each sequence, (tokens in its cache, tokens in the batch); ``n_outputs``:
+        rows of logits. A count that is known only during the run, such as an expert's rows, is
+        estimated.
         """
         parts = list(parts)
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
@@ -213,16 +217,16 @@ class Plan:
     n_tokens: int
     n_outputs: int
     steps: list[Step] = field(default_factory=list)
-    offsets: dict[Buffer, int] = field(default_factory=dict)
+    offsets: dict[Buffer, int] = field(default_factory=dict)  # bytes from the arena's start
     inputs: dict[str, Input] = field(default_factory=dict)  # of a run, by field of RUN_STATE
     takes: dict[str, Buffer] = field(default_factory=dict)  # written by the host before each run
     outputs: dict[str, Buffer] = field(default_factory=dict)  # live until the last step
-    arena_bytes: int = 0
+    arena_bytes: int = 0  # size of the memory of all buffers
     tensors: frozenset[str] = frozenset()  # all tensors of the file
-    tensors_used: set[str] = field(default_factory=set)
+    tensors_used: set[str] = field(default_factory=set)  # tensors that steps read
     query_tile: int = 1  # query tokens of an attention item, for more than few_tokens
     few_tokens: int = 0  # sequences with at most so many: one token an item, long histories split
-    tensors_ignored: frozenset[str] = frozenset()
+    tensors_ignored: frozenset[str] = frozenset()  # tensors that no step needs to read
     # In plans for hooks: the number of steps after which the states before each layer are complete,
     # and after the last layer, and their buffer (``lowering/observed.py``).
     states: list[tuple[int, Buffer]] = field(default_factory=list)
@@ -246,8 +250,8 @@ class Plan:
         self.steps.append(step)
 
     def with_steps(self, steps: Sequence[Step]) -> Plan:
-        """Return a plan of other steps with the same inputs and outputs, placed in memory. It has
-        no ``key``, so no device stores it.
+        """Return a copy of this plan with other steps, but the same inputs and outputs, placed in
+        memory. It has no ``key``, so no device stores it.
         """
         given = {of.name: getattr(self, of.name) for of in fields(Plan)}
         given |= {"steps": [*steps], "offsets": {}, "arena_bytes": 0, "key": ""}
@@ -264,8 +268,8 @@ class Plan:
         return list(dict.fromkeys(step.spec for step in self.steps))
 
     def scratch(self, lanes: int) -> int:
-        """Return the bytes of scratch memory that each thread needs: the most of any kernel
-        (``Spec.scratch``).
+        """Return the bytes of scratch memory that each thread needs, the most of any kernel, if
+        vectors have ``lanes`` f32 values (``Spec.scratch``).
         """
         return max(step.spec.scratch(lanes) for step in self.steps)
 

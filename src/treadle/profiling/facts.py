@@ -73,13 +73,13 @@ class ModelFile:
 @dataclass(frozen=True)
 class Subject:
     """The machine that a report describes (this one, or a test's), with a model on it and its
-    measured peaks, if any.
+    measured peaks; None if none was given or measured.
     """
 
     model: ModelFile | None = None
     peaks: Peaks | None = None
     features: Set[str] = field(default_factory=host_features)
-    allowed: list[int] = field(default_factory=topology.affinity)  # processors
+    allowed: list[int] = field(default_factory=topology.affinity)  # usable processors
     sys_root: Path = topology.SYS
     proc: Path = topology.PROC
 
@@ -92,12 +92,14 @@ class Subject:
 
     @property
     def acts(self) -> Set[str]:
-        """The activation kinds of the model's weights; "q8" and "bf16" without a model."""
+        """The kinds of activations ("q8", "bf16", "f32") that the model's weights are multiplied
+        with; "q8" and "bf16" without a model.
+        """
         return {"q8", "bf16"} if self.model is None else self.model.acts
 
     @property
     def cpus(self) -> Path:
-        """The system's folder of processors."""
+        """The folder in which the system describes processors: /sys/devices/system/cpu."""
         return self.sys_root / "devices/system/cpu"
 
     @property
@@ -107,29 +109,29 @@ class Subject:
 
     @cached_property
     def known(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """CPU features that matter on this architecture: the benefit of each, and the features that
-        make it unnecessary.
+        """CPU features that matter on this architecture, by name: the benefit in words, and the
+        features that make it unnecessary.
         """
         return FEATURES.get(architecture(), {})
 
     @cached_property
     def cores(self) -> dict[int, list[int]]:
-        """The processors that this process may use, by physical core."""
+        """The numbers of the processors that this process may use, by physical core."""
         return topology.physical_cores(self.allowed, self.cpus)
 
     @cached_property
     def fast(self) -> list[int]:
-        """The usable cores that are not slow by design (efficiency cores)."""
+        """The numbers of the usable cores that are not slow by design (efficiency cores)."""
         return topology.fast_cores(sorted(self.cores), self.cpus)
 
     @cached_property
     def usable(self) -> MemoryBound | None:
-        """The memory that this process may still use."""
+        """The limit of memory that this process may still use, with its bytes; None if unknown."""
         return memory.usable_memory(self.cgroup, self.proc)
 
     def useful(self, processors: list[int]) -> int:
-        """Return how many threads treadle would start on ``processors`` without a CPU quota: one
-        for each fast core.
+        """Return how many threads treadle would start if it may run on ``processors``, without a
+        CPU quota: one for each fast core.
         """
         cores = topology.physical_cores(processors, self.cpus)
         return len(topology.fast_cores(sorted(cores), self.cpus)) if cores else len(processors)
@@ -159,16 +161,16 @@ def cpu_facts(here: Subject) -> Iterator[Finding]:
 
 
 def enabled_by(feature: str) -> str:
-    """Return `` (for the kernels of ROW)``, the first row that needs ``feature``; empty if none
-    does.
+    """Return the text `` (for the kernels of ROW)``, where ROW is the first row of ``isa.ROWS``
+    that needs ``feature``; "" if none does.
     """
     row = next((row for row in ROWS.values() if feature in row.needs), None)
     return f" (for the kernels of {row.name})" if row else ""
 
 
 def isa_facts(here: Subject) -> Iterator[Finding]:
-    """Yield the chosen instruction set (row of ``isa.ROWS``), the reason, and all that can run
-    here.
+    """Yield the chosen instruction set (row of ``isa.ROWS``), the reason for it, and all sets that
+    can run here.
     """
     isa = here.isa
     best = best_row(here.features)
@@ -217,7 +219,7 @@ def isa_facts(here: Subject) -> Iterator[Finding]:
 
 def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
     """Yield a warning for each instruction set above ``best``: the features that it needs in
-    addition to those already named, and the cure.
+    addition to those already named, and the cure; ``elsewhere`` is the cure if the CPU lacks them.
     """
     rows = list(ROWS.values())
     known = here.known
@@ -245,7 +247,7 @@ def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
 
 
 def thread_facts(here: Subject) -> Iterator[Finding]:
-    """Yield the number of threads, the bound that set it, and all bounds."""
+    """Yield the number of threads, the bound that set it, and all bounds with their counts."""
     bounds = topology.thread_bounds(here.allowed, here.cpus, here.cgroup, here.proc)
     chosen, why = min(bounds, key=lambda bound: bound[0])
     yield "chosen", chosen

@@ -15,11 +15,11 @@ from treadle.kernels.spec import Spec
 
 
 def ir(name: str, isa: str | None = None) -> str:
-    """Return the LLVM IR of a kernel that ``treadle kernels`` lists, as its Python function emits
-    it.
+    """Return the LLVM IR, before optimisation, of the kernel called ``name``, one that ``treadle
+    kernels`` lists.
 
-    ``isa``: the instruction set; None for the one in use here if the cache has it, else any. Raises
-    CacheError for a name that is not in the cache.
+    ``isa``: the name of the instruction set; None for the one in use here if the cache has the
+    kernel for it, else any. Raises CacheError for a name that is not in the cache.
     """
     return trace(*find(name, isa))
 
@@ -35,7 +35,9 @@ def asm(name: str, isa: str | None = None) -> str:
 
 
 def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
-    """Return the spec and the instruction set of a cached kernel. Raises CacheError."""
+    """Return the spec and the instruction set of a cached kernel; arguments as for ``ir``. Raises
+    CacheError.
+    """
     from treadle.isa import ROWS, choose
     from treadle.jit.host import host_features
 
@@ -58,8 +60,8 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
 
 
 def spec_of(about: Mapping[str, Any]) -> Spec:
-    """Return the spec that ``jit.kernel.describe_spec`` described. Raises CacheError if it is not a
-    treadle kernel.
+    """Return the spec from its record ``about`` in the cache, which ``jit.kernel.describe_spec``
+    made. Raises CacheError if it is not a treadle kernel.
     """
     module = str(about.get("module"))
     kind = str(about.get("spec"))

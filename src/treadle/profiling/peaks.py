@@ -64,7 +64,9 @@ class Peaks:
     q16: float | None = None  # operations a second in dots of i16, where prefill uses them
 
     def as_dict(self) -> dict[str, float]:
-        """Return the rates by name, without None; a rate of caches is named ``cache_bytes_s``."""
+        """Return the rates by name, without those that are None: operations or bytes a second. A
+        rate of reading from caches is named ``cache_bytes_s``.
+        """
         read = "bytes_s" if self.from_memory else "cache_bytes_s"
         stream = self.stream_bytes_s if self.from_memory else None
         rates = {
@@ -82,8 +84,9 @@ class Peaks:
 class DotPeakKernel(Spec):
     """Dots in registers only: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
 
-    There are ``mr * nr`` sums, so that none waits for the last: ``w [mr, values], x [nr, values],
-    out [items, mr * nr]``. A row of w or x is one vector. Items: repetitions.
+    There are ``mr * nr`` independent sums, so that no product waits for the one before: ``w [mr,
+    values], x [nr, values], out [items, mr * nr]``. A row of w or x is one vector. Items:
+    repetitions.
     """
 
     op: ClassVar[str] = "dots"
@@ -93,7 +96,7 @@ class DotPeakKernel(Spec):
     nr: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel's code for the items of ``frame``."""
         lanes = isa.lanes
         n_bytes = isa.vector_bits // 8
         w_at = frame.w
@@ -118,7 +121,9 @@ class DotPeakKernel(Spec):
                 k.store(out, k.sum(total.v), offset=(item * len(sums) + i) * 4)
 
     def types(self, lanes: int) -> tuple[Ty, Ty, Ty]:
-        """Return the types of w, x and the sums."""
+        """Return the types of a row of w, a row of x, and a sum, for vectors of ``lanes`` f32
+        values.
+        """
         return {
             "q8": (u8 * (4 * lanes), i8 * (4 * lanes), i32 * lanes),
             "q16": (i16 * (2 * lanes), i16 * (2 * lanes), i32 * lanes),
@@ -127,7 +132,9 @@ class DotPeakKernel(Spec):
         }[self.act]
 
     def dot(self, k: Builder, isa: Isa, total: Val, w: Val, x: Val) -> Val:
-        """Emit one vector of dot products, added to ``total``."""
+        """Emit the dot products of ``w`` and ``x``, one in each lane of the sums, added to
+        ``total``.
+        """
         if self.act == "f32":
             return k.fma(w, x, total)
         if self.act == "q8":
@@ -138,7 +145,7 @@ class DotPeakKernel(Spec):
         return isa.dot_bf16(k, total, w, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin; bf16 operands are u16."""
+        """Compute ``args.out`` in numpy; w and x in bf16 are given as u16."""
         w = args.w
         x = args.x
         out = args.out
@@ -163,7 +170,7 @@ class MatrixDots(Spec):
         return LINE
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel's code for the items of ``frame``."""
         w = frame.w
         x = frame.x
         out = frame.out
@@ -190,7 +197,7 @@ class MatrixDots(Spec):
             matrix.store(k, c, out + c * REGISTER, LINE)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin; bf16 operands are u16."""
+        """Compute ``args.out`` in numpy; w and x in bf16 are given as u16."""
         left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (args.w, args.x))
         right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
         args.out[:] = args.rounds * (left[:, None] @ right[None])
@@ -200,7 +207,8 @@ class MatrixDots(Spec):
 class StreamReadKernel(Spec):
     """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
 
-    An item is ``piece`` bytes, read as ``streams`` parallel runs, each prefetching ``ahead`` bytes.
+    An item is ``piece`` bytes, read as ``streams`` parallel runs, each prefetching ``ahead`` bytes
+    before they are read.
     """
 
     op: ClassVar[str] = "stream"
@@ -209,7 +217,7 @@ class StreamReadKernel(Spec):
     ahead: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
+        """Emit the kernel's code for the items of ``frame``."""
         data = frame.data
         out = frame.out
         piece = frame.piece
@@ -232,7 +240,7 @@ class StreamReadKernel(Spec):
             k.store(out, k.sum(reduce(add, (each.v for each in sums))), offset=item * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Run the numpy twin."""
+        """Compute ``args.out`` in numpy."""
         pieces = args.data.view(np.int32).reshape(-1, args.piece // 4)
         args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
 
@@ -240,8 +248,8 @@ class StreamReadKernel(Spec):
 def measure_peaks(
     isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
 ) -> Peaks:
-    """Measure each peak for about ``seconds``: arithmetic in registers by activation kind, and
-    reading a buffer of ``buffer_bytes()``, on ``n_threads`` threads.
+    """Measure each peak for about ``seconds`` on ``n_threads`` threads, and return them: arithmetic
+    in registers by kind of activations, and reading a buffer of ``buffer_bytes()``.
     """
     acts = [act for act in DOTS_PER_VALUE if has_dots(act, isa)]
     dots = {act: dots_of(act, isa) for act in acts}
@@ -288,7 +296,9 @@ def measure_peaks(
 
 
 def has_dots(act: str, isa: Isa) -> bool:
-    """Return whether ``isa`` has dot products of activations of kind ``act``."""
+    """Return whether ``isa`` has dot products of activations of kind ``act``: "q8", "q16", "bf16"
+    or "f32".
+    """
     if act == "q16":
         return bool(isa.tiles.words[0])
     return act != "bf16" or bool(isa.dot_bf16 or isa.matrix)
@@ -300,7 +310,9 @@ def dots_of(act: str, isa: Isa) -> DotPeakKernel | MatrixDots:
 
 
 def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return ``n`` random vectors of ``lanes`` times 32 bits; zeros would draw less power."""
+    """Return ``n`` random vectors of ``lanes`` times 32 bits for products of kind ``act``; zeros
+    would draw less power.
+    """
     if act == "q8":
         return rng.integers(0, WEIGHT_MAX + 1, (n, 4 * lanes), np.uint8)
     if act == "q16":
@@ -312,7 +324,9 @@ def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarr
 def _rate_of_dots(
     team: Team, kernel: int, spec: DotPeakKernel | MatrixDots, isa: Isa, seconds: float
 ) -> float:
-    """Return the operations a second."""
+    """Return the operations a second of the compiled ``kernel`` (address) of ``spec``, measured for
+    about ``seconds``; a multiplication and an addition are two.
+    """
     rng = np.random.default_rng(0)
     if isinstance(spec, MatrixDots):
         w, x = (operands("bf16", 2 * 16, 16, rng) for _ in range(2))
@@ -337,8 +351,9 @@ def stream_rate(
     piece: int,
     seconds: float,
 ) -> float:
-    """Return the bytes a second at which one shape of StreamReadKernel reads ``data``, uint8, in
-    items of ``piece`` bytes.
+    """Return the bytes a second at which StreamReadKernel of ``shape`` (streams, ahead) reads
+    ``data``, uint8, in items of ``piece`` bytes. ``kernels``: addresses of compiled kernels by
+    name.
     """
     n_items = len(data) // piece
     named = {"data": data, "out": np.zeros(n_items, np.int32), "piece": piece}
@@ -361,8 +376,9 @@ def wanted_bytes(cpus: Path = topology.CPUS) -> int:
 def buffer_bytes(
     cpus: Path = topology.CPUS, cgroup: Path = topology.CGROUP, proc: Path = topology.PROC
 ) -> int:
-    """Return ``wanted_bytes``, or if less a third (1 / SHARE) of the memory that this process may
-    still use, in whole PIECEs.
+    """Return the bytes of a buffer for measuring memory, in whole PIECEs, at least one:
+    ``wanted_bytes``, or, if that is less, a third (1 / SHARE) of the memory that this process may
+    still use.
     """
     wanted = wanted_bytes(cpus)
     usable = usable_memory(cgroup, proc)
@@ -374,7 +390,7 @@ def _least_time(
     team: Team, kernel: int, args: Sequence[np.ndarray | int], n_items: int, seconds: float
 ) -> float:
     """Return the seconds of the quickest of at least two runs of ``n_items`` items, after a
-    warm-up.
+    warm-up; runs are repeated for ``seconds``. ``kernel``: address of the compiled kernel.
     """
     words = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
     packed = np.array(words, np.int64)

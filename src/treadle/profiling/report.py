@@ -32,7 +32,7 @@ def row_in_use() -> Isa:
 
 
 def describe(here: Subject) -> Report:
-    """Describe a machine as a dictionary for JSON.
+    """Return a machine's description as a dictionary for JSON.
 
     Its keys are the SECTIONS, without empty ones, and ``warnings``: each cause of lost speed and
     every fallback in use, with its cure, those of the model first.
@@ -138,7 +138,7 @@ def model_facts(here: Subject) -> Iterator[Finding]:
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if a size is unknown."""
+    """Return the sum of ``sizes``, or None if one of them is unknown (None)."""
     listed = list(sizes)
     return None if None in listed else sum(size or 0 for size in listed)
 

@@ -42,7 +42,8 @@ FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
 
 
 class KernelTrial:
-    """Random weights ``[m, k]`` of one format and up to ``n`` tokens, with a team of threads.
+    """Random weights ``[m, k]`` of the format ``fmt`` and random activations of up to ``n`` tokens,
+    with a team of ``n_threads`` threads.
 
     Kernels are compiled for the trial only and freed with it: the cache has no use for a sweep's
     losers. ``clock`` returns seconds. Raises UnsupportedError if ``fmt`` has no rows of ``k``.
@@ -109,7 +110,7 @@ class KernelTrial:
         return 2 * self.k * self.m * n
 
     def compile(self, spec: Matmul) -> str | None:
-        """Compile the kernel; return LLVM's error, or None.
+        """Compile the kernel of ``spec``; return LLVM's error, or None if it succeeds.
 
         Raises CacheError under ``TREADLE_NO_COMPILE=1``.
         """
@@ -127,8 +128,8 @@ class KernelTrial:
         return None
 
     def check(self, spec: Matmul, n: int) -> str | None:
-        """Run a compiled kernel for ``n`` tokens and compare it with its numpy twin; return the
-        error, or None.
+        """Run the compiled kernel of ``spec`` for ``n`` tokens and compare the results with those
+        of its numpy twin; return the error as text, or None if all are right.
         """
         want, tolerance = self._twin(spec, n)
         self.y[:] = np.nan
@@ -144,7 +145,9 @@ class KernelTrial:
         )
 
     def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
-        """Return the least time of a product of ``n`` tokens over ``runs`` runs."""
+        """Return the least seconds of a product of ``n`` tokens over ``runs`` runs, with ``cold``
+        or hot caches.
+        """
         n_copies = self._fill() if cold else 1
         per_run = max(1, min(LEAST_OPS // self.n_ops(n), self._cold_copies(), MOST_STEPS))
         if not cold:
@@ -169,8 +172,8 @@ class KernelTrial:
 
     @property
     def from_memory(self) -> bool:
-        """Whether there is memory for copies beyond the caches; else cold times include cache
-        reads.
+        """Whether there is memory for copies of the weights beyond the caches; else cold times
+        include reads from caches.
         """
         return self._cold_copies() * self._copy_bytes >= BEYOND * cache_bytes()
 
@@ -195,8 +198,8 @@ class KernelTrial:
         return self._inputs[act, n]
 
     def _slots(self, spec: Matmul, n: int, copy: int, tokens: int) -> list[int]:
-        """Return the words of a kernel's arguments for ``n`` tokens, ``tokens`` per item, with copy
-        0 or 1 of the weights.
+        """Return the words of a kernel's arguments for ``n`` tokens, ``tokens`` per item, with the
+        copy number ``copy`` of the weights.
         """
         at = self._copies.address + copy * self._copy_bytes
         weights = []
@@ -209,7 +212,9 @@ class KernelTrial:
         return [arg or 0 for arg in spec.args.in_order(given)]
 
     def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
-        """Multiply by these copies of the weights, one after another; return the seconds."""
+        """Multiply by the copies of the weights with the numbers ``order``, one after another;
+        return the seconds of all together.
+        """
         scratch = spec.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:
             self.close()
@@ -237,7 +242,7 @@ class KernelTrial:
     # -- expected results -----------------------------------------------------------------------
 
     def _twin(self, spec: Matmul, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numpy twin's results for ``n`` tokens, and their tolerances, ``[n, m]``.
+        """Return the numpy twin's results for ``n`` tokens, and their tolerances, both ``[n, m]``.
 
         They depend only on the kind of activations, so all tiles share them.
         """

@@ -44,25 +44,29 @@ class VariantTimer(Protocol):
     """Compiles, checks and times variants: ``trial.KernelTrial``, or a test's stand-in."""
 
     def compile(self, spec: Matmul) -> str | None:
-        """Compile the kernel; return the error, or None."""
+        """Compile the kernel of ``spec``; return the error as text, or None if it succeeds."""
 
     def check(self, spec: Matmul, n: int) -> str | None:
-        """Check its results; return the error, or None."""
+        """Check the kernel's results for ``n`` tokens; return the error as text, or None if all are
+        right.
+        """
 
     def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
-        """Return the least time of ``runs`` runs."""
+        """Return the least seconds of a product of ``n`` tokens over ``runs`` runs, with ``cold``
+        or hot caches.
+        """
 
 
 @dataclass
 class Variant:
-    """One configuration and its measurements."""
+    """One configuration of a kernel, and its measurements."""
 
     spec: Matmul
-    fields: Mapping[str, int]  # the swept ones
-    shipped: bool = False
-    best: bool = False
-    hot_s: float = inf  # seconds of one product
-    cold_s: float = inf
+    fields: Mapping[str, int]  # those of the spec that a sweep may change
+    shipped: bool = False  # whether it is the one that treadle ships
+    best: bool = False  # whether it won the sweep
+    hot_s: float = inf  # least seconds of one product with hot caches
+    cold_s: float = inf  # and with cold ones
     problem: str | None = None  # why it cannot be used; such a variant is never the best
 
     @property
@@ -73,7 +77,9 @@ class Variant:
 
 @dataclass
 class Sweep:
-    """All variants of one kernel for one format, ordered by their fields."""
+    """All variants of the kernel family ``kernel`` for one weight format and number of tokens,
+    ordered by their fields.
+    """
 
     kernel: str
     format: str
@@ -94,17 +100,20 @@ class Sweep:
 
     @property
     def gain(self) -> float | None:
-        """The winner's speedup over the shipped shape; None if that one is wrong."""
+        """The winner's speedup over the shipped variant, as a factor; None if the latter is
+        wrong.
+        """
         shipped = next(v for v in self.variants if v.shipped)
         return None if shipped.problem else shipped.cold_s / self.best.cold_s
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """The largest number of tokens at which gemv is fastest, and at which vector gemm beats matrix
-    registers.
+    """The numbers of tokens at which kernels are about equally fast, for one weight format.
 
-    It has the seconds of each kernel at each number of tokens tried.
+    tokens: the most at which gemv is no slower than vector gemm. vector_tokens: the most at which
+    vector gemm is no slower than gemm on matrix registers; None without those. gemv_s, gemm_s,
+    matrix_s: the seconds of each kernel by the number of tokens tried.
     """
 
     format: str
@@ -127,12 +136,12 @@ def tune(
     runs: int = 12,
     progress: Progress | None = None,
 ) -> tuple[list[Sweep], Crossover | None, TunedTable]:
-    """Sweep ``kernels`` (of KERNELS) for one format.
+    """Sweep ``kernels`` (of KERNELS) for one format and rows of ``k`` weights.
 
     gemm is swept for ``n`` tokens, on vectors and on matrix registers if the format uses them, gemv
     for each of GEMV_TOKENS. Then the best gemv and gemm are compared (the crossover), with
-    ``table`` for kernels that were not swept. Returns the sweeps, the crossover, and the table of
-    the results.
+    ``table`` for kernels that were not swept. Returns the sweeps, the crossover (None unless it is
+    among ``kernels``), and the table of the results.
     """
     tell = progress or (lambda stage, done, total: None)
     starts: list[tuple[Matmul, int]] = []
@@ -166,6 +175,7 @@ def sweep(
     timer: VariantTimer, start: Matmul, isa: Isa, n: int, *, runs: int, progress: Progress
 ) -> Sweep:
     """Time the shipped spec ``start`` and its variants on ``n`` tokens, and mark the best.
+    ``runs``: of each variant.
 
     The shipped one is checked like the others. If all are wrong, it is still marked as the best, as
     its fields stay in use.
@@ -205,7 +215,7 @@ def swept_fields(spec: Matmul) -> dict[str, int]:
 
 
 def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator[Matmul]:
-    """Yield ``seed`` with every combination of a stage's values.
+    """Yield ``seed`` with every combination of the values of ``stage``, lists of values by field.
 
     kc >= k means no K blocking, which kc = 0 already covers; skipped.
     """
@@ -218,7 +228,9 @@ def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator
 def prepare(
     timer: VariantTimer, variants: Sequence[Variant], n: int, title: str, progress: Progress
 ) -> None:
-    """Compile each variant and check its results, once."""
+    """Compile each variant and check its results for ``n`` tokens, once; an error goes to its
+    ``problem``.
+    """
     for done, variant in enumerate(variants):
         progress(f"{title}: compiling", done, len(variants))
         variant.problem = timer.compile(variant.spec) or timer.check(variant.spec, n)
@@ -232,7 +244,9 @@ def measure(
     title: str,
     progress: Progress,
 ) -> None:
-    """Time the correct variants in rounds; each keeps its minimum, over earlier calls too."""
+    """Time the correct variants for ``n`` tokens in rounds, ``runs`` runs each; each variant keeps
+    its minimum, over earlier calls too.
+    """
     sound = [variant for variant in variants if variant.problem is None]
     n_rounds = min(ROUNDS, runs)
     for i in range(n_rounds):
@@ -254,8 +268,9 @@ def measure_crossover(
     runs: int,
     progress: Progress,
 ) -> Crossover:
-    """Compare the best gemv, vector gemm and, if any, matrix gemm with cold caches, at the numbers
-    of tokens in CROSSOVER.
+    """Compare the seconds of the best gemv, vector gemm and, if any, matrix gemm with cold caches,
+    at the numbers of tokens in CROSSOVER, for rows of ``k`` weights. ``table``: the best
+    parameters.
 
     gemv always serves one token, as a tile of one is mostly padding. A format with a separate
     kernel for few tokens uses that in place of gemm.
@@ -279,7 +294,8 @@ def measure_crossover(
 
 
 def last_no_slower(one: Mapping[int, float], other: Mapping[int, float], least: int) -> int:
-    """Return up to how many tokens ``one`` is no slower than ``other``; ``least`` if at none.
+    """Return the largest number of tokens up to which ``one`` is no slower than ``other``;
+    ``least`` if there is none. ``one``, ``other``: seconds by the number of tokens, ascending.
 
     A wrong variant has infinite time.
     """

@@ -18,7 +18,7 @@ from treadle.convert.recipe import FLOATS
 
 @dataclass(frozen=True)
 class TensorRole:
-    """A tensor's position and the model's facts that a condition may test."""
+    """The facts about a tensor and its model that a condition may test."""
 
     layer: int  # its index among the tensors of its role
     n_layer: int
@@ -33,7 +33,9 @@ class TensorRole:
 
 @dataclass(frozen=True)
 class RoleCondition:
-    """A condition on a tensor's role and position; conditions combine by ``&``, ``|`` and ``~``."""
+    """A condition on a tensor and its model (``TensorRole``); conditions combine by ``&``, ``|``
+    and ``~``.
+    """
 
     test: Callable[[TensorRole], bool]
 
@@ -52,12 +54,12 @@ Choices = tuple[Choice, ...]
 
 
 def first(part: int) -> RoleCondition:
-    """Return the condition that the layer is among the first 1 / ``part`` of all."""
+    """Return the condition that the tensor's layer is among the first ``1 / part`` of all."""
     return RoleCondition(lambda p: p.layer < p.n_layer // part)
 
 
 def first_layers(n: int) -> RoleCondition:
-    """Return the condition that the layer is among the first ``n``."""
+    """Return the condition that the tensor's layer is among the first ``n``."""
     return RoleCondition(lambda p: p.layer < n)
 
 
@@ -170,8 +172,8 @@ class QuantMix:
     choices: dict[str, Choices] = field(default_factory=dict)  # by role
 
     def format_for(self, role: str, place: TensorRole) -> str:
-        """Return the name of the format for a matrix of this role: of the first choice whose
-        condition holds at ``place``, else the base format.
+        """Return the name of the format for a matrix of the role ``role`` (``role_of``): of the
+        role's first choice whose condition holds at ``place``, else the base format.
         """
         return next(
             (fmt for fmt, when in self.choices.get(role, ()) if when.test(place)), self.base
@@ -179,12 +181,14 @@ class QuantMix:
 
 
 def role_of(name: str) -> str:
-    """Return a tensor's role in a mix, from its name; "other" if no pattern matches."""
+    """Return the role of the tensor called ``name``, a key of ``QuantMix.choices`` such as
+    "attn_v"; "other" if no pattern matches.
+    """
     return next((role for role, pattern in ROLES if pattern.search(name)), "other")
 
 
 def always(fmt: str) -> Choice:
-    """Return a choice of ``fmt`` without a condition."""
+    """Return a choice of the format ``fmt`` that holds for all tensors."""
     return fmt, ALWAYS
 
 
@@ -194,8 +198,9 @@ MORE_WITH_EXPERTS = ("Q5_K", EXPERTS8 & ~FALCON)
 
 
 def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
-    """Return a quantised mix: ``own`` choices, by role, on top of those common to all mixes.
-    ``base``: the format of matrices for which no choice holds; ``file_type``: as in ``QuantMix``.
+    """Return the mix called ``name``: its ``own`` choices, by role, before those common to all
+    mixes. ``base``: the format of matrices for which no choice holds; ``file_type``: as in
+    ``QuantMix``.
     """
     attn_v = own.pop("attn_v", ())
     deeper: list[Choice] = []
@@ -213,9 +218,9 @@ def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
 
 
 def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> QuantMix:
-    """Return a mix of about 2 bits per weight. ``base``: the format of matrices for which no choice
-    holds; ``more``: of the most sensitive matrices; ``embd``: of the embeddings; ``output``: of
-    attention's output matrices. ``file_type``: as in ``QuantMix``.
+    """Return a mix of about 2 bits per weight. Names of formats: ``base``, for matrices for which
+    no choice holds; ``more``, for the most sensitive matrices; ``embd``, for the embeddings;
+    ``output``, for attention's output matrices. ``file_type``: as in ``QuantMix``.
     """
     attn_output: Choices = (("Q5_K", EXPERTS8), always(output))
     choices = {
@@ -230,12 +235,16 @@ def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, outpu
 
 
 def unquantized(name: str, file_type: int) -> QuantMix:
-    """Return an unquantised mix: all matrices in the one format ``name``."""
+    """Return an unquantised mix: all matrices in the one format ``name``. ``file_type``: as in
+    ``QuantMix``.
+    """
     return QuantMix(name, name, file_type)
 
 
 def narrow(fmt: str) -> Choice:
-    """Return a choice of ``fmt`` for all models but early Falcons and those with 8 experts."""
+    """Return a choice of the format ``fmt`` for all models but early Falcons and those with 8
+    experts.
+    """
     return fmt, ~FALCON & ~EXPERTS8
 
 
@@ -369,7 +378,7 @@ def _other_rows() -> Iterable[QuantMix]:
 
 
 def _ik_rows() -> Iterable[QuantMix]:
-    """Yield the mixes of ik_llama.cpp's formats; attn_v gets about one bit more, as in the
+    """Yield a mix for each of ik_llama.cpp's formats; attn_v gets about one bit more than the
     others.
     """
     for base, file_type, more in (

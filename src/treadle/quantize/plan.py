@@ -75,7 +75,7 @@ class Recipe:
 
     @property
     def quantized(self) -> bool:
-        """Whether any output tensor is in a block format."""
+        """Whether any output tensor is in a block format, not in plain floats."""
         return any(target.type.block > 1 for target in self.targets)
 
     @property
@@ -115,14 +115,17 @@ class Recipe:
 
     @property
     def wants_imatrix(self) -> list[str]:
-        """Names of tensors whose format is so coarse that an importance matrix would help most."""
+        """Names of the tensors whose new format is so coarse that an importance matrix improves
+        them most.
+        """
         inner = (t for t in self.targets if t.encode and t.encode.name in WANTS_IMATRIX)
         return [t.tensor.name for t in inner]
 
 
 def find_mix(name: str) -> QuantMix:
-    """Return the mix called ``name``, in upper or lower case. A format's name that is no mix's
-    gives a mix of that format alone. Raises UnsupportedError, with the nearest names.
+    """Return the mix called ``name``, in upper or lower case. A name that is a format's but no
+    mix's gives a mix of that format alone. Raises UnsupportedError for other names; its message has
+    the nearest ones.
     """
     wanted = ALIASES.get(name.upper(), name.upper())
     if wanted in MIXES:
@@ -177,14 +180,15 @@ def make_recipe(
     """Choose a format for every tensor of ``gguf``.
 
     Matrices get the format that ``mix`` gives; where its blocks do not divide the rows, a fallback
-    (``FALLBACKS``), with a note. ``rules`` (the last match wins), ``output_type``, ``embd_type``
-    and ``pure`` (the mix's base format for all other matrices) override the mix; such a format must
+    (``FALLBACKS``), with a note. These override the mix: ``rules`` (the last match wins),
+    ``output_type`` and ``embd_type`` (names of the formats of the output matrix and the
+    embeddings), and ``pure`` (the mix's base format for all other matrices); such a format must
     fit.
 
     If ``imatrix`` has no importances for a tensor of a layer that predicts further tokens (no
-    program collects them), UNSEEN replaces the coarsest formats there; llama.cpp stops. Raises
-    UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that no
-    matrix matches.
+    program collects them), the format UNSEEN replaces the coarsest formats there; llama.cpp stops.
+    Raises UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that
+    no matrix matches.
     """
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
@@ -224,7 +228,9 @@ def make_recipe(
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether mixes and rules apply to a tensor of this name and shape."""
+    """Return whether mixes and rules apply to a tensor called ``name`` of shape ``shape``; others
+    keep their type.
+    """
     rows = prod(shape[:-1])  # a single row (a shared expert's gate) counts as a vector
     return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
 
@@ -234,8 +240,8 @@ TRANSPOSED = {"gemma3": frozenset({"mm.input_projection.weight"})}
 
 
 def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> frozenset[str]:
-    """Return the names of a projector file's matrices that keep their format: llama.cpp cannot
-    transpose blocks.
+    """Return the names of the matrices in the projector file ``gguf`` that ``mix`` must not
+    quantise, because llama.cpp transposes them and cannot transpose blocks; empty for other files.
     """
     projector_type = str(gguf.metadata.get("clip.projector_type", ""))
     blocks = format_by_name(mix.base).block > 1
@@ -269,9 +275,7 @@ def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> OutputTensor:
 
 
 class _TensorRoles:
-    """Callable: returns a tensor's role, and the ``TensorRole`` with its index among tensors of
-    that role.
-    """
+    """Callable: returns the role of a tensor of one file, and its ``TensorRole``."""
 
     def __init__(self, gguf: GGUF, mix: QuantMix, imatrix: bool) -> None:
         meta = gguf.metadata
@@ -321,7 +325,9 @@ class _TensorRoles:
         )
 
     def predicts(self, tensor: Tensor) -> bool:
-        """Whether the tensor belongs to a layer that predicts further tokens."""
+        """Whether the tensor belongs to a layer that predicts further tokens (multi-token
+        prediction).
+        """
         match = re.match(r"blk\.(\d+)\.", tensor.name)
         return match is not None and self.n_layer - self.n_further <= int(match[1]) < self.n_layer
 
@@ -332,7 +338,9 @@ def _layer(name: str) -> int:
 
 
 def _largest(meta: Mapping[str, object], key: str, default: int) -> int:
-    """Return the integer of a metadata key, or the largest of a per-layer array."""
+    """Return the integer in metadata ``meta`` at ``key``, or the largest of a per-layer array
+    there; ``default`` if there is neither.
+    """
     value = meta.get(key, default)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return max((v for v in value if isinstance(v, int)), default=default)

@@ -90,7 +90,9 @@ def write(
 def plan_shards(
     gguf: GGUF, recipe: Recipe, path: Path, imatrix: ImportanceMatrix | None = None
 ) -> list[Shard]:
-    """Return the new file's layout: its metadata, and the place of each tensor."""
+    """Return the layout of the new file at ``path``: its metadata, and the place of each tensor.
+    ``imatrix``: recorded in the metadata.
+    """
     metadata = kept_metadata(gguf_source(gguf))
     if recipe.file_type is not None:
         metadata["general.file_type"] = recipe.file_type
@@ -102,9 +104,9 @@ def plan_shards(
 
 
 def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
-    """Return the recipe with every tensor that an adapter changes re-encoded, in its own format if
-    no other is requested. Raises UnsupportedError for a tensor whose product's output has a scale
-    factor.
+    """Return ``recipe`` with every tensor that an adapter in ``merged`` changes re-encoded, in the
+    tensor's own format if no other is requested. Raises UnsupportedError for a tensor whose
+    product's output has a scale factor.
     """
     ranks = {name: low for adapter, _ in merged for name, low in adapter.ranks.items()}
     for entry in recipe.targets:
@@ -124,8 +126,8 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
 
 
 def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.Change:
-    """Return the function that quantises rows of a tensor, with adapters added; importances of
-    columns, if there are any, weight the errors.
+    """Return the function that quantises rows of a tensor, after adding the adapters ``merged``.
+    ``entries``: importances by tensor name, which weight the errors of columns where there are any.
     """
 
     @lru_cache(maxsize=2)
@@ -163,8 +165,8 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
 
 
 def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
-    """Return rows ``at`` to ``end`` (exclusive) of B A; the rows of several experts follow each
-    other.
+    """Return rows ``at`` to ``end`` (exclusive) of the product B A. With experts, ``a`` and ``b``
+    have a matrix for each, and the rows of one expert's product follow those of the one before.
     """
     if b.ndim == 2:
         return b[at:end] @ a
@@ -176,7 +178,9 @@ def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
 
 
 def _digest(entries: Mapping[str, Importances], merged: Merged = ()) -> bytes:
-    """Return a digest of the importances and adapters, which the file's header does not show."""
+    """Return a digest of the importances and adapters, which the new file's header does not show: a
+    run is resumed only with equal ones.
+    """
     state = hashlib.sha256(b"quantize")
     for adapter, scale in merged:
         state.update(adapter.mark + repr(scale).encode())
@@ -196,8 +200,8 @@ def check_target(
     imatrix: ImportanceMatrix | None = None,
     merged: Merged = (),
 ) -> None:
-    """Raise FileError if the target exists and ``overwrite`` is false, or it is one of the files to
-    be read.
+    """Raise FileError if a file exists at ``path`` and ``overwrite`` is false, or if it is one of
+    the files to be read: the model's, the importance matrix' or an adapter's.
     """
     beside = [imatrix.path if imatrix else None, *(adapter.path for adapter, _ in merged)]
     read = [*gguf.paths, *files_of(*beside)]
@@ -205,8 +209,8 @@ def check_target(
 
 
 def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:
-    """Raise FileError if the file has no weights, UnsupportedError if they are already quantised
-    and ``allow_requantize`` is false.
+    """Raise FileError if ``gguf`` has only a header, UnsupportedError if weights that ``recipe``
+    encodes are already quantised and ``allow_requantize`` is false.
     """
     if gguf.header_only:
         raise FileError("has only a header: there are no weights to quantize", path=gguf.path)
@@ -220,7 +224,9 @@ def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:
 
 
 def check_importances(gguf: GGUF, recipe: Recipe, imatrix: ImportanceMatrix) -> None:
-    """Raise FileError for importances of another shape, or for none of the file's tensors."""
+    """Raise FileError if ``imatrix`` has importances of another shape than a tensor of ``recipe``,
+    or none for any of them.
+    """
     here = {t.tensor.name: t.tensor for t in recipe.targets}
     if not imatrix.entries.keys() & here.keys():
         raise FileError(

@@ -40,7 +40,9 @@ class BestCandidates:
 
     @property
     def n_sure(self) -> int:
-        """Number of these candidates that are certainly the row's largest."""
+        """Number of these candidates that are certainly the row's largest, counted from the
+        highest.
+        """
         return len(self.c.logits) if self.exact else int((self.c.logits > self.floor).sum())
 
     def with_candidates(self, c: Candidates, n_lower: int) -> BestCandidates:
@@ -52,7 +54,9 @@ class BestCandidates:
         return result
 
     def biased(self, tokens: Ints, amounts: Floats) -> BestCandidates:
-        """Add ``amounts`` to the logits of ``tokens``, which are sorted."""
+        """Return a copy with ``amounts`` added to the logits of the token ids ``tokens``,
+        ascending.
+        """
         c = self.c
         assert c.ids is not None
         at = np.flatnonzero(np.isin(c.ids, tokens))
@@ -62,7 +66,9 @@ class BestCandidates:
 
 
 def best_of(row: LogitsRow, top: TopLogits, raised: Ints) -> BestCandidates:
-    """Return a row's largest candidates, together with the tokens ``raised`` by a bias."""
+    """Return a row's largest candidates ``top``, together with the tokens ``raised`` by a bias,
+    whose logits are read from ``row``.
+    """
     values = top.values
     ids = top.ids.astype(np.intp)
     peak = float(values[0])
@@ -86,7 +92,9 @@ TopStage = Callable[[BestCandidates, Stage, Sequence[int]], "BestCandidates | Ca
 
 
 def _lower(n_back: int) -> TopStage:
-    """Build a stage that lowers logits of the last ``n_back`` tokens, or of all if negative."""
+    """Build a stage for penalties, which lower only logits of the last ``n_back`` tokens, or of all
+    if negative.
+    """
 
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> BestCandidates:
         return best.with_candidates(stage(best.c, ids, None), len(ids) if n_back < 0 else n_back)
@@ -162,8 +170,9 @@ _LAST = {"top_k", "top_p", "min_p"}
 
 
 def top_stages(s: Sampling, names: Sequence[str], n_vocab: int) -> list[TopStage] | None:
-    """Return functions that run a chain's first stages on BestCandidates, up to the first one that
-    drops most tokens (top-k, top-p, min-p); None if the chain needs the whole row.
+    """Return functions that run a chain's first stages, called ``names``, on BestCandidates (see
+    TopStage), up to the first one that drops most tokens (top-k, top-p, min-p); None if the chain
+    needs the whole row.
     """
     if n_vocab <= N_TOP or (s.custom and "custom" not in s.samplers):
         return None

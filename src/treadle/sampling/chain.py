@@ -27,7 +27,8 @@ class TokenConstraint(Protocol):
     """A grammar or other constraint on the next token."""
 
     def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
-        """Set -inf for tokens that cannot follow: in ``logits`` [n_vocab], or in a returned array.
+        """Set -inf for tokens that cannot follow: in ``logits`` [n_vocab], then return None, or in
+        a returned array.
 
         A constraint with ``start_bits()`` is applied while the model runs: it returns a
         ``LateMask`` with one bit per token, lowest first, set if the token may follow; if none is
@@ -43,17 +44,17 @@ class TokenConstraint(Protocol):
 class Sampler:
     """Samples the tokens of one sequence.
 
-    ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (forbidden by
-    ignore_eos). ``tokenizer``: needed only by DRY, for its sequence breakers, and by infill.
-    ``constraint``: masks the logits before each choice, and gets the sampled token (``accept``)
-    after it.
+    ``settings``: for a vocabulary of ``n_vocab`` tokens. ``eog``: the ids that end a text
+    (forbidden by ignore_eos). ``tokenizer``: needed only by DRY, for its sequence breakers, and by
+    infill. ``constraint``: masks the logits before each choice, and gets the sampled token
+    (``accept``) after it.
 
     ``sample`` takes a whole row of logits. ``choose`` takes an engine's row, and usually needs only
     its largest logits, which ``query`` has asked for before the run.
 
     The order: custom samplers (unless ``custom`` is among the stages), logit bias, constraint, the
     stages of ``settings.samplers``, the selection. Raises SamplingError for settings that do not
-    fit the vocabulary, and for an invalid constraint.
+    fit the vocabulary, and for a constraint without ``mask`` or ``accept``.
     """
 
     def __init__(
@@ -127,15 +128,19 @@ class Sampler:
 
     @property
     def constraint(self) -> TokenConstraint | None:
-        """The constraint on the next token."""
+        """The constraint on the next token; None without one."""
         return self._constraint
 
     def forced(self) -> list[int]:
-        """Return the ids that the constraint forces next, if known. Call it before ``query``."""
+        """Return the ids that the constraint forces next; [] if none are known, or without a
+        constraint. Call it before ``query``.
+        """
         return self._forced() if self._forced is not None else []
 
     def query(self, n_rows: int = 1) -> LogitsQuery | None:
-        """Return the query for the largest logits of the next rows; None to get whole rows."""
+        """Return the query for the largest logits of the next ``n_rows`` rows, one for each token
+        to sample; None to get whole rows.
+        """
         self._has_query = self._top_stages is not None
         if not self._has_query or self._constraint is None:
             return self._default_query if self._has_query else None
@@ -147,7 +152,9 @@ class Sampler:
         return None
 
     def choose(self, row: LogitsRow, ids: list[int]) -> int:
-        """Sample from a row as ``sample`` does, using only its largest logits if they decide."""
+        """Sample from an engine's row as ``sample`` does, using only its largest logits if they
+        decide. ``ids``: all tokens so far, for the penalties.
+        """
         top = row.top if self._has_query else None
         if top is None:
             return self.sample(row.logits(), ids)
@@ -185,7 +192,9 @@ class Sampler:
         return self._finish(best.c, ids, len(self._top_stages)) if best.n_sure else None
 
     def _finish(self, c: Candidates, ids: list[int], at: int) -> int:
-        """Run the stages from ``at`` on, and select a token."""
+        """Run the stages from index ``at`` on over the candidates ``c``, select a token, and
+        advance the constraint past it. ``ids``: all tokens so far.
+        """
         for _, stage in self._stages[at:]:
             c = stage(c, ids, self._uniforms)
         token = self._select(c, ids, self._uniforms)
@@ -214,7 +223,9 @@ class Sampler:
         return x
 
     def _run_custom(self, c: Candidates, ids: list[int]) -> Candidates:
-        """Run the custom samplers within the chain; tokens ruled out before stay so."""
+        """Run the custom samplers as a stage of the chain, on a row of all tokens' logits; tokens
+        that earlier stages ruled out stay so. ``ids``: all tokens so far.
+        """
         for custom in self._custom:
             x = np.full(self.n_vocab, -np.inf, np.float32)
             at = slice(None) if c.ids is None else c.ids
@@ -235,7 +246,9 @@ class Sampler:
 
 
 def _check_constraint(given: object) -> None:
-    """Raise SamplingError for an invalid constraint, before any token is generated."""
+    """Raise SamplingError for a constraint that is not an object with ``mask`` and ``accept``,
+    before any token is generated. None is no constraint.
+    """
     asked = (getattr(given, name, None) for name in ("mask", "accept"))
     if given is not None and (isinstance(given, type) or not all(map(callable, asked))):
         raise SamplingError(
@@ -250,7 +263,8 @@ def _checked(
     no_number: type[TreadleError] = SamplingError,
 ) -> Floats:
     """Return ``values`` as float32 [n_vocab]. One pass finds NaN, +inf or only -inf, for which it
-    raises ``no_number``.
+    raises ``no_number``; it raises SamplingError for another shape or type. Messages begin with
+    ``source``.
     """
     x = np.asarray(values)
     if x.shape != (n_vocab,) or x.dtype.kind not in "fiu":

@@ -55,8 +55,8 @@ class TokenLogprob(Logprob):
 
 
 def token_logprob(row: LogitsRow, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
-    """Return ``token`` and its ``n_top`` alternatives under the softmax of a row, without tokens
-    that are ruled out.
+    """Return the log-probability of ``token`` under the softmax of a row of logits, with the
+    ``n_top`` likeliest tokens there, without tokens that are ruled out. Raises NotFiniteError.
     """
     found, log_total = _likeliest(row, n_top)
     own = found[token] if token in found else float(row.take([token])[0])
@@ -72,7 +72,9 @@ def token_logprob(row: LogitsRow, token: int, n_top: int, tokenizer: Tokenizer) 
 def row_logprobs(
     logits: np.ndarray, ids: Sequence[int], n_top: int, tokenizer: Tokenizer
 ) -> list[TokenLogprob]:
-    """Return log-probabilities of ``ids``, each by its row of ``logits`` [n, n_vocab]."""
+    """Return the log-probability of each of ``ids``, by its row of ``logits`` [n, n_vocab], with
+    the ``n_top`` likeliest tokens there. Raises NotFiniteError.
+    """
     rows = LogitsBatch(lambda: logits, b"", [()] * len(ids), nullcontext())
     pairs = zip(rows, ids, strict=True)
     return [token_logprob(row, id, n_top, tokenizer) for row, id in pairs]
@@ -81,7 +83,7 @@ def row_logprobs(
 def _likeliest(row: LogitsRow, n: int) -> tuple[dict[int, float], float]:
     """Return the logits of the ``n`` likeliest tokens or more, by id, likeliest first (none of
     -inf); and the log of the sum of all exponentials, to an absolute error of TOTAL_ERROR
-    (``kernels/elementwise/top_records.py``), 4e-6.
+    (``kernels/elementwise/top_records.py``), 4e-6. Raises NotFiniteError.
     """
     if row.raw is not None and n <= N_TOP:
         ids = row.raw.ids.tolist()

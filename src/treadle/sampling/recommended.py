@@ -22,8 +22,9 @@ _HF_NAMES = {"repeat_penalty": "repetition_penalty"}
 
 
 def read_generation_config(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the recommendations of a generation_config.json to ``general.sampling.*``; empty if
-    it sets ``do_sample`` to false. Values out of range are dropped.
+    """Convert ``said``, the contents of a generation_config.json, to GGUF's keys
+    ``general.sampling.*`` for the settings it recommends; empty if it sets ``do_sample`` to false.
+    Values out of range are dropped.
     """
     if said.get("do_sample") is False:
         return {}
@@ -40,7 +41,7 @@ def recommended(metadata: Mapping[str, Any]) -> Sampling:
 
 
 def _within_range(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the numbers that `Sampling` accepts."""
+    """Return the values, by field of `Sampling`, that are numbers and that it accepts."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, int | float):

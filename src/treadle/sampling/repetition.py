@@ -38,11 +38,12 @@ class Vocabulary(Protocol):
 def penalties(
     c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float
 ) -> Candidates:
-    """Lower the logits of the tokens in ``window``.
+    """Lower the logits of the tokens in ``window``, the last ones of the text.
 
     A positive logit is divided by ``repeat``, any other multiplied by it (dividing all, as in
-    Keskar et al. 2019, would favour tokens with negative logits). Then ``count * frequency +
-    presence`` is subtracted.
+    Keskar et al. 2019, would favour tokens with negative logits). Then
+    ``count * frequency + presence`` is subtracted, where ``count`` is how often the token occurs in
+    ``window``.
     """
     tokens, counts = np.unique(np.asarray(window, np.intp), return_counts=True)
     at, which = _find(c, tokens)
@@ -59,10 +60,12 @@ def dry(
     allowed_length: int,
     breakers: Breakers,
 ) -> Candidates:
-    """Subtract ``multiplier * base ** (L - allowed_length)`` from tokens that repeat a sequence.
+    """Subtract ``multiplier * base ** (L - allowed_length)`` from the logits of tokens that would
+    repeat a sequence of ``window``, the last tokens of the text.
 
     L is the length of the longest sequence, at least ``allowed_length``, that ends ``window``,
-    occurs in it before, and was followed there by the token; it does not cross a breaker.
+    occurs in it before, and was followed there by the token; it does not cross one of ``breakers``
+    (``find_breakers``).
     """
     n = len(window)
     limit = _since_breaker(window, breakers)
@@ -85,7 +88,8 @@ def dry(
 
 
 def _repeats(history: Ints, cap: int) -> Ints:
-    """Return how many tokens up to each position but the last equal the history's end, up to cap.
+    """Return, for each position of ``history`` but the last, how many tokens up to it equal as many
+    at the history's end, at most ``cap``.
 
     All positions advance together, and drop out at their first difference.
     """
@@ -102,7 +106,7 @@ def _repeats(history: Ints, cap: int) -> Ints:
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
-    """Number of tokens after the last breaker in ``window``; all of them without one."""
+    """Return the number of tokens after the last breaker in ``window``; all of them without one."""
     n = len(window)
     for back in range(n) if breakers else ():
         tails = breakers.get(window[n - 1 - back], ())
@@ -114,7 +118,9 @@ def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
 
 
 def _find(c: Candidates, tokens: Ints) -> tuple[Ints, Ints]:
-    """Find ``tokens`` (sorted) among the candidates: positions, and indices into ``tokens``."""
+    """Find ``tokens`` (sorted) among the candidates. Return the positions of those found in ``c``,
+    and for each its index in ``tokens``.
+    """
     if c.ids is None:
         which = np.flatnonzero((tokens >= 0) & (tokens < len(c.logits)))
         return tokens[which], which
@@ -136,10 +142,12 @@ _WHOLE: Set[tuple[int, ...]] = frozenset([()])
 
 
 def find_breakers(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
-    """Return the token sequences that contain one of ``texts``: first token to the possible rests.
+    """Return the token sequences that contain one of ``texts``: for the first token of each, the
+    token tuples that may follow it to complete one.
 
-    A token that contains the text has an empty rest; one that ends with the text's beginning needs
-    the tokens of the remainder. This takes about 2 us per token, once per vocabulary and text.
+    A token that contains the text is followed by the empty tuple; one that ends with the text's
+    beginning by the tokens of the remainder. This takes about 2 us per token, once per vocabulary
+    and text.
     """
     kept = _FOUND.setdefault(vocabulary, {})
     found = {text: kept[text] for text in texts if text in kept}

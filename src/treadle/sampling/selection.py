@@ -41,7 +41,8 @@ class Uniforms:
 
 
 def philox(counter: int, key: int) -> list[int]:
-    """Return a block of four random words of 64 bits: Philox 4x64 with ten rounds.
+    """Return four random words of 64 bits, block number ``counter`` of the sequence of ``key``:
+    Philox 4x64 with ten rounds.
 
     Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, 2011.
     """
@@ -59,11 +60,15 @@ class Selector(Protocol):
     """Selects the token at the end of the chain; may keep state."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """Return the token id; ``ids`` are the tokens so far."""
+        """Return the id of the selected candidate. ``ids``: the tokens so far; ``uniforms``: random
+        numbers.
+        """
 
 
 def draw(w: Doubles, u: float) -> int:
-    """Draw a position of ``w`` [n], with probability by weight; u is random in [0, 1)."""
+    """Draw a position of ``w`` [n], each with a probability proportional to its weight; ``u`` is
+    random in [0, 1). Raises SamplingError if the weights' sum is 0 or not finite.
+    """
     cumulated = w.cumsum()
     total = float(cumulated[-1])
     if not 0 < total < math.inf:
@@ -73,7 +78,7 @@ def draw(w: Doubles, u: float) -> int:
 
 
 class Greedy:
-    """The most likely token; of equals, the first."""
+    """Selects the most likely token; of equals, the first."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
         """Return the id of the largest logit."""
@@ -81,7 +86,7 @@ class Greedy:
 
 
 class Dist:
-    """A token drawn at random by probability."""
+    """Draws a token at random by its probability."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
         """Return the id of a token drawn with its softmax probability."""
@@ -89,7 +94,9 @@ class Dist:
 
 
 class Mirostat:
-    """Keep the surprise near ``tau`` bits: mu, initially twice tau, falls by eta times the excess.
+    """Draws tokens so that their surprise stays near ``tau`` bits. Only tokens that fit a surprise
+    mu are kept; mu is initially twice ``tau``, and after each token falls by ``eta`` times the
+    excess of its surprise over ``tau``.
 
     Basu et al., Mirostat, 2020. Version 1 estimates the Zipf exponent from the best 100 tokens and
     keeps as many as should give surprise mu; version 2 keeps the tokens with a surprise up to mu.
@@ -125,7 +132,8 @@ class Mirostat:
 
 
 def _zipf_count(s: float, mu: float, n_vocab: int) -> int:
-    """Number of tokens to keep for surprise mu, if the r-th likeliest has probability ~ r**-s.
+    """Return the number of tokens to keep for surprise ``mu``, if the r-th likeliest has
+    probability ~ r**-s.
 
     ``((s - 1) * 2**mu / (1 - n_vocab**(1 - s))) ** (1 / s)``, computed by logarithms; at s = 1 its
     limit.
@@ -140,11 +148,11 @@ def _zipf_count(s: float, mu: float, n_vocab: int) -> int:
 
 
 class AdaptiveP:
-    """Prefer tokens near a target probability, correcting for the average of recent tokens.
+    """Draws tokens near the probability ``target``, correcting for the average of recent tokens.
 
-    llama.cpp's adaptive-p. With p a token's probability and a = 2 * target - (the decaying average
-    of the selected tokens' p), clipped to [0, 1], the new logit is 5 - 10 d² / (1 + d), d = |p - a|
-    / 0.3. A negative target: a plain draw.
+    llama.cpp's adaptive-p. With p a token's probability and a = 2 * target - (the average of the
+    selected tokens' p, each weighing ``decay`` times the next one), clipped to [0, 1], the new
+    logit is 5 - 10 d² / (1 + d), d = |p - a| / 0.3. A negative target: a plain draw.
     """
 
     def __init__(self, target: float, decay: float) -> None:
@@ -169,7 +177,9 @@ class AdaptiveP:
         return c.token(at)
 
     def _learn(self, ids: Sequence[int]) -> None:
-        """Add the last drawn token to the average, if the sequence continued with it."""
+        """Add the last drawn token's probability to the average, if ``ids``, the tokens so far, end
+        with that token.
+        """
         if self._pending and ids and ids[-1] == self._pending[0]:
             self._sum = self._pending[1] + self._decay * self._sum
             self._weight = 1 + self._decay * self._weight

@@ -38,7 +38,9 @@ _LETTERS = dict(zip("edskypmxtia", (*DEFAULT_ORDER, "infill", "adaptive_p"), str
 
 
 def _ranged(default: float, low: float = -math.inf, high: float = math.inf) -> Any:
-    """Field with a value from ``low`` to ``high``, both included."""
+    """Return a dataclass field with this default, whose value is checked to be from ``low`` to
+    ``high``, both included.
+    """
     return field(default=default, metadata={"range": (low, high)})
 
 
@@ -60,6 +62,7 @@ class Sampling:
     """Logits are divided by it; 0 or less is greedy."""
     dynatemp_range: float = _ranged(0.0, 0, 1e6)
     """Above 0: temperature ± this much, low where the model is sure, high where it is not."""
+    # Power to which the entropy, as a share of its maximum, is raised to select the temperature.
     dynatemp_exponent: float = _ranged(1.0, 0, 1e6)
     top_k: int = _ranged(40, -(2**31), 2**31 - 1)
     """Keep the k most likely tokens; 0 or less keeps all."""
@@ -79,9 +82,10 @@ class Sampling:
     """Above 0.5, XTC is off: two tokens cannot both be that likely."""
     repeat_last_n: int = _ranged(64, -1, 2**31 - 1)
     """How many tokens back the three penalties look; 0 none, -1 everything."""
+    # Divides positive logits of tokens that were seen, and multiplies their other logits.
     repeat_penalty: float = _ranged(1.0, 1e-6, 1e6)
-    frequency_penalty: float = _ranged(0.0)
-    presence_penalty: float = _ranged(0.0)
+    frequency_penalty: float = _ranged(0.0)  # subtracted for each time that a token was seen
+    presence_penalty: float = _ranged(0.0)  # subtracted once for a token that was seen
     dry_multiplier: float = _ranged(0.0, 0)
     """Above 0: a token that would continue a sequence of L ≥ dry_allowed_length tokens seen before
     loses ``dry_multiplier * dry_base ** (L - dry_allowed_length)``."""
@@ -94,8 +98,8 @@ class Sampling:
     mirostat: int = _ranged(0, 0, 2)
     """1 or 2: hold the surprise of the text near mirostat_tau bits; only temperature, the logit
     bias and custom samplers then run beside it."""
-    mirostat_tau: float = _ranged(5.0, 0, 1e6)
-    mirostat_eta: float = _ranged(0.1, 0, 1e6)
+    mirostat_tau: float = _ranged(5.0, 0, 1e6)  # bits
+    mirostat_eta: float = _ranged(0.1, 0, 1e6)  # how fast it corrects the surprise
     adaptive_target: float = _ranged(-1.0, -math.inf, 1)
     """Prefer tokens near this probability; needs "adaptive_p" among the samplers. Below 0: off."""
     adaptive_decay: float = _ranged(0.9, 0, 0.99)
@@ -207,13 +211,15 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_many(name: str, given: Sequence[str]) -> None:
-    """Limit the count: a sampler costs time per token, a breaker per vocabulary entry."""
+    """Raise SamplingError for more than MOST_NAMES entries: a sampler costs time per token, a
+    breaker per vocabulary entry.
+    """
     if len(given) > MOST_NAMES:
         raise SamplingError(f"{name}: expected at most {MOST_NAMES} entries")
 
 
 def _n_bytes(text: str) -> int:
-    """Length in UTF-8; 0 if it cannot be encoded, such as half a surrogate pair."""
+    """Return the length in UTF-8; 0 if it cannot be encoded, such as half a surrogate pair."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -26,10 +26,11 @@ def temperature(c: Candidates, t: float) -> Candidates:
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> Candidates:
-    """Temperature between t - spread (certain) and t + spread (all candidates equally likely).
+    """Divide logits by a temperature between ``t - spread``, if one candidate is certain, and
+    ``t + spread``, if all are equally likely.
 
-    ``low + (high - low) * (H / H_max) ** exponent``, with H the entropy, H_max that of equal
-    probabilities.
+    It is ``low + (high - low) * (H / H_max) ** exponent``, where ``low`` (at least 0) and ``high``
+    are these bounds, H is the entropy, and H_max that of equal probabilities.
     """
     c = c.alive()
     n = len(c.logits)

@@ -44,8 +44,8 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """Return the fewest candidates, at least ``min_keep``, of surprise nearest to the entropy,
-    whose probabilities sum to more than p.
+    """Return the candidates whose surprise is nearest to the entropy: the fewest, at least
+    ``min_keep``, whose probabilities sum to more than p.
 
     Meister et al., Locally Typical Sampling, 2022.
     """
@@ -68,8 +68,8 @@ _NATS = 32
 def _leaders(
     keys: npt.NDArray[np.float32] | Doubles, mass: Doubles, p: float, min_keep: int, *, above: bool
 ) -> Ints:
-    """Return positions by descending key until their mass reaches p, or exceeds it if ``above``; at
-    least ``min_keep`` of them.
+    """Return positions by descending ``keys``, the fewest whose ``mass`` sums to at least ``p``, or
+    exceeds it if ``above``; at least ``min_keep`` of them.
 
     If the first few do not suffice, a histogram of the mass finds the bin of keys with the limit.
     Positions in better bins stay unsorted; only those of that bin are sorted.

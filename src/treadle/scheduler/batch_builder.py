@@ -1,5 +1,6 @@
-"""Builds a batch: the next token of every decoding request, with its draft (or the tokens to
-recompute after a draft was rejected in a layer state), then prompt chunks up to the step's budget.
+"""Builds a batch: the next token of every decoding request, with its draft, then prompt chunks up
+to the step's budget. After a draft was rejected, a request with a layer state first recomputes the
+tokens that this state lacks.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Batch = list[tuple["Request", BatchItem]]
 
 
 class BatchBuilder:
-    """Builds batches from the running requests. ``cost_model`` predicts step times; ``media``
+    """Builds batches from the running requests. ``cost_model`` predicts step times. ``media``
     encodes pictures and sounds of prompts, ``prompts`` the prompts of an encoder-decoder model: a
-    request is in no batch until they have.
+    request is in no batch until its own are encoded.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class BatchBuilder:
         """Admit waiting requests, and return the items of the next batch, with their pages
         reserved.
 
-        The batch is empty if no request can run now. If none will be able to, one of them fails.
+        The batch is empty if no request can run now. If none could run later either, because all
+        lack pages, one of them fails.
         """
         queue = self._queue
         self._media.begin_step()
@@ -127,8 +129,8 @@ class BatchBuilder:
         return queue.clock() + self._cost_model.target_s if writing else inf
 
     def _runnable(self) -> list[Request]:
-        """Return the running requests that can process a token, by rank. Of requests that share a
-        sequence, only the one with the fewest pieces that its caller has not taken.
+        """Return the running requests that can process a token, by rank. Of several requests that
+        share a sequence, return only the one with the fewest pieces that its caller has not taken.
         """
         found: dict[int, Request] = {}
         for request in list(self._queue.running):

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PromptGroup:
-    """Prompts that are being encoded together; ``encoding`` runs one slice for each ``next``."""
+    """Prompts that are being encoded together; ``keys``: where the encoder's keys and values of
+    each are stored. ``encoding`` runs one slice of time for each ``next``.
+    """
 
     keys: list[EncodedKeys]
     encoding: Generator[None, None, None]
 
 
 class EncoderQueue:
-    """The prompts to encode for the requests that wait for them, in order of arrival."""
+    """The prompts to encode for the requests that wait for them, in order of arrival. ``clock``
+    returns seconds.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine

@@ -28,14 +28,18 @@ MOST_TOGETHER = 256
 
 @dataclass(frozen=True, eq=False)
 class EncodingGroup:
-    """Pictures or sounds that are being encoded together."""
+    """Pictures or sounds (``entries``) that are being encoded together; ``encoding`` runs one slice
+    of time for each ``next``, and returns the rows of each entry at its end.
+    """
 
     entries: list[MediaEntry]
     encoding: Encoding
 
 
 class MediaQueue:
-    """The pictures and sounds that requests wait for, first come, first encoded."""
+    """The pictures and sounds that requests wait for, first come, first encoded. ``clock`` returns
+    seconds.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -138,15 +142,15 @@ class MediaQueue:
         return EncodingGroup(entries, encoder.begin([each.prepared for each in encoders]))
 
     def _encoder_of(self, entry: MediaEntry) -> MediaEncoder | None:
-        """Return the encoder of ``entry`` from any request that waits for it: some, such as a
-        session's, have only the ids.
+        """Return the encoder of ``entry`` from any request that waits for it; None if none has it:
+        some requests, such as a session's, have only the ids.
         """
         found = (request.media.get(entry) for request in self._waiting[entry])
         return next((encoder for encoder in found if encoder is not None), None)
 
     def _finish(self, entries: list[MediaEntry], rows: list[np.ndarray]) -> None:
-        """Store each entry's rows, float32 [n_rows, width]; then trim the cache of rows to its
-        size.
+        """Store each entry's ``rows``, float32 ``[n_rows, width]``; then trim the cache of rows to
+        its size.
         """
         for entry, own in zip(entries, rows, strict=True):
             entry.rows = own

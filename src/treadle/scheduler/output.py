@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Timings:
-    """Times and token counts of one generation."""
+    """Times, in seconds, and token counts of one generation."""
 
     n_prompt: int = 0  # tokens of the prompt
     n_cached: int = 0  # of these, found in the KV cache
-    prefill_s: float = 0.0
-    n_generated: int = 0
-    decode_s: float = 0.0
-    load_s: float = 0.0
+    prefill_s: float = 0.0  # runs of the prompt, and waiting for them
+    n_generated: int = 0  # tokens of the output
+    decode_s: float = 0.0  # runs and sampling of all tokens after the first
+    load_s: float = 0.0  # opening the model
     compile_s: float = 0.0  # loading or compiling kernels; in no other field
     n_drafted: int = 0  # draft tokens that were checked
     n_accepted: int = 0  # of these, accepted
@@ -60,8 +60,8 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens per second, not counting the first, which is a result of prefill; sampling
-        included.
+        """Tokens per second of decoding, sampling included, without the first token, which prefill
+        yields; 0 if there are no others.
         """
         return (
             (self.n_generated - 1) / self.decode_s
@@ -140,8 +140,9 @@ class RequestOutput:
         return self.finish_reason is not None or self.error is not None
 
     def push(self, token: int | None, logprob: TokenLogprob | None = None) -> None:
-        """Append the next token. The output ends with None, an end token, a stop string, or at its
-        limit; ``finish_reason`` then says why.
+        """Append the next token, with its log-probability if requested. The output ends with None
+        (no token is possible), an end token, a stop string, or at its limit; ``finish_reason`` then
+        says why.
         """
         if self._decoder is None:
             self._decoder = self._decode()
@@ -172,8 +173,8 @@ class RequestOutput:
         self.error = error
 
     def take(self) -> str | None:
-        """Return the next piece of text; None if there is none now, or, if ``is_drained``, none any
-        more.
+        """Return the next piece of text. None means: no piece now or, if ``is_drained``, no more
+        pieces.
         """
         if self.pieces:
             piece, self.n_taken = self.pieces.popleft()
@@ -212,8 +213,9 @@ class RequestOutput:
         return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:
-        """Finish: emit the text held back, unless it completes a stop string. An incomplete
-        character is dropped if a limit cut it; if the model ended with it, it becomes U+FFFD.
+        """Finish with ``reason``: emit the text that is held back and what ``decoder`` still has,
+        unless that completes a stop string. An incomplete character is dropped if a limit cut it;
+        if the model ended with it, it becomes U+FFFD.
         """
         rest = decoder.flush() if reason == "stop" else ""
         stopped = self._emit(rest, last=True)
@@ -226,8 +228,8 @@ class RequestOutput:
         return new if self._stop_filter is None else self._stop_filter.feed(new, last=last)
 
     def _emit(self, new: str, *, last: bool = False) -> bool:
-        """Emit the part of held-back and new text that can begin no stop string; return whether a
-        stop string ended the output.
+        """Emit the part of the held-back text and of ``new`` that can begin no stop string. Return
+        whether a stop string ended the output. ``last``: no text follows, so nothing is held back.
         """
         text = self._pending + new
         stopped = False
@@ -254,8 +256,9 @@ class StopMatcher(Protocol):
     """Protocol: selects the text that stop strings may match."""
 
     def feed(self, text: str, *, last: bool) -> str:
-        """Return the characters of the text so far that are decided by now, and were not returned
-        before; those that must not match are replaced.
+        """Take ``text``, the next piece of the output. Return the characters of the text so far
+        that are decided by now, and were not returned before; those that must not match are
+        replaced. ``last``: no text follows.
         """
 
 
@@ -277,8 +280,8 @@ class IndentStop:
         self._blanks: int | None = None  # indentation so far; None after it
 
     def end(self, new: str) -> int | None:
-        """Return the index in ``new``, the next piece of text, at which the output ends, or
-        None.
+        """Return the index in ``new``, the next piece of text, at which the output ends; None if it
+        goes on.
         """
         now = self._clock()
         began = self._began = now if self._began is None else self._began
@@ -298,8 +301,8 @@ class IndentStop:
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """Return the caller's ``stop`` as a list without empty strings. Raises TreadleError for other
-    types.
+    """Return the caller's ``stop`` as a list without empty strings; [] for None. Raises
+    TreadleError for other types.
     """
     stop = () if stop is None else stop
     expected = "a str or a list of them"

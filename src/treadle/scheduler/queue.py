@@ -70,8 +70,8 @@ class RequestQueue:
         self.remove_request(request)
 
     def remove_request(self, request: Request) -> None:
-        """Remove a request. Its sequence stays cached for prompts with the same prefix, or with its
-        session, without tokens that a cancelled request's caller has not seen.
+        """Remove a request. Its sequence stays cached for prompts with the same prefix; a session
+        keeps its sequence, but without tokens that a cancelled request's caller has not taken.
         """
         for queue in (self.waiting, self.running):
             if request in queue:
@@ -130,11 +130,12 @@ class RequestQueue:
                 break
 
     def _rank_by_key(self, now: float) -> None:
-        """Set the levels of waiting requests that have a key, from the key as a whole.
+        """Set the levels (``effective_priority``; lower runs first) of waiting requests that have a
+        key, from the key as a whole. ``now``: the time, in the clock's seconds.
 
         A key has the priority of its most urgent request and ages since it was last served, so
         hundreds of old requests of one key do not delay another key's first. Each request of a key,
-        running ones included, moves its next one back by one level.
+        running ones included, moves the key's next one back by one level.
         """
         of_key: dict[Hashable, list[Request]] = {}
         for request in sorted(
@@ -275,8 +276,8 @@ class RequestQueue:
     def reserve_or_preempt(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
         """Reserve pages for ``n`` more tokens of a running request; return whether there was room.
 
-        If necessary, running requests of lower rank are preempted; unless ``by_rank``, only those
-        whose priority is lower too.
+        If necessary, running requests of lower rank are preempted; if not ``by_rank``, only those
+        among them whose priority is lower too.
         """
         assert request.seq is not None
 
@@ -295,8 +296,9 @@ class RequestQueue:
                     return False
 
     def _reserve(self, request: Request, n: int) -> None:
-        """Reserve pages for ``n`` more tokens, and in an encoder-decoder model for the encoder's
-        rows, which requests with the same source share. Raises NoRoomError.
+        """Reserve pages for ``n`` more tokens, and in an encoder-decoder model for the keys and
+        values of the encoder's rows, which requests with the same source share. Raises NoRoomError
+        without enough pages.
         """
         seq = request.seq
         cache = self.engine.cache

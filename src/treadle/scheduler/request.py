@@ -35,9 +35,9 @@ Encoding = Generator[None, None, "list[np.ndarray]"]
 class MediaEncoder:
     """Encoder of one picture or sound of a request.
 
-    begin: begins to encode the ``prepared`` of several encoders together. prepared: the input of
-    ``begin``. shape: encoders of equal shapes can be used together; each result has the bits that
-    it has alone. n_patches: rows of the tower's inputs.
+    begin: begins to encode a list of the ``prepared`` of several encoders together. prepared: the
+    decoded and resized picture or sound. shape: encoders of equal shapes can be used together; each
+    result has the bits that it has alone. n_patches: rows of the tower's inputs.
     """
 
     begin: Callable[[Seq[Any]], Encoding]
@@ -48,8 +48,9 @@ class MediaEncoder:
 
 @dataclass(frozen=True, eq=False)
 class MediaUsage:
-    """A picture or sound of a prompt. ``n_tokens``: its rows in the prompt; ``size`` and
-    ``resized``: height and width as given, and as the model sees it, in pixels.
+    """A picture or sound of a prompt, of the ``kind`` "image" or "audio". ``n_tokens``: its rows in
+    the prompt. ``size`` and ``resized``: height and width in pixels, as given and as the model sees
+    it; of a sound, 1 and its number of samples.
     """
 
     kind: str
@@ -62,8 +63,8 @@ class MediaPrompt(list[int]):
     """Token ids of a prompt, with rows of pictures or sounds.
 
     ``encoders``: the encoder of each of its pictures and sounds, in the order of their first rows;
-    ``usage``: the same for their sizes. ``n_bytes``: memory that prepared inputs take until they
-    are encoded.
+    ``usage``: their tokens and sizes, in the same order. ``n_bytes``: memory that prepared inputs
+    take until they are encoded.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class MediaPrompt(list[int]):
 
 
 class Request:
-    """One generation request.
+    """One generation request. ``sampler`` chooses its tokens, ``answer`` receives them.
 
     ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
     own. ``look_ahead``: pieces of output that may wait for the caller before the request pauses.
@@ -172,16 +173,16 @@ class Request:
         return self.effective_priority, self.number
 
     def look_up(self, cache: KVCache) -> int:
-        """Return how many of the request's tokens the cache has; ``n_known`` keeps the number until
-        it is set to -1.
+        """Return how many of the request's tokens ``cache`` holds as a prefix. The number is kept
+        in ``n_known``; -1 there means that it has to be looked up again.
         """
         if self.n_known < 0:
             self.n_known = cache.n_cached_tokens(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
     def queries(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
-        """Return the queries for the largest logits of the next ``n_rows`` rows; none if whole rows
-        are needed.
+        """Return queries for the ``n_rows`` next logits rows, which make the engine return only
+        each row's largest logits; () if sampling needs whole rows.
         """
         query = self.sampler.query(n_rows)
         if self.n_top is not None and self.n_top <= N_TOP:
@@ -213,8 +214,8 @@ class Request:
 
     @property
     def max_draft_ids(self) -> int:
-        """Number of draft tokens that fit the sequence's last page and the token limit; no draft if
-        it is 0 or less.
+        """Number of draft tokens that fit the sequence's last page and the token limit; 0 or less
+        means no draft.
         """
         if self.lookup is None or self.seq is None:
             return 0
@@ -233,11 +234,14 @@ class Request:
         return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
 
     def track(self, source: str) -> AcceptanceTracker:
-        """Return the acceptance tracker of this request's drafts from ``source``."""
+        """Return the acceptance tracker of this request's drafts from ``source``, the name of a
+        kind of draft.
+        """
         return self.tracks.setdefault(source, AcceptanceTracker())
 
     def take(self, rows: Seq[LogitsRow], draft: Seq[int]) -> None:
-        """Sample a token from each row, up to the first that differs from the draft or ends the
+        """Sample a token from each of ``rows``, the logits after the last token and after each
+        token of ``draft``, up to the first sampled token that differs from the draft or ends the
         output.
         """
         assert len(rows) == 1 + len(draft)
@@ -251,7 +255,9 @@ class Request:
             self.answer.timings.note_draft(len(draft), self.n_accepted)
 
     def choose(self, row: LogitsRow) -> None:
-        """Sample the next token from the logits of the last one, and push it to the output."""
+        """Sample the next token from ``row``, the logits after the request's last token, and push
+        it to the output.
+        """
         token = self._sample(row)
         measured = None
         if token is not None and not self.answer.is_end(token):
@@ -265,7 +271,9 @@ class Request:
         self.answer.push(token, measured)
 
     def _sample(self, row: LogitsRow) -> int | None:
-        """Return a sampled token; None if the grammar is complete and its end token is banned."""
+        """Return a token sampled from the logits ``row``; None if the grammar is complete and its
+        end token is banned.
+        """
         try:
             return self.sampler.choose(row, self.text_ids)
         except SamplingError:

@@ -113,12 +113,12 @@ class Scheduler:
         interruptible: Interruptible = nullcontext,
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Request]:
-        """Run one batch. Return the requests that got a token, ended or failed. ``meanwhile`` is
-        called just before the device starts a run; see ``Engine.sample``.
+        """Run one batch. Return the requests that got a token, ended or failed. ``meanwhile``,
+        unless None, is called just before the device starts a run; see ``Engine.sample``.
 
-        A caller that waits for its ``own`` request gives ``interruptible``, a context in which it
-        may be interrupted: while the batch runs, and while the own token is sampled, last of all.
-        All other requests are consistent then.
+        A caller that waits for its ``own`` request (None: without one) gives ``interruptible``, a
+        context in which it may be interrupted: while the batch runs, and while the own token is
+        sampled, last of all. All other requests are consistent then.
         """
         began = self._clock()
         engine = self.engine
@@ -178,8 +178,8 @@ class Scheduler:
     def _run(
         self, parts: list[BatchItem], meanwhile: Callable[[], object] | None
     ) -> Iterator[LogitsRow]:
-        """Run all parts, in several runs if one cannot take them; return their logits rows in
-        order.
+        """Run all items in ``parts``, in several runs if one run cannot take them; return their
+        logits rows in order. ``meanwhile``: as of ``step``.
         """
         observer = self.drafting.observer
         if len(parts) == 1:
@@ -199,8 +199,8 @@ class Scheduler:
     def _note(
         self, batch: Batch, waited: float, run: float, compiled: float
     ) -> tuple[list[Request], int]:
-        """Record the seconds of a run, and of waiting and compiling before it. Return the batch's
-        decoding requests and the number of prompt tokens processed.
+        """Record the seconds of the batch's ``run``, and of having ``waited`` and ``compiled``
+        before it. Return the batch's decoding requests and the number of prompt tokens processed.
         """
         decoding = []
         n_read = 0
@@ -228,8 +228,8 @@ class Scheduler:
         return decoding, n_read
 
     def _drop_rejected(self, batch: Batch) -> None:
-        """Truncate the sequences of requests with drafts to their accepted tokens. A layer state
-        that includes rejected tokens is not kept: the run's tokens are recomputed.
+        """Truncate the sequences of the batch's requests with drafts to their accepted tokens. A
+        layer state that includes rejected tokens is not kept: the run's tokens are recomputed.
         """
         for request, (seq, _, n_outputs, *_) in batch:
             if n_outputs > 1:
@@ -244,8 +244,8 @@ class Scheduler:
                     request.last_n_changes = seq.n_changes
 
     def _note_drafts(self, batch: Batch, seconds: float) -> None:
-        """Report the time and the accepted tokens of drafts to the controller, for a step without
-        prompts.
+        """Report the ``seconds`` of the batch and the accepted tokens of its drafts to the
+        controller of drafting; do nothing for a batch with prompts or without drafting requests.
         """
         writing = any(request.lookup is not None for request, _ in batch)
         if writing and all(part.n_outputs for _, part in batch):
@@ -261,7 +261,9 @@ class Scheduler:
         own: Request | None,
         interruptible: Interruptible,
     ) -> None:
-        """Sample the next tokens of each request. A sampler's error fails only its own request."""
+        """Sample the next tokens of each request in ``batch`` from its ``rows`` of logits; those of
+        ``own`` last, within ``interruptible()``. A sampler's error fails only its own request.
+        """
         mine = None
         for request, part in batch:
             if not part.n_outputs:

@@ -27,8 +27,9 @@ Step: TypeAlias = "tuple[float, float, float, float, float, float]"
 
 class StepCost:
     """Cost model of the steps of one plan with decoding requests: ``a + b prefill + c decode + d
-    context`` seconds, fitted to measured steps. ``prefill`` and ``decode`` are tokens; ``context``
-    is the sum, over all tokens, of the number of tokens before each.
+    context`` seconds, whose coefficients a to d are fitted to measured steps. ``prefill`` and
+    ``decode``: tokens of prompts and decoding tokens; ``context``: the sum, over all tokens of the
+    step, of the number of tokens before each.
     """
 
     def __init__(self) -> None:
@@ -44,16 +45,17 @@ class StepCost:
     def note(
         self, at: int, prefill: int, decode: int, context: int, seconds: float, reads: bool
     ) -> None:
-        """Record the seconds of step number ``at``; ``reads``: whether it processed prompt
-        tokens.
+        """Record the ``seconds`` of step number ``at``; ``prefill``, ``decode`` and ``context`` as
+        of the class. ``reads``: whether it processed prompt tokens.
         """
         seconds = max(seconds, 1e-6)  # a clock may stand still; relative errors divide by it
         self._steps[reads].append((at, 1.0, prefill, decode, context, seconds))
         self._fit = None
 
     def keep(self, *, is_long: bool) -> None:
-        """Set the number of steps after which a measurement is forgotten: doubled (up to
-        MOST_REMEMBERED) if the step was longer than the target, else REMEMBERED.
+        """Set the number of steps after which a measurement is forgotten. If the step was longer
+        than the target (``is_long``), the number is doubled, up to MOST_REMEMBERED; else it is
+        REMEMBERED.
         """
         self._n_remembered = min(2 * self._n_remembered, MOST_REMEMBERED) if is_long else REMEMBERED
 
@@ -65,7 +67,9 @@ class StepCost:
                 self._fit = None
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
-        """Return the predicted seconds of a step; None before any measurement."""
+        """Return the predicted seconds of a step, None before any measurement; ``prefill``,
+        ``decode`` and ``context`` as of the class.
+        """
         if self._fit is None:
             steps = [*self._steps[False], *self._steps[True]]
             if not steps:
@@ -78,7 +82,8 @@ class StepCost:
 
 class StepCostModel:
     """Predicts step times by plan. ``sizes``: the token counts of the plans for few tokens,
-    ascending; one plan serves all larger steps.
+    ascending; one further plan serves all larger steps. ``target_s``: the longest that a step
+    should take.
     """
 
     def __init__(self, target_s: float = TARGET_S, sizes: Iterable[int] = ()) -> None:
@@ -89,12 +94,13 @@ class StepCostModel:
         self.token_s = 0.0  # seconds per prompt token of recent steps; read by any thread
 
     def cost(self, n_tokens: int) -> StepCost:
-        """Return the cost model of the plan that serves ``n_tokens``."""
+        """Return the cost model of the plan that serves steps of ``n_tokens``."""
         return self._costs[next((size for size in self._sizes if n_tokens <= size), MANY)]
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
-        """Record one step. Steps of prompts alone are not fitted: steps with decoding requests are
-        shorter, and a fit of long ones only would allow them too much time.
+        """Record the ``seconds`` of one step; the counts as of ``StepCost``. Steps of prompts alone
+        are not fitted: steps with decoding requests are shorter, and a fit of long ones only would
+        allow them too much time.
         """
         n = prefill + decode
         if prefill:
@@ -110,8 +116,9 @@ class StepCostModel:
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Return the number of prompt tokens, up to ``most``, for a step with ``decode`` decoding
-        tokens. These have ``context`` tokens before them in all; each prompt token has about
-        ``before``. The step's total is a multiple of TILE, unless ``most`` cuts it.
+        tokens. ``context``: the number of tokens before these, summed over them; ``before``: about
+        how many tokens precede each prompt token. The step's total is a multiple of TILE, unless
+        ``most`` cuts it.
 
         The result has the highest prefill throughput within the target time, or within 1.5 times a
         step without prompt tokens if that is longer. A step may take up to LONGEST times the target
@@ -144,8 +151,9 @@ class StepCostModel:
         return min(best, most)
 
     def _decode_only_s(self, decode: int, context: int) -> float | None:
-        """Return the seconds of a step without prompt tokens, by its plan or the next larger one
-        with measurements; None if there are none.
+        """Return the predicted seconds of a step of ``decode`` tokens without prompt tokens, by its
+        plan or the next larger one with measurements; None if there are none. ``context``: as of
+        ``StepCost``.
         """
         plans = [size for size in self._sizes if size >= decode]
         known = (self._costs[p].seconds(-decode % TILE, decode, context) for p in (*plans, MANY))
@@ -154,8 +162,9 @@ class StepCostModel:
     def _candidates(
         self, decode: int, context: int, before: int, limit: float, least: int
     ) -> Iterator[int]:
-        """Yield candidate numbers of prompt tokens, ascending: those that fit the plans for few
-        tokens, then the most that take ``limit`` seconds.
+        """Yield candidate numbers of prompt tokens, ascending from ``least``: those that fit the
+        plans for few tokens, then the most that take ``limit`` seconds. ``decode``, ``context``,
+        ``before``: as of ``tokens``.
         """
         end = max(self._sizes, default=0) - decode + 1
         yield from range(least, end, TILE)
@@ -171,8 +180,8 @@ class StepCostModel:
 
 
 def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the non-negative coefficients [n_columns] of ``times`` over ``rows`` of least relative
-    error.
+    """Return the non-negative coefficients ``[n_columns]`` by which ``rows`` ``[n_steps,
+    n_columns]`` give ``times`` ``[n_steps]`` with the least relative error.
 
     A small ridge term splits evenly between columns that the measurements cannot separate. A
     negative coefficient is dropped, and the rest is fitted again.
@@ -194,16 +203,18 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 class DeficitRoundRobin:
-    """Deficit round robin over clients: shares the prompt tokens of a step."""
+    """Deficit round robin over clients, which shares the prompt tokens of a step: a client's turn
+    is QUANTUM tokens.
+    """
 
     def __init__(self) -> None:
         self._order: deque[Hashable] = deque()  # clients with pending prompts, the next first
         self._credit: dict[Hashable, int] = {}  # tokens left in a client's turn
 
     def split(self, wanted: Iterable[tuple[Hashable, T, int]], budget: int) -> list[tuple[T, int]]:
-        """Divide ``budget`` tokens among ``wanted`` (client, item, tokens), each client's items in
-        the given order; return (item, tokens). A turn cut short by the budget continues at the next
-        call.
+        """Divide ``budget`` tokens among ``wanted``, triples (client, item, tokens), each client's
+        items in the given order; return pairs (item, tokens granted). A turn cut short by the
+        budget continues at the next call.
         """
         queues: dict[Hashable, deque[tuple[T, int]]] = {}
         for client, what, n in wanted:
@@ -245,8 +256,8 @@ class KeyedRoundRobin:
     def split(
         self, wanted: Iterable[tuple[Hashable, Hashable, T, int]], budget: int
     ) -> list[tuple[T, int]]:
-        """Divide ``budget`` tokens among ``wanted`` (key, client, item, tokens); return (item,
-        tokens).
+        """Divide ``budget`` tokens among ``wanted``, tuples (key, client, item, tokens); return
+        pairs (item, tokens granted).
         """
         of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
         for key, client, what, n in wanted:

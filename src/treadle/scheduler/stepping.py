@@ -85,8 +85,8 @@ class CooperativeStepper:
         """Run one step from a thread without a request of its own, such as a server's. Return the
         requests that got output, and whether another thread was stepping at the call.
 
-        ``meanwhile`` is called while another thread steps, and just before the device starts a run;
-        see ``Engine.sample``.
+        ``meanwhile``, unless None, is called while another thread steps, and just before the device
+        starts a run; see ``Engine.sample``.
         """
         others = not self._step_lock.acquire(blocking=False)
         if others:
@@ -101,8 +101,8 @@ class CooperativeStepper:
                 self._wake(successor=True)
 
     def _step(self, over: Predicate, own: Request) -> bool:
-        """Run steps until ``over()``, unless another thread is stepping. Return whether this thread
-        stepped.
+        """Run steps for the request ``own`` until ``over()`` is true, unless another thread is
+        stepping. Return whether this thread stepped.
         """
         with interrupts_held() as held:
             if not self._step_lock.acquire(blocking=False):

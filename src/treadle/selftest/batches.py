@@ -32,8 +32,9 @@ HISTORY = PAGE + 5  # tokens before those of a text that goes on
 
 @dataclass(frozen=True)
 class PlacedBatch:
-    """A batch laid out in a plan's memory. ``n_texts``: sequences in the batch; ``cut``: the part
-    of the plan's size that the batch does not use, in words.
+    """A batch laid out in the memory of a prepared plan, ``ready``. ``n_texts``: sequences in the
+    batch; ``cut``: the part of the plan's size that the batch does not use, in words; "" if it uses
+    all.
     """
 
     ready: PreparedPlan
@@ -45,15 +46,16 @@ class PlacedBatch:
 
     @property
     def name(self) -> str:
-        """The batch, in words: ``3 texts, 4 tokens``."""
+        """The batch in words, such as ``3 texts, 4 tokens``."""
         texts = "text" if self.n_texts == 1 else "texts"
         tokens = "token" if self.n_tokens == 1 else "tokens"
         return f"{self.n_texts} {texts}, {self.n_tokens} {tokens}"
 
 
 class RandomStates(EngineObserver):
-    """Writes random values into a plan's inputs from outside, such as a drafter's hidden states,
-    but not into rows of pictures. ``output``: the graph's output that the run computes.
+    """Writes random values into the inputs that a plan takes from outside, such as a drafter's
+    hidden states, but not into rows of pictures. ``output``: the name of the graph's output that
+    the run computes.
     """
 
     def __init__(self, output: str, rng: np.random.Generator) -> None:
@@ -69,8 +71,9 @@ class RandomStates(EngineObserver):
 
 
 def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
-    """Return the number of tokens with which the plan for up to ``n_most`` tokens is checked: all
-    of up to 4, else at most ``n_most - 1`` and ``many``, but more than the next smaller plan takes.
+    """Return the number of tokens of the batch that checks the plan for up to ``n_most`` tokens:
+    for a plan of up to 4 tokens ``n_most``; for a larger one at most ``n_most - 1`` and ``many``,
+    but more than the next smaller plan takes.
     """
     below = max((size for size in engine.few if size < n_most), default=0)
     if n_most <= 4:
@@ -94,8 +97,8 @@ def new_sequence(engine: Engine) -> Sequence:
 def batch_of(
     engine: Engine, key: PlanKey, rng: np.random.Generator, many: int = MANY
 ) -> Iterator[PlacedBatch]:
-    """Lay out a batch of random tokens in the plan ``key``, of at most ``many`` tokens; yield it,
-    and drop its sequences afterwards. The caller holds the engine's lock.
+    """Lay out a batch of random tokens in the plan of ``key``, of at most ``many`` tokens; yield
+    it, and drop its sequences afterwards. The caller holds the engine's lock.
     """
     of_logits = key.output in OF_ROWS
     n_tokens = n_tokens_of(engine, key.n_tokens, many)
@@ -136,7 +139,8 @@ def batch_of(
 
 def _sizes(engine: Engine, n_tokens: int) -> list[int]:
     """Divide ``n_tokens`` among sequences: two that decode one token each, and a prompt of the
-    rest; fewer if there are few tokens or sequences.
+    rest; fewer sequences if there are few tokens, or the cache has room for fewer. Return the
+    tokens of each.
     """
     room = engine.cache.n_sequences
     if n_tokens <= 2 or room < 3:
@@ -145,7 +149,9 @@ def _sizes(engine: Engine, n_tokens: int) -> list[int]:
 
 
 def _texts(engine: Engine, n_tokens: int, most: int) -> list[int]:
-    """Divide ``n_tokens`` among the one or two texts of an encoder's batch."""
+    """Divide ``n_tokens`` among one or two texts of an encoder's batch, at most ``most``; return
+    the tokens of each.
+    """
     if most < 2 or n_tokens < 3 or engine.cache.n_sequences < 2:
         return [n_tokens]
     return [n_tokens // 3, n_tokens - n_tokens // 3]
@@ -157,8 +163,8 @@ def _ids(engine: Engine, rng: np.random.Generator, n: int) -> list[int]:
 
 
 def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQuery, ...]:
-    """Return a sampler's queries: the largest logits and the sum of exponentials; for every second
-    text also under a random mask.
+    """Return a sampler's queries for the ``i``-th text: the largest logits and the sum of
+    exponentials; for texts of even ``i`` also under a random mask.
     """
     plain = LogitsQuery(total=True)
     if i % 2:
@@ -169,7 +175,9 @@ def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQu
 
 
 def _scales(engine: Engine, key: PlanKey) -> Lora:
-    """Return scales of 1 for all adapters and control vectors that the plan ``key`` has."""
+    """Return scales of 1, by number, for all adapters and control vectors that the plan of ``key``
+    has.
+    """
     n = len(engine.adapters)
     numbers = range(n + len(engine.control_vectors))
     return tuple((i, 1.0) for i in numbers if (key.adapted if i < n else key.steered))
@@ -178,9 +186,9 @@ def _scales(engine: Engine, key: PlanKey) -> Lora:
 def _sequence(
     engine: Engine, rng: np.random.Generator, i: int, n: int, lora: Lora, *, goes_on: bool
 ) -> Sequence:
-    """Return a sequence that is to run ``n`` tokens, with the scales ``lora``. If it ``goes_on``,
-    it has a history: that of sequence 0 is longer than SPLIT keys where there is room, so that
-    attention splits it.
+    """Return the ``i``-th sequence of a batch, which is to run ``n`` tokens with the scales
+    ``lora`` of adapters. If it ``goes_on``, it has a history: that of sequence 0 is longer than
+    SPLIT keys where there is room, so that attention splits it.
     """
     cache = engine.cache
     seq = new_sequence(engine)

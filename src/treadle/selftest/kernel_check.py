@@ -32,8 +32,8 @@ STORES = (RopeStore, LatentStore, IndexStore, RowStore)  # kernels that write to
 
 @dataclass(frozen=True)
 class WrongValue:
-    """One wrong value of a kernel: its place, the value found, and the twin's, from which it may
-    differ by ``allowed``.
+    """One wrong value of a kernel: its place in words, the value found, and the value expected,
+    which is the twin's; they may differ by ``allowed``.
     """
 
     where: str
@@ -49,7 +49,7 @@ class KernelCheck:
     kernel: the spec's name, which has its shape. label: the step of the plan. where: the batch.
     n_values: values compared; n_cut: values that the twin did not compute, to save time.
     error: the largest ratio of an error to its derived tolerance; at most 1 if all are right.
-    off, allowed: that error and its tolerance.
+    off, allowed: the error of that largest ratio, and its tolerance.
     seconds: the step's time in the run that was compared.
     """
 
@@ -74,8 +74,8 @@ class KernelCheck:
 class PlanRun:
     """A plan with a batch laid out, and the objects that run it step by step on its device.
 
-    ``run``: the run's inputs. ``name``: the batch, in words. ``before``: called once before the
-    first step, such as to write rows of pictures.
+    ``run``: the run's inputs. ``name``: the batch, in words. ``before``: a function that is called
+    once before the first step, such as to write rows of pictures.
     """
 
     device: Device
@@ -106,9 +106,10 @@ def check_steps(
     cut: Cut | None = None,
     note: Note | None = None,
 ) -> Iterator[KernelCheck]:
-    """Run a plan up to the last step that is ``wanted``, and yield each of these steps' comparison
-    with its twin. The caller holds what the run needs (an engine's lock, pages). ``note`` is called
-    before each of these steps runs, with its kernel's name and place.
+    """Run a plan up to the last step for which ``wanted`` is true, and yield each such step's
+    comparison with its twin. The caller holds what the run needs (an engine's lock, pages).
+    ``cut``: limits of the twins' work. ``note`` is called before each such step runs, with its
+    kernel's name and place.
     """
     cut = cut or Cut()
     lives = of.plan.lifetimes()
@@ -138,15 +139,17 @@ def check_steps(
 
 
 def _buffers(of: PlanRun, step: Step, *, written: bool = False) -> dict[Buffer, np.ndarray]:
-    """Return copies of the buffers that a step reads, or with ``written`` of those it writes."""
+    """Return copies of the bytes of the buffers that a step reads, or with ``written`` of those
+    that it writes.
+    """
     buffers = set(step.writes) if written else {*step.reads}
     read = of.arena.read
     return {b: read(of.plan.offsets[b], b.n_bytes).copy() for b in buffers}
 
 
 def _changing(step: Step) -> dict[str, np.ndarray]:
-    """Return copies of the constants that a step changes, by argument name: states, and the pages
-    of steps that store keys and values.
+    """Return copies of the bytes of the constants that a step changes, by argument name: states,
+    and the pages of steps that store keys and values.
     """
     found = {}
     for name in WRITTEN_CONSTANTS:
@@ -157,8 +160,8 @@ def _changing(step: Step) -> dict[str, np.ndarray]:
 
 
 def summary(step: Step, compared: Iterator[Compared], where: str, seconds: float) -> KernelCheck:
-    """Return a step's result from its comparisons: counts, the largest error, the first wrong
-    value.
+    """Return a step's result from the comparisons of its arrays: counts, the largest error, the
+    first wrong value. ``where``: the batch; ``seconds``: the step's time.
     """
     n_values = n_cut = n_wrong = 0
     worst = (0.0, 0.0, 0.0)
@@ -196,8 +199,8 @@ class Selection:
         self.batch: object = None
 
     def __call__(self, step: Step) -> bool:
-        """Return whether no step of this signature was chosen in this batch before, and remember
-        it.
+        """Return whether no step with the signature of ``step`` was chosen in this batch before,
+        and remember it.
         """
         key = self.batch, *signature(step)
         if key in self._seen:
@@ -213,9 +216,10 @@ def run_twins(
     constants: Mapping[str, np.ndarray],
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Run the numpy twins of all steps of a plan on ``arena``, uint8 memory of the plan's buffers.
-    Matrix products are made in parts, so that no large matrix is unpacked at once. ``constants``:
-    arrays of KV pools and states by the constant's name, which the twins change.
+    """Run the numpy twins of all steps of a plan on ``arena``, uint8 memory of the plan's buffers;
+    ``run``: the run's inputs. Matrix products are made in parts, so that no large matrix is
+    unpacked at once. ``constants``: arrays of KV pools and states by the constant's name, which the
+    twins change. ``progress`` is called with the number of each step that is done.
     """
     from treadle.kernels.matmul.gated import Gated
     from treadle.kernels.matmul.matmul import Matmul

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def machine_facts(model: Model) -> dict[str, Any]:
-    """Return the CPU, the instruction set in use, the system, and versions."""
+    """Return the CPU, the instruction set in use, the system, and versions, by name."""
     import numpy as np
 
     features = host_features()

@@ -62,7 +62,7 @@ class CheckReport:
 
     @property
     def failures(self) -> list[str]:
-        """Each thing that is wrong, in a sentence."""
+        """Each thing that is wrong, in a sentence; [] if all is right."""
         found = [
             f"kernel {k.kernel} ({k.label}, {k.where}) is wrong: {k.n_wrong} of {k.n_values} values"
             + (
@@ -84,7 +84,9 @@ class CheckReport:
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report for JSON: the fields, whether each kernel passed, the failures, and the
+        verdict, "passed" or "failed".
+        """
         made = asdict(self)
         for kernel, record in zip(self.kernels, made["kernels"], strict=True):
             record["passed"] = kernel.passed
@@ -108,8 +110,8 @@ def check_model(
     ``quick``: fewer batch sizes, fewer values, no speeds. ``note`` is called with each kernel's
     name and place before it runs, so that a kernel that ends the process can be named. Load the
     model with ``n_sequences=4``, so that batches of several texts fit. A kernel that cannot be
-    compiled, and a device that fails, are failures of the report. Raises CacheError and FileError
-    as runs do.
+    compiled, and a device that fails, are failures of the report. Raises CacheError, and FileError
+    if a file of the model cannot be read.
     """
     began = time.perf_counter()
     report = CheckReport(machine_facts(model), model_facts(model), quick)
@@ -141,7 +143,9 @@ def check_model(
 
 
 def model_facts(model: Model) -> dict[str, Any]:
-    """Return the model's name, architecture, sizes, weight formats and KV format, but no path."""
+    """Return the model's name, architecture, sizes, weight formats and KV format, by name; no
+    path.
+    """
     from treadle.api.summary import bytes_by_type
 
     config = model.config
@@ -208,7 +212,9 @@ def check_kernels(
 
 
 def _few(plans: Iterable[EnginePlan]) -> list[EnginePlan]:
-    """Return the smallest and the largest plan of each engine and kind of plan."""
+    """Return, for each engine and kind of plan, the first and the last of ``plans``, which ascend
+    by size.
+    """
     by_kind: dict[Any, list[EnginePlan]] = {}
     for plan in plans:
         by_kind.setdefault((id(plan.engine), plan.key[2:]), []).append(plan)
@@ -224,9 +230,10 @@ def check_plan(
     remarks: list[str] | None = None,
     note: Note | None = None,
 ) -> list[KernelCheck]:
-    """Check the kernels of one plan that ``selection`` has not seen, with a batch of at most
-    ``many`` tokens, and return their comparisons. ``cut``: limits of the twins' work. Adds to
-    ``remarks`` the part of the plan's size that the batch does not use.
+    """Check the kernels of the plan of ``key``, except steps that ``selection`` has seen, with a
+    batch of at most ``many`` tokens, and return their comparisons. ``cut``: limits of the twins'
+    work; ``note``: see ``check_model``. Adds to ``remarks`` the part of the plan's size that the
+    batch does not use.
     """
     rng = np.random.default_rng(0)
     with engine.lock, batch_of(engine, key, rng, many) as batch:
@@ -251,7 +258,7 @@ def check_plan(
 
 
 def _fill_media(media: np.ndarray, rng: np.random.Generator) -> None:
-    """Make every second row of a batch one of a picture."""
+    """Make every second row of a batch's ``media``, f32, a random row of a picture."""
     from treadle.kernels.spec import MEDIA_HEAD
 
     media[:, MEDIA_HEAD:] = rng.standard_normal(media[:, MEDIA_HEAD:].shape)
@@ -259,7 +266,9 @@ def _fill_media(media: np.ndarray, rng: np.random.Generator) -> None:
 
 
 def results_by_kernel(kernels: Iterable[KernelCheck]) -> Iterator[list[KernelCheck]]:
-    """Yield the results of each kernel together, in the order in which kernels were checked."""
+    """Yield lists of the results of each kernel, in the order in which the kernels were first
+    checked.
+    """
     grouped: dict[str, list[KernelCheck]] = {}
     for each in kernels:
         grouped.setdefault(each.kernel, []).append(each)

@@ -56,7 +56,7 @@ SLOPE = 1.13  # the largest slope of an activation but the square of relu
 
 
 def activation_error(fn: str) -> float:
-    """Return the relative error of an activation, or of a gated one."""
+    """Return the relative error of the activation function ``fn``, or of a gated one."""
     return ACTIVATION_ERROR.get(split_limit(fn)[0], OTHER_ACTIVATION) + 2 * U32
 
 
@@ -70,8 +70,8 @@ def sum_chain(k: int, isa: Isa) -> int:
 
 
 def norm_error(k: int, isa: Isa) -> float:
-    """Return the relative error of one normed value: half of the mean square's error, then that of
-    eps, the square root, the reciprocal and two products.
+    """Return the relative error of one value of a norm over ``k`` values: half of the mean square's
+    error, then that of eps, the square root, the reciprocal and two products.
     """
     return (sum_chain(k, isa) / 2 + 8) * U32
 
@@ -80,8 +80,9 @@ def centring_error(spec: Norm | ColumnNorm, isa: Isa, x: np.ndarray, w: np.ndarr
     """Return the error that subtracting the mean (LayerNorm) adds to each value of rows ``x``,
     float64 ``[.., k]``; zeros for a norm without it. ``w``: the norm's weights.
 
-    The mean is off by ``e``: a chain's bound of the mean size; so each value by ``e`` and a
-    rounding of its own, and the variance by twice as much of the mean distance.
+    The mean is off by ``e``: the bound of the sum's chain, times the mean magnitude. Each value is
+    off by ``e`` and one rounding, and the variance by twice the mean product of that and the
+    distance from the mean.
     """
     if not spec.centred:
         return np.zeros_like(x)
@@ -100,8 +101,9 @@ def stored_error(
     relative: float,
     absolute: np.ndarray | float = TINY,
 ) -> np.ndarray:
-    """Return how far activations stored as ``act`` may be from ``exact [n, k]``, whose values the
-    kernel knows to ``relative`` and ``absolute``: the kind's own rounding is added.
+    """Return how far activations stored in the layout ``act`` may be from ``exact [n, k]``, float64
+    ``[n, k]``. The kernel's values have a ``relative`` and an ``absolute`` error before they are
+    stored; the rounding of the layout's kind is added.
     """
     n = len(exact)
     tolerance: np.ndarray = np.abs(exact) * relative + absolute
@@ -137,27 +139,33 @@ def product_error(
     raw: np.ndarray,
     added: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Return the error of each product ``[n, m]`` of activations ``x [n, k]``, as stored, and
-    weights, float64 ``[m, k]``; ``raw``: the weights' bytes ``[m, row_bytes]``; ``added``: the
-    magnitudes of bias and residual.
+    """Return a bound of the error of each product, ``[n, m]``, of activations ``x [n, k]``, as
+    stored, and weights, float64 ``[m, k]``. ``raw``: the weights' bytes ``[m, row_bytes]``;
+    ``added``: the magnitudes of bias and residual.
 
-    q8: a term is an exact integer (below 2**24; of q8x2 below 2**28, and rounded once more) times
-    d_w d_x, rounded once; blocks are added in a chain, in gemv also across 8 lanes, in one of which
-    the comp ``offset * sum(x)`` begins. A minimum adds a term and two roundings to each block.
-    Floats: gemm adds K products in a chain; gemv fewer. bf16 weights that arrive as another format
-    are rounded first, as the twin does, but of an f32 that may differ in its last bit: one in some
-    ten thousand (none, most often; three are allowed for) comes out at the next bf16, 2**-8 off at
-    most. q16 and q16x2: a span is one term, and its words are the twin's; for q16n the twin has the
-    file's weights, and each word is half a unit off. In gemv the weights are the file's, eight
-    blocks are a chain that the span's scale then multiplies, and lanes are added up. At the end
-    come bias and residual.
+    A sum of terms is off by u times the longest chain of additions, times the sum of magnitudes:
 
-    Where a block has scales of its own, what a code and its offset or minimum add apart is not
-    asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
-    near their end (else a smaller scale would do), so offset and minimum are at most the size of
-    its largest weight or a little more, and code and offset or minimum together below three times
-    that; 32 weights are two of the sub-blocks of 16 with different scales, and the larger counts;
-    of a larger group with one scale, the largest of the group.
+    - q8: a term is a block: an exact integer (below 2**24; of q8x2 below 2**28, and rounded once
+      more) times d_w d_x, rounded once. Blocks are added in a chain, in gemv also across 8 lanes; a
+      sum starts from the compensation ``offset * sum(x)``. A minimum adds a term and two roundings
+      to each block.
+    - floats: gemm adds K products in a chain; gemv has shorter chains.
+    - bf16, for weights of another format: they are rounded to bf16 first, as in the twin, but from
+      an f32 that may differ in its last bit. One in some ten thousand then becomes the next bf16,
+      at most 2**-8 off; three in each product are allowed for.
+    - q16, q16x2: a term is a span, and its words are the twin's.
+    - q16n: the twin multiplies the file's weights, of which each word is off by half a unit.
+    - q16 in gemv: the weights are the file's; eight blocks are a chain, which the span's scale
+      multiplies; then lanes are added up.
+
+    Bias and residual are added last.
+
+    Where a block has scales of its own (``Codes.scales``), the magnitudes of code, offset and
+    minimum are bounded by those of the weights. Some codes of a quantised block are near the end of
+    their range (else a smaller scale would do). So offset and minimum are about as large as the
+    block's largest weight at most, and code and offset or minimum together are below three times
+    that. Of 32 weights in two sub-blocks of 16 the larger one counts; of a larger group with one
+    scale, the largest weight of the group.
     """
     layout = spec.layout()
     x = np.abs(x)
@@ -196,8 +204,8 @@ def product_error(
 
 
 def _half_words(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the largest error of products ``[n, m]`` whose q16n weights are each off by half a
-    unit of their word.
+    """Return the largest error of products ``[n, m]`` of magnitudes ``x [n, k]`` and ``weights [m,
+    k]``, if each weight is off by half a unit of its q16n word.
     """
     missing = (0, 0), (0, -x.shape[1] % SPAN)
     tokens, rows = (np.pad(a, missing).reshape(len(a), -1, SPAN) for a in (x, weights))
@@ -213,8 +221,8 @@ def gated_error(
     result: np.ndarray,
     errors: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
-    """Return the error of ``result = value * up``, ``value = fn(gate)``. ``errors``: those of gate
-    and up.
+    """Return the error of ``result = value * up``, where ``value = fn(gate)``. ``errors``: those of
+    gate and up. All arrays have one shape.
     """
     off_gate, off_up = errors
     slope: Any = 2 * (np.abs(gate) + off_gate) if fn.startswith("relu2") else SLOPE
@@ -224,11 +232,12 @@ def gated_error(
 
 
 def rotation_error(dims: int, *, hadamard: bool = False) -> float:
-    """Return the error of a normed and rotated head, as a share of its largest value.
+    """Return the error of a normed and rotated head of ``dims`` values, as a share of its largest
+    value.
 
     Norm: the bound of the mean square's chain, halved by the root, and six products; a turn adds
-    three roundings of two terms. ``hadamard``: the head is multiplied by that matrix as well, which
-    may gather the errors of all dims in one.
+    three roundings of two terms. ``hadamard``: the head is multiplied by a Hadamard matrix as well,
+    which may gather the errors of all dims in one.
     """
     error = ((dims / 8 + 12) / 2 + 10) * U32
     return float(np.sqrt(dims) * (error + (np.log2(dims) + 2) * U32)) if hadamard else error

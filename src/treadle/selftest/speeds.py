@@ -32,9 +32,10 @@ class Speed:
     """The speed of prefill (``kind`` "prompt", ``n_tokens`` in one run) or of decoding ("text", one
     token a run): the best of up to REPEATS measurements.
 
-    bytes_s, ops_s: bytes of weights and pages read, and operations, per second. of_read, of_ops:
-    these as shares of the peak reading rate and of the highest peak of operations; None if the
-    device has no such peak. kernels: seconds by kernel in the last run.
+    tokens_s: tokens per second. bytes_s, ops_s: bytes of weights and pages read, and operations,
+    per second. of_read, of_ops: bytes_s and ops_s as shares of the peak reading rate and of the
+    highest peak of operations; None if the device has no such peak. kernels: seconds by kernel in
+    the last run.
     """
 
     kind: str
@@ -49,9 +50,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class SpeedCheck:
-    """Speeds, and the peak rates measured just before. ``cpu_share``: share of the requested
-    processor time that the threads got while peaks of arithmetic were measured; below 0.9 other
-    programs ran, and speeds say little. None for a device that reports its own peaks.
+    """The speeds ``runs``, and the peak rates measured just before, by name. ``cpu_share``: share
+    of the requested processor time that the threads got while peaks of arithmetic were measured;
+    below 0.9 other programs ran, and speeds say little. None for a device that reports its own
+    peaks.
     """
 
     peaks: dict[str, float]
@@ -135,7 +137,7 @@ def _speed(engine: Engine, kind: str, peaks: dict[str, float]) -> Speed:
 
 
 def _by_kernel(plan: Plan, steps: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Add up the seconds of steps by kernel."""
+    """Return the seconds by kernel, from those of each step; ``steps``: label and seconds."""
     kernels = {step.label: step.kernel for step in plan.steps}
     found: dict[str, float] = {}
     for label, seconds in steps:

@@ -52,7 +52,7 @@ class TextCheck:
     text: the ids decoded; None without a vocabulary.
     apart: root mean square of the differences of kernels' and twins' logits in one plan, as a share
         of their spread; of an encoder 1 minus the cosine of its vector and the twins'.
-    of_plans: the same of kernels run a token at a time and many tokens at once.
+    of_plans: such a share for logits of kernels run a token at a time and many tokens at once.
     known: whether a text known beforehand was expected.
     problem: the first fault, in a sentence; empty if there is none. skipped: why the twins did not
         run; empty if they did.
@@ -69,7 +69,8 @@ class TextCheck:
 
 def check_text(model: Model, *, quick: bool = False, progress: Progress | None = None) -> TextCheck:
     """Compare a greedy text by the kernels with the known one, if any, and with the numpy twins; of
-    an encoder, compare a vector. ``quick``: skip the twins of models above QUICK_WEIGHTS weights.
+    an encoder, compare a vector. The twins of models above MOST_WEIGHTS weights are skipped, if
+    ``quick`` those of models above QUICK_WEIGHTS.
     """
     engine = model.engine
     n_weights = sum(int(np.prod(t.shape)) for t in model.gguf.tensors.values())
@@ -118,9 +119,9 @@ def _too_many(n_weights: int) -> str:
 def judged(
     ours: np.ndarray, together: np.ndarray, theirs: np.ndarray, made: list[int]
 ) -> tuple[float, float, str]:
-    """Compare logits ``[n, n_vocab]`` behind each token ``made``: of kernels run a token at a time
-    (``ours``) and many at once (``together``), and of the twins (``theirs``). Return
-    ``TextCheck``'s ``apart``, ``of_plans`` and ``problem``.
+    """Compare logits ``[n, n_vocab]``, whose i-th row token i of ``made`` was chosen from: of
+    kernels run a token at a time (``ours``) and many at once (``together``), and of the twins
+    (``theirs``). Return ``TextCheck``'s ``apart``, ``of_plans`` and ``problem``.
     """
     for what, rows in (("kernels", ours), ("kernels", together), ("twins", theirs)):
         if not np.isfinite(rows).all():
@@ -198,8 +199,8 @@ def greedy(engine: Engine, ids: list[int], n: int) -> tuple[list[int], np.ndarra
 def _logits(
     engine: Engine, ids: list[int], made: list[int], progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits behind each token of a text, float64 ``[n, n_vocab]``, in one run: by
-    kernels, and by their twins.
+    """Run the prompt ``ids`` and the tokens ``made`` at once. Return the logits from which each of
+    the n tokens ``made`` would be chosen, float64 ``[n, n_vocab]``: by kernels, and by their twins.
     """
     n = len(made)
     whole = [*ids, *made[:-1]]
@@ -224,10 +225,9 @@ def run_by_twins(
     width: int,
     progress: Progress | None,
 ) -> np.ndarray:
-    """Run the twins of the plan ``key`` on a text, with the default adapters and control vectors.
-    Return the graph's output ``output``, float64
-    ``[rows, width]``, with a row for each of ``n_outputs`` (at least 1). The cache is left as it
-    was.
+    """Run the twins of the plan of ``key`` on the text ``ids``, with the default adapters and
+    control vectors. Return the graph's output ``output``, float64 ``[rows, width]``, with a row for
+    each of ``n_outputs`` (at least 1). The cache is left as it was.
     """
     with engine.lock:
         seq = new_sequence(engine)
@@ -262,7 +262,9 @@ def run_by_twins(
 def _check_vector(
     engine: Engine, n_weights: int, most: int, progress: Progress | None
 ) -> TextCheck:
-    """Compare an encoder's vector of some random tokens with the twins'."""
+    """Compare an encoder's vector of some random tokens with the twins'; skip the twins if
+    ``n_weights`` is above ``most``.
+    """
     ids = _random_ids(engine)
     if n_weights > most:
         return TextCheck(tuple(ids), skipped=_too_many(n_weights))
@@ -283,7 +285,8 @@ def _check_vector(
 @dataclass(frozen=True)
 class KnownText:
     """Ids of a prompt and of the likeliest tokens after it, by the forward pass in float64 (the one
-    of treadle's tests). Each is ahead of every other token by ``lead`` at least.
+    of treadle's tests), for the model's file with this size and hash. The logit of each is ahead of
+    every other token's by ``lead`` at least.
     """
 
     n_bytes: int  # of the model's file

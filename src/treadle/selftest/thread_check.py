@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ThreadCheck:
-    """The result of running the same texts on each of ``counts`` threads; ``n_values`` were
+    """The result of running the same texts on each of ``counts`` threads; ``n_values`` values were
     compared.
 
     problem: the first difference, in a sentence; empty if there is none. skipped: why the check did
@@ -109,7 +109,9 @@ def runs_of(engine: Engine, repeats: int) -> Iterator[np.ndarray]:
 
 
 def compared(results: Sequence[tuple[int, np.ndarray]], counts: Sequence[int]) -> ThreadCheck:
-    """Compare all results, each with its thread count, with the first, bit by bit."""
+    """Compare ``results``, each a thread count and its values f32, bit by bit with the first of
+    them.
+    """
     first = results[0][1]
     problem = ""
     for n_threads, found in results:

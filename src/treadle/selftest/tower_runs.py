@@ -19,7 +19,9 @@ ROWS = 144  # rows of a run: a grid of 12 by 12, which 2, 3 and 4 divide
 
 
 def tower_runs(model: Model) -> Iterator[PlanRun]:
-    """Yield a run, with random rows, of each plan of the model's towers and projectors."""
+    """Yield a run, with random rows, of each plan of the model's towers and projectors; none
+    without them.
+    """
     media = model.media
     if media is None:
         return
@@ -31,7 +33,9 @@ def tower_runs(model: Model) -> Iterator[PlanRun]:
 
 
 def tower_run(engine: TowerEngine, rng: np.random.Generator, n_rows: int = ROWS) -> PlanRun:
-    """Return a run of a tower's plan with ``n_rows`` random rows, which ``before`` writes."""
+    """Return a run of a tower's plan for ``n_rows`` rows; its function ``before`` writes random
+    rows as inputs.
+    """
     ready = engine.plan_for(n_rows)
     plan = ready.plan
     windows = tuple(range(0, n_rows, 48))

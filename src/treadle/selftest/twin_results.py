@@ -88,7 +88,7 @@ SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are
 class Cut:
     """Limits of the part of a step that its twin computes.
 
-    weights: as many rows of a product's matrix as have this many weights, but at least ``rows``.
+    weights: rows of a product's matrix are computed up to so many weights, at least ``rows`` rows.
     experts: the most experts (or heads, or rows of a gemv with experts) of a product.
     items: the most work items of an attention.
     """
@@ -99,8 +99,9 @@ class Cut:
     items: int = 12
 
     def rows_of(self, n_rows: int, width: int, unit: int = 1) -> np.ndarray:
-        """Return the indices, ascending, of the rows to compute of a matrix of ``n_rows`` rows of
-        ``width`` values, in groups of ``unit`` neighbours; the first and the last are among them.
+        """Return the indices, ascending, of the rows that the twin computes, of a matrix of
+        ``n_rows`` rows of ``width`` values, in groups of ``unit`` neighbours; the first and the
+        last are among them.
         """
         n_groups = -(-n_rows // unit)
         groups = self.sample_indices(n_groups, max(self.weights // width, self.rows) // unit)
@@ -108,8 +109,8 @@ class Cut:
         return rows[rows < n_rows]
 
     def sample_indices(self, n: int, most: int) -> np.ndarray:
-        """Return at most ``most`` (and at least 4) of the indices below ``n``, ascending: a quarter
-        of them from the front, a quarter from the end, the others at random from a seed.
+        """Return at most ``most`` (4, if that is less) of the indices below ``n``, ascending: a
+        quarter of them from the front, a quarter from the end, the others at random from a seed.
         """
         most = max(most, 4)
         if n <= most:
@@ -121,7 +122,8 @@ class Cut:
 
 @dataclass
 class Compared:
-    """Values that a step wrote, its twin's, and the tolerance of each, arrays of one shape.
+    """Values that a step wrote (``actual``), its twin's (``expected``), and the tolerance of each:
+    float64 arrays of one shape. ``what``: the name of the array.
 
     ``rows`` and ``columns``: indices of the arrays' rows and columns in the step's result; None
     where they count from 0. ``n_cut``: values that the twin did not compute.
@@ -154,7 +156,7 @@ class Compared:
         return made
 
     def place(self, at: tuple[int, ...]) -> str:
-        """Return the place of a value in words: array, row, column."""
+        """Return the place of the value at the indices ``at`` in words: array, row, column."""
         if len(at) != 2:
             return f"{self.what} {list(at)}"
         row = at[0] if self.rows is None else int(self.rows[at[0]])
@@ -187,15 +189,16 @@ class Evidence:
         self.changed: dict[str, np.ndarray] = {}  # the constants afterwards
 
     def finish(self, after: dict[Buffer, np.ndarray], changed: dict[str, np.ndarray]) -> None:
-        """Add the kernel's results: the bytes of the buffers that it wrote, and the constants
-        changed.
+        """Add the kernel's results: the bytes of the buffers that it wrote, and those of the
+        constants that it changed.
         """
         self._after = after
         self.changed = changed
 
     def args(self, without: str = "") -> SimpleNamespace:
-        """Return new arguments for the twin: f32 buffers as float64, so that it rounds nothing;
-        outputs as NaN (0xFF in other types). ``without``: an output that is left out.
+        """Return new arguments for the twin, by name: f32 buffers as float64, so that it rounds
+        nothing; outputs as NaN (0xFF in other types). ``without``: an output that is left out
+        (None).
         """
         spec = self.spec
         wide = spec.op not in READS_BITS
@@ -238,8 +241,9 @@ class Evidence:
         return self._after[buffer].view(buffer.dtype)
 
     def twin(self, spec: Spec | None = None, run: Any = None, **more: Any) -> SimpleNamespace:
-        """Run the twin of ``spec`` (by default the step's) on new arguments, with ``more`` in place
-        of some; return the arguments afterwards.
+        """Run the twin of ``spec`` (by default the step's) on new arguments; return them as the
+        twin left them. ``more``: values that replace arguments; ``run``: inputs in place of the
+        run's.
         """
         args = self.args()
         for name, value in more.items():
@@ -250,7 +254,9 @@ class Evidence:
 
 
 def compare(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Yield the comparison of each array that a step wrote with its twin's result."""
+    """Yield the comparison of each array that a step wrote with its twin's result, by the function
+    of COMPARISONS for the step's kind of kernel.
+    """
     spec = evidence.spec
     for kind, compared in COMPARISONS.items():
         if isinstance(spec, kind):
@@ -265,8 +271,9 @@ def compare(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 def _floats(
     evidence: Evidence, args: SimpleNamespace, name: str, tolerance: Any, n_cut: int = 0
 ) -> Compared:
-    """Compare an f32 buffer, where the twin has written. ``tolerance``: of the expected values in
-    the buffer's shape, or a function of them.
+    """Compare the f32 buffer of the argument ``name``, where the twin has written. ``args``: the
+    twin's arguments afterwards; ``tolerance``: an array in the buffer's shape, or a function of the
+    expected values that returns it.
     """
     expected = np.asarray(getattr(args, name), np.float64).reshape(-1)
     actual = evidence.written(name).view(np.float32).astype(np.float64)
@@ -291,8 +298,9 @@ def _floats(
 
 
 def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.ndarray:
-    """Return a bound for sums of terms that are no larger than the largest value in sight: some f32
-    roundings of each, of as many terms as a row has, or as a state or a token's parts have.
+    """Return the bound ``unit * sqrt(n)`` times the largest value of ``expected``, for each value:
+    that of sums of n terms no larger than that value, each off by some f32 roundings. n: the length
+    of a row, a state or a token's parts, at least 64.
     """
     n_terms = max(getattr(spec, name, 0) for name in ("k", "n_state", "head_dim", "taps"))
     top = np.nanmax(np.abs(expected), initial=0.0)
@@ -300,7 +308,9 @@ def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.nda
 
 
 def _compare_default(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the outputs of kernels without a bound of their own: f32, whole numbers, states."""
+    """Compare the outputs of kernels that have no function in COMPARISONS: f32 within
+    ``_estimate``, whole numbers exactly, and states.
+    """
     spec = evidence.spec
     args = evidence.twin()
     for name in dict.fromkeys(spec.args.writes):
@@ -319,7 +329,9 @@ def _compare_default(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
-    """Compare whole numbers exactly, where the twin has written any (bits other than 0xFF)."""
+    """Compare the whole numbers of the argument ``name`` exactly, where the twin has written any
+    (bits other than 0xFF). ``args``: the twin's arguments afterwards.
+    """
     expected = np.asarray(getattr(args, name)).reshape(-1)
     actual = evidence.written(name).reshape(-1)
     there = expected.view(np.uint8).reshape(len(expected), -1).min(1, initial=255) < 255
@@ -333,9 +345,9 @@ def _compare_integers(name: str, actual: np.ndarray, expected: np.ndarray) -> Co
 
 
 def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[Compared]:
-    """Compare the states that a kernel or its twin has changed. Where the twin's result equals the
-    state before, the kernel's may still be some roundings off. A changed state of another sequence
-    is wrong, for the twin keeps it.
+    """Compare the states that a kernel or its twin has changed, within ``_estimate`` of ``unit``.
+    Where the twin's result equals the state before, the kernel's may still be some roundings off. A
+    changed state of another sequence is wrong, for the twin keeps it.
     """
     if "states" not in evidence.changed:
         return
@@ -349,9 +361,9 @@ def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[
 
 
 def _chunked(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the outputs and states of a recurrence by chunks. Tolerance: a term is a product of
-    at most four numbers that are rounded to bf16, and no term's error is a larger share of it than
-    six such roundings of each.
+    """Compare the outputs and states of a recurrence by chunks. Tolerance: 24 roundings to bf16 of
+    the largest value: a term is a product of at most four numbers that are rounded to bf16, and six
+    such roundings of each are allowed for.
     """
     args = evidence.twin()
 
@@ -387,8 +399,8 @@ def _chunk_keys(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare embeddings: the code times d, plus m, times scale. Tolerance: three roundings, the
-    sum's relative to its larger part.
+    """Compare embeddings: a code times d, plus m, times scale. Tolerance: three roundings of the
+    value, and three of the largest value.
     """
 
     def bound(expected: np.ndarray) -> np.ndarray:
@@ -400,22 +412,22 @@ def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _added(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare sums of two values: one rounding."""
+    """Compare sums of two values. Tolerance: one rounding."""
     name = evidence.spec.args.writes[0]
     yield _floats(evidence, evidence.twin(), name, lambda exact: U32 * np.abs(exact) + TINY)
 
 
 def _softcap(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare capped logits. Roundings in units of the cap: tanh 2, its argument 2, the last
-    product 1.
+    """Compare capped logits. Tolerance: five roundings of the cap: two of tanh, two of its
+    argument, one of the last product.
     """
     yield _floats(evidence, evidence.twin(), "y", evidence.spec.cap * 5 * U32)
 
 
 def _combine(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the combined rows of experts: a product or a sum for each choice and each of the two
-    others, and 3 for the sigmoid, relative to the sum of magnitudes, which the twin makes of
-    magnitudes.
+    """Compare the combined rows of experts. Tolerance: a rounding for each product or sum of a
+    chosen expert, of the shared expert and of the residual, and some for the sigmoid, all relative
+    to the sum of magnitudes, which the twin computes from the magnitudes of its inputs.
     """
     spec = evidence.spec
     magnitudes = evidence.args()
@@ -455,7 +467,9 @@ def _numbers(columns: slice) -> np.ndarray:
 
 
 def _exact_spec(spec: Any) -> Any:
-    """Return the spec whose twin writes activations as plain f32."""
+    """Return ``spec`` with plain f32 activations as its output, so that its twin rounds to f32
+    only.
+    """
     return replace(spec, act="f32", group=1, sub=BLOCK, unit=4)
 
 
@@ -467,7 +481,10 @@ def _stored(
     tolerance: np.ndarray,
     raw: np.ndarray | None = None,
 ) -> Iterator[Compared]:
-    """Compare activations in a kernel's own layout: values, and the sums stored beside them."""
+    """Compare the first rows of the activations ``name``, in the layout ``act`` of the kernel, with
+    ``exact [n, k]``: values, and the sums stored beside them. ``raw``: their bytes, None for those
+    of the argument.
+    """
     raw = evidence.written(name) if raw is None else raw
     n = len(exact)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -478,7 +495,9 @@ def _stored(
 
 
 def _compensations(raw: np.ndarray, act: ActivationLayout, n: int, name: str) -> Compared:
-    """Compare the stored sums of quants, which products start from."""
+    """Compare the sums of quants that are stored beside activations of ``n`` rows, from which
+    products start: exactly. ``raw``: the activations' bytes; ``name``: of the argument.
+    """
     from treadle.kernels.activation_layout import LOW_BITS, MAGIC_BITS, OFFSET
 
     groups = raw[: act.n_bytes(n)].reshape(-1, act.group_bytes)
@@ -563,8 +582,8 @@ def _sensible(
     raw: np.ndarray | None = None,
     name: str = "out",
 ) -> Iterator[Compared]:
-    """Compare stored activations, except rows of undefined memory: the padding of an expert's last
-    block of rows.
+    """Compare stored activations like ``_stored``, with ``stored_error`` as the tolerance, except
+    rows of undefined memory: the padding of an expert's last block of rows.
     """
     kept = (np.abs(np.nan_to_num(exact, nan=np.inf)) < SENSIBLE).all(-1)
     if kept.all():
@@ -580,8 +599,8 @@ def _sensible(
 
 
 def _sparse_gate(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the results of a sparse gate. The tolerance includes the rounding of the threshold
-    ``c``, on which the sign of a value near it depends.
+    """Compare the results of a sparse gate. The tolerance includes the rounding of the gate's
+    threshold, which decides whether a value near it becomes 0.
     """
     spec: SparseGate = evidence.spec
     n = int(evidence.run["n_tokens"])
@@ -621,8 +640,8 @@ def _pack_heads(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 @dataclass
 class PartialProduct:
     """A part of a matrix product, float64 ``[n, m]``: ``values`` and the bounds of their ``error``.
-    ``to``: the n rows of y; ``chosen``: the m rows of the matrix of segment ``segment``, which has
-    ``height`` rows.
+    ``head``: the number of the expert or head. ``to``: the n rows of y; ``chosen``: the m rows of
+    the matrix of segment ``segment``, which has ``height`` rows.
     """
 
     head: int
@@ -644,9 +663,10 @@ def products(
     *,
     bounded: bool = True,
 ) -> Iterator[PartialProduct]:
-    """Yield the parts of a matrix product, as ``Matmul.run_ref`` computes it, for the matrix rows
-    ``choose(height)``. ``met``: the experts or heads to compute, as numbered entries of
-    ``spec.met_ref``; None for all. ``bounded``: compute error bounds; else they are zero.
+    """Yield the parts of a matrix product, as ``Matmul.run_ref`` computes it from the arguments
+    ``args`` and the run's inputs, for the matrix rows ``choose(height)``. ``residual``: rows that
+    are added, or None. ``met``: the experts or heads to compute, as numbered entries of
+    ``spec.met_ref``; None for all. ``bounded``: compute error bounds; else they are next to zero.
     """
     layout = spec.layout()
     if met is None:
@@ -738,10 +758,10 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterator[Compared]:
-    """Compare the keys and values that a step stored in its pages. Each may be off by a unit of the
-    page's format, as rounding may fall either way, plus the error before they were stored:
-    ``relative``, a share of the row's largest value. Then compare the other pages, which the step
-    may not change.
+    """Compare the keys and values that a step stored in its pages with those in ``args.pool``, the
+    twin's. Each may be off by a unit of the page's format, as rounding may fall either way, plus
+    the error before they were stored: ``relative``, a share of the row's largest value. Then
+    compare the other pages, which the step may not change.
     """
     spec = evidence.spec
     actual = evidence.changed["pool"]
@@ -763,7 +783,9 @@ def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterat
 
 
 def _other_pages(evidence: Evidence, page_bytes: int, kv_indices: list[int]) -> Compared:
-    """Compare the pages that have none of ``kv_indices`` with those before the step."""
+    """Compare the pages that hold none of the tokens ``kv_indices`` with those before the step: no
+    byte may differ.
+    """
     before, actual = evidence.changing["pool"], evidence.changed["pool"]
     changed = (before != actual).reshape(-1, page_bytes).any(-1)
     changed[[n // PAGE for n in kv_indices]] = False
@@ -772,8 +794,8 @@ def _other_pages(evidence: Evidence, page_bytes: int, kv_indices: list[int]) -> 
 
 
 def _page_error(fmt: KVFormat, b: np.ndarray, relative: float, top: np.ndarray) -> np.ndarray:
-    """Return the bound of the error of stored rows ``b``, of largest values ``top``, that were
-    ``relative`` off before they were stored.
+    """Return the bound of the error of rows ``b`` [n, dims] stored in the format ``fmt``, which
+    were off by ``relative`` times their largest values, ``top`` [n, 1], before they were stored.
     """
     unit: Any = {
         "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
@@ -830,8 +852,8 @@ def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the rows of units that end in the batch, which the step stored. Then compare all
-    other pages, which must not have changed.
+    """Compare the keys that the step stored: one for each unit of tokens that ends in the batch.
+    Then compare all other pages, which must not have changed.
     """
     spec: RowStore = evidence.spec
     args = evidence.twin()
@@ -855,7 +877,9 @@ def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _row_choice(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the chosen rows: exactly, since the kernel compares numbers and computes none."""
+    """Compare the numbers of the chosen rows: exactly, since the kernel compares numbers and
+    computes none.
+    """
     yield _whole(evidence, evidence.twin(), "chosen")
 
 
@@ -885,7 +909,9 @@ def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _largest_score(spec: IndexScores, args: Any, items: Sequence[Any]) -> float:
-    """Return a bound of the sum of magnitudes that a score is made of."""
+    """Return a bound, for all scores of ``items``, of the sum of the magnitudes that a score is
+    added up from.
+    """
     key = most = 0.0
     queries = np.asarray(args.qkv, np.float64).reshape(-1, args.stride)
     for item, pages in items:
@@ -907,7 +933,9 @@ def _largest_score(spec: IndexScores, args: Any, items: Sequence[Any]) -> float:
 
 
 def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare the chosen keys: exactly, since the kernel compares numbers and computes none."""
+    """Compare the bits of the chosen keys: exactly, since the kernel compares numbers and computes
+    none.
+    """
     spec: Choose = evidence.spec
     args = evidence.twin()
     rows = []
@@ -925,7 +953,9 @@ def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 class SomeItems:
-    """A run's inputs, but with only some of the work items of attention."""
+    """A run's inputs, ``run``, but with only some of the work items of attention: ``items``, each
+    with its pages.
+    """
 
     def __init__(self, run: Any, items: list[Any]) -> None:
         self._run = run
@@ -939,22 +969,24 @@ class SomeItems:
         return getattr(self._run, name)
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[Any]:
-        """Return the chosen items, for any pool."""
+        """Return the chosen items, each with its pages, whatever the pool and ``few``."""
         return self._items
 
 
 def attention_error(spec: Attention, args: Any, items: Sequence[Any]) -> tuple[float, float]:
-    """Return the bounds of the errors of a score and of an output, from the largest |k| and |v| of
-    all pages.
+    """Return bounds of the errors of a score and of an output, from the largest |k| and |v| in the
+    pages of ``items``. D: dims of a head; n: the most keys of an item.
 
-    A score is a chain of D products: off by at most (D + 4) u max_j sum |q||k_j| =: s. A weight
-    e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a
-    weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + n u) max|v|. On
-    matrix registers a factor is two bf16, to 2**-18 of it, and of two low parts the product, again
-    below 2**-18, is left out; each sum has three times as many terms. int16 tiles (words): with
-    numbers off by 1/2 where lengths are LIMIT, a score is off by at most (sqrt(D) + D / 4 / LIMIT)
-    |q||k| / LIMIT. A span of n keys has weights off by 1/2 where they are LIMIT together, and
-    values by 1/2 where the largest is LIMIT: a mean is off by at most (n + 1) / 2 / LIMIT max|v|.
+    - A score S is a chain of D products: off by at most (D + 4) u max_j sum |q||k_j| =: s.
+    - A weight e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u).
+    - An output, a weighted mean of n values, is then off by at most 2 (s + 2 u max|S - m| + 4 u + n
+      u) max|v|.
+    - On matrix registers, a number is split into two bf16, to 2**-18 of it. The product of two low
+      parts, also below 2**-18, is left out; each sum has three times as many terms.
+    - int16 tiles (``spec.words``): numbers are off by 1/2 where vectors have the length LIMIT, so a
+      score is off by at most (sqrt(D) + D / 4 / LIMIT) |q||k| / LIMIT. In a span of n keys, weights
+      are off by 1/2 where their sum is LIMIT, and values by 1/2 where the largest is LIMIT, so a
+      mean is off by at most (n + 1) / 2 / LIMIT max|v|.
     """
     largest = [0.0, 0.0]
     longest_key = 0.0
@@ -1034,8 +1066,8 @@ def _attention(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare merged attention: a weighted mean of n partial results. Tolerance: a rounding for
-    each product and sum, and those of the weights, which are powers of two whose arguments have one
-    rounding.
+    each product and sum, and the errors of the weights, which are powers of two whose arguments
+    have one rounding.
     """
     spec: Merge = evidence.spec
     merges = evidence.run.attn_merges(spec.pool)
@@ -1059,7 +1091,7 @@ def _merge(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare the largest logits: the same values and ids in the same order. Then compare the sums
-    of exponentials, which may be off by TOTAL_ERROR, where they are asked for.
+    of exponentials of the queries that ask for them, which may be off by TOTAL_ERROR.
     """
     args = evidence.twin()
     joined = isinstance(evidence.spec, JoinTop)
@@ -1080,7 +1112,7 @@ def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Compare a router's choices: the weights to 16 roundings, and the experts, which must be the
-    same, except that either of two experts may be chosen if their weights differ by less than that.
+    same, except in rows where two weights are within 32 roundings of each other.
     """
     spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()
@@ -1109,7 +1141,7 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 def _bytes(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
-    """Compare bytes that a kernel moves: exact."""
+    """Compare the outputs of kernels that move bytes or count: exactly."""
     args = evidence.twin()
     for name in evidence.spec.args.writes:
         yield _whole(evidence, args, name)

@@ -146,8 +146,8 @@ def build_app(service: Service) -> Starlette:
 
 def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlette:
     """Build an ASGI application of ``routes`` behind the checks of every request: API keys, hosts,
-    origins. ``service``: a Service, SpeechService or RouterService. ``page``: those of the routes
-    that need no key.
+    origins. ``service``: a Service, SpeechService or RouterService. ``page``: the web page's
+    routes, also part of ``routes``, which need no key.
     """
     middleware = [Middleware(RequestGuard, service=service, page=page)]
     if service.settings.allow_origins:
@@ -182,8 +182,8 @@ async def missing(request: HttpRequest) -> Response:
 
 
 def error_response(path: str, problem: ApiError) -> Json:
-    """Return an error in the format of the protocol that ``path`` belongs to: Anthropic's,
-    Ollama's, or OpenAI's for all others.
+    """Return the error ``problem`` in the format of the protocol that ``path`` belongs to:
+    Anthropic's, Ollama's, or OpenAI's for all others.
     """
     own = path.removeprefix("/v1")
     if own.startswith("/messages"):
@@ -221,8 +221,8 @@ async def _client_left(request: HttpRequest, error: Exception) -> Response:
 
 
 class RequestGuard:
-    """ASGI middleware around all routes: checks keys, hosts and origins, sets request ids, counts
-    open requests, and writes the access log.
+    """ASGI middleware around all routes of ``app``: checks keys, hosts and origins, sets request
+    ids, counts open requests, and writes the access log. ``page``: routes that need no key.
     """
 
     def __init__(self, app: ASGIApp, service: Any, page: list[Route]) -> None:
@@ -300,8 +300,8 @@ class RequestGuard:
         charge_tokens.set(partial(keys.charge, key))
 
     def _write_line(self, scope: Scope, name: str, status: int, seconds: float) -> None:
-        """Write the log line of a finished request; ``name``: its id, ``seconds``: since its
-        arrival.
+        """Write the log line of a finished request. ``name``: its id; ``status``: of its response,
+        0 if the client left first; ``seconds``: since its arrival.
         """
         with_text = self._service.settings.log_text
         line = log_line(scope, name, status, seconds)
@@ -315,8 +315,8 @@ class RequestGuard:
 
     def check(self, scope: Scope, headers: Headers, key: ApiKey | None) -> None:
         """Raise ApiError for a request that is not allowed: without a valid key where keys are
-        demanded, else with an unknown Host or Origin. ``key``: the one in its headers. Public paths
-        are always allowed.
+        demanded, else with an unknown Host or Origin. ``key``: the key in its headers, None without
+        a valid one. Public paths are always allowed.
         """
         if scope["path"] in self._public:
             return
@@ -392,15 +392,18 @@ def is_local(scope: Scope) -> bool:
 
 
 def request_id(given: str) -> str:
-    """Return the client's own ``X-Request-Id`` if it is short and plain, else a new random id."""
+    """Return ``given``, the request's ``X-Request-Id`` header, if it has 1 to 64 letters, digits,
+    ``_``, ``.`` or ``-``; else a new random id.
+    """
     if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII):
         return given
     return secrets.token_hex(8)
 
 
 def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, Any]:
-    """Return the log record of a request, without prompts or output. ``name``: its id; ``status`` 0
-    means that the client left first (499); ``seconds``: since its arrival.
+    """Return the log record of a request, without prompts or output: id, path, status, and for
+    generations token counts and times. ``name``: its id; ``status`` 0 means that the client left
+    first (logged as 499); ``seconds``: since its arrival.
     """
     line: dict[str, Any] = {
         "id": name,
@@ -436,9 +439,9 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
 
 
 def error_fields(problem: ApiError, *, text: bool) -> dict[str, Any]:
-    """Return the fields of an error for the log, which matter because agents often replace the
-    server's message by their own. ``text``: include the message, which may quote parts of the
-    request.
+    """Return the fields of an error for the log: ``code``, ``param``, the error's further fields
+    and, with ``text``, its ``message``, which may quote parts of the request. Agents often show
+    their own message in place of the server's, so the log has it.
     """
     told = {"code": problem.code or problem.type, "param": problem.param, **problem.more}
     told |= {"message": problem.message} if text else {}
@@ -446,14 +449,16 @@ def error_fields(problem: ApiError, *, text: bool) -> dict[str, Any]:
 
 
 def end_reason(answer: RequestOutput) -> str:
-    """Return why an output ended, in the words of /metrics: its finish reason, "error" or
-    "abort".
+    """Return why the output ``answer`` ended, in the words of /metrics: its finish reason, "error",
+    or "abort" if it has neither.
     """
     return answer.finish_reason or ("error" if answer.error else "abort")
 
 
 def logged_texts(stream: RequestStream, model: Model) -> dict[str, Any]:
-    """Return the prompts and outputs of a request as text, for logs with ``log_text``."""
+    """Return ``prompts`` and ``written``, lists of the prompts and outputs of a request as text,
+    for logs with ``log_text``.
+    """
     return {
         "prompts": [prompt_text(ids, model) for ids in stream.generation.prompts],
         "written": [model.detokenize(output.answer.ids) for output in stream.outputs],

@@ -144,8 +144,8 @@ class ServerProcess:
                 self.service.warn(f"{error}; the former certificate stays in use")
 
     def stop(self, number: int) -> None:
-        """Handle a signal: running requests may finish within ``grace_s``, then they are aborted. A
-        second signal ends the process at once.
+        """Handle the signal ``number``: running requests may finish within ``grace_s``, then they
+        are aborted. A second signal ends the process at once.
         """
         self._n_signals += 1
         if self._n_signals > 1:
@@ -176,9 +176,9 @@ class ServerProcess:
 def serve(
     model: Model, settings: ServerSettings, port: int, grace_s: float, ready: Callable[[str], None]
 ) -> None:
-    """Serve ``model`` until a signal; running requests then get ``grace_s`` seconds. ``ready`` is
-    called with the addresses, one a line. Raises TreadleError if it cannot listen or compile, or
-    for wrong files of TLS or keys.
+    """Serve ``model`` at ``port`` until a signal; running requests then get ``grace_s`` seconds.
+    ``ready`` is called with the addresses, one a line. Raises TreadleError if it cannot listen or
+    compile, or for wrong files of TLS or keys.
     """
     run_service(Service(model, settings), build_app, port, grace_s, ready)
 

@@ -39,7 +39,9 @@ class AssistantEngine(Engine):
         super().__init__(gguf, config, target.device, n_ctx=target.n_ctx)
 
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
-        """Return the view of the other engine's cache."""
+        """Return the view of the other engine's cache; the arguments of ``Engine.make_cache`` are
+        ignored.
+        """
         assert self.lender is not None
         return LentCache(self.lender.cache, self.config.n_layer)
 
@@ -142,7 +144,9 @@ class AssistantDrafter(Drafter):
         return result
 
     def _token_in(self, at: int, row: int) -> int:
-        """Return the token of logit ``row`` of the last run's item ``at``."""
+        """Return the token of logit number ``row`` of the last run's item ``at``: the vocabulary's
+        tokens are in clusters, and only some clusters have logits.
+        """
         if self._order is None or row < 0:
             return row
         place, within = divmod(row, self._n_rows)
@@ -150,7 +154,9 @@ class AssistantDrafter(Drafter):
         return int(self._order[cluster * self._n_rows + within])
 
     def _ask(self, asked: Seq[tuple[Sequence, int]]) -> LogitsBatch:
-        """Run one token at the end of each sequence, without changing the sequences."""
+        """Run one token at the end of each sequence, without changing the sequences. ``asked``:
+        sequences and tokens. Return their logits.
+        """
         cache = self.engine.cache
         parts = []
         for seq, token in asked:

@@ -59,8 +59,9 @@ class BlockDrafter(StatesDrafter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of the drafter's plans: logits, keys and values; with a Markov head its
-        logits; with a selector, logits and what it reads.
+        """Names of the graph outputs that the drafter's plans compute: the logits, and the keys and
+        values; with a Markov head its logits, too; with a selector what it reads in place of the
+        logits alone.
         """
         if self._traits.n_selector:
             return CHOOSING, KEYS
@@ -105,7 +106,9 @@ class BlockDrafter(StatesDrafter):
         return result
 
     def _catch_up(self, texts: Mapping[K, Seq[int]]) -> None:
-        """Read the states of all ids but the last of each text, in as many runs as it takes."""
+        """Let the drafter read the model's states of all ids but the last of each text, in as many
+        runs as it takes. ``texts``: ids by owner.
+        """
         left = []
         for owner, ids in texts.items():
             text = self._texts[owner]
@@ -129,8 +132,9 @@ class BlockDrafter(StatesDrafter):
             self.engine.observe(parts, self._keys)
 
     def _draft(self, last: Mapping[K, int], lengths: Mapping[K, int]) -> dict[K, list[int]]:
-        """Run one block per owner: its ``last`` id, then mask tokens. Return the index of the
-        largest logit at each of ``lengths[owner]`` positions.
+        """Run one block per owner: its ``last`` id, then mask tokens. Return, for each owner, the
+        indices of the tokens' logits at ``lengths[owner]`` positions: those of the largest logits,
+        or those that the Markov head or the selector chooses.
         """
         traits = self._traits
         look = LogitsQuery() if traits.n_candidates else ARGMAX_QUERY
@@ -156,8 +160,9 @@ class BlockDrafter(StatesDrafter):
         lengths: Mapping[K, int],
         rows: Iterator[LogitsRow],
     ) -> dict[K, list[int]]:
-        """Choose a block's tokens one after another among the largest logits of each position, by
-        the token before. Return the index of each in its row of logits.
+        """Choose each block's tokens one after another among the largest logits of each position,
+        by the token before. ``rows``: logits of all positions, block by block. Return the index of
+        each token in its row, by owner.
         """
         result: dict[K, list[int]] = {owner: [] for owner in lengths}
         place = 0
@@ -177,8 +182,9 @@ class BlockDrafter(StatesDrafter):
     def _chained(
         self, last: Mapping[K, int], base: Mapping[K, list[np.ndarray]]
     ) -> dict[K, list[int]]:
-        """Choose a block's tokens one after another: to the ``base`` logits of each position add
-        the Markov head's bias for the token before. Return the indices of the largest sums.
+        """Choose each block's tokens one after another: to the ``base`` logits of each position add
+        the Markov head's bias for the token before, at first the owner's ``last`` id. Return the
+        indices of the largest sums, by owner.
         """
         result: dict[K, list[int]] = {owner: [] for owner in base}
         before = dict(last)

@@ -49,8 +49,8 @@ class DraftSequence:
         self.n = 0
 
     def drop_rejected(self, ids: Seq[int]) -> int:
-        """Drop drafted ids that are not the request's. Return how many of its ids are still to be
-        processed, the last one included.
+        """Drop drafted ids that differ from ``ids``, the request's. Return how many of these are
+        still to be processed, the last one included.
         """
         seq = self.seq
         end = len(ids) - 1 - self.start
@@ -66,7 +66,7 @@ class DraftSequence:
 class Drafter:
     """Drafts with ``engine``, the second model's, on the device of the first model, whose
     vocabulary has ``n_vocab`` tokens. An *owner* is a request (any hashable key); the drafter keeps
-    a sequence for each.
+    a sequence for each. ``clock`` returns seconds.
 
     ``observer`` takes part in the first model's runs, ``own_observer`` in those of ``engine``.
     """
@@ -97,15 +97,17 @@ class Drafter:
             self._texts.pop(owner).seq.close()
 
     def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
-        """Predicted seconds to draft ``n_ids`` for each of ``n_texts`` requests, where a step of
-        the first model takes ``step_s``.
+        """Return the predicted seconds to draft ``n_ids`` for each of ``n_texts`` requests, where a
+        step of the first model takes ``step_s``.
         """
         if not self._steps:
             return n_ids * self._cost_share * step_s
         return n_ids * self._steps.predicted(n_texts)
 
     def can_draft(self, owner: Hashable, ids: Seq[int]) -> bool:
-        """Whether it has processed a request's ids, except for at most the last MIN_CHUNK."""
+        """Return whether the drafter has processed the ids of ``owner``, except for at most the
+        last MIN_CHUNK, and has room for more.
+        """
         text = self._texts.get(owner)
         return (
             text is not None
@@ -115,8 +117,8 @@ class Drafter:
         )
 
     def prefill_chunk(self, owner: Hashable, ids: Seq[int], within_s: float) -> None:
-        """Prefill a chunk of the missing ids. If all would take longer than ``within_s``, start
-        closer to the end.
+        """Prefill a chunk of the ids of ``owner`` that the drafter has not processed. If all of
+        them would take longer than ``within_s`` seconds, start closer to the end.
         """
         text = self._texts.get(owner)
         most = self.engine.n_ctx // 2
@@ -163,7 +165,9 @@ class Drafter:
     def _write_next(
         self, wanted: Mapping[K, tuple[Seq[int], int]], result: dict[K, list[int]], i: int
     ) -> bool:
-        """Draft the ``i``-th id of each text. Return whether there can be another."""
+        """Draft the ``i``-th id of each text that wants one, and append it to its entry of
+        ``result``. Return whether there can be another. ``wanted``: as in ``draft_ids``.
+        """
         going = [owner for owner, (_, n) in wanted.items() if n > i and len(result[owner]) == i]
         if not going:
             return False
@@ -193,11 +197,13 @@ class Drafter:
         return 0
 
     def _read(self, owner: Hashable, text: DraftSequence, ids: Seq[int]) -> None:
-        """Prefill the next ids of a request."""
+        """Run the engine on ``ids``, the next ones of the request ``owner``, to prefill its
+        sequence ``text``.
+        """
         self.engine.run([BatchItem(text.seq, ids, 0)])
 
     def _sample(self, owners: Seq[Hashable], parts: list[BatchItem]) -> LogitsBatch:
-        """Run the parts and return their logits."""
+        """Run ``parts``, one for each of ``owners``, and return their logits."""
         return self.engine.sample(parts, self.own_observer)
 
     def _part(self, owner: Hashable, ids: Seq[int], behind: list[int]) -> BatchItem:
@@ -211,11 +217,11 @@ class Drafter:
         return BatchItem(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (ARGMAX_QUERY,))
 
     def _now(self) -> float:
-        """Seconds of the clock, without kernel compilation."""
+        """Return the seconds of the clock, less those spent on kernel compilation."""
         return self._clock() - self.engine.kernels.seconds
 
     def close(self) -> None:
-        """Close the second model."""
+        """Close the second model's engine and file."""
         self.keep_only(())
         self.engine.close()
         self.engine.gguf.close()

@@ -67,8 +67,8 @@ class Eagle3Drafter(NextnDrafter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of the drafter's plans: logits after the model's states, and logits with the
-        drafter's states after its own.
+        """Names of the graph outputs that the drafter's plans compute: "logits" for runs that read
+        the model's states, AHEAD for those that read the drafter's own.
         """
         return "logits", AHEAD
 

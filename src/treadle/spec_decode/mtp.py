@@ -60,7 +60,9 @@ class HiddenStates:
         return self.start + len(self.ids)
 
     def put(self, at: int, ids: Seq[int], rows: np.ndarray) -> None:
-        """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
+        """Store the states ``rows`` of ``ids``, which the model ran at position ``at`` and the
+        following ones, in place of any from there on. Only the last MAX_STATES are kept.
+        """
         more = max(len(ids) - MAX_STATES, 0)
         keep = 0 if more else min(max(at - self.start, 0), len(self.ids))
         if not keep or at > self.end:
@@ -74,8 +76,9 @@ class HiddenStates:
         self.drop(self.end - MAX_STATES)
 
     def _make_room(self, keep: int, n: int, width: int) -> None:
-        """Make room for ``n`` rows after the first ``keep``: move rows to the front, or to larger
-        memory. Rows thus move rarely when a sequence grows by single tokens.
+        """Make room for ``n`` rows of ``width`` values after the first ``keep`` rows: move rows to
+        the front, or to larger memory. Rows thus move rarely when a sequence grows by single
+        tokens.
         """
         room, wide = self._memory.shape
         if width == wide and self._first + keep + n <= room:
@@ -96,7 +99,7 @@ class HiddenStates:
         self.ids = self.ids[n:]
 
     def drop_rejected(self, ids: Seq[int]) -> None:
-        """Drop states from the first token that differs from the request's."""
+        """Drop the states from the first token on that differs from ``ids``, the request's."""
         mine = self.ids
         its = ids[self.start : self.end]
         pairs = enumerate(zip(mine, its, strict=False))
@@ -263,8 +266,9 @@ class NextnDrafter(StatesDrafter):
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
 
     def draft_ids(self, wanted: Any) -> Any:
-        """Draft, after the first token with the layer's own states; then drop the drafted tokens
-        from the layer's sequences. See ``Drafter.draft_ids``.
+        """Draft with the model's states for the first token and the layer's own for the others;
+        then drop the drafted tokens from the layer's sequences. Arguments and result are those of
+        ``Drafter.draft_ids``.
         """
         self._last.clear()
         result = super().draft_ids({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})

@@ -38,14 +38,17 @@ class AcceptanceTracker:
         self._ids: list[int] = []
 
     def note_guess(self, at: int, ids: list[int]) -> None:
-        """Record the guess that ``ids`` follow the first ``at`` ids, unless one is already open."""
+        """Record the guess that ``ids`` follow the first ``at`` ids of the request, unless another
+        guess has not been compared yet.
+        """
         if not self._ids:
             self._at = at
             self._ids = ids
 
     def compare_guess(self, ids: Seq[int]) -> float | None:
-        """Compare the open guess with the request's ids, up to the first wrong id. Return the share
-        of compared ids that were right, or None if the request has too few ids yet.
+        """Compare the recorded guess with the request's ``ids``, up to the first wrong id, and
+        update ``acceptance`` and ``length``. Return the share of compared ids that were right; None
+        without a guess, or if the request has too few ids yet.
         """
         said = self._ids
         came = ids[self._at : self._at + len(self._ids)]
@@ -66,7 +69,9 @@ class AcceptanceTracker:
 
 
 def moving_average(old: float | None, new: float) -> float:
-    """Exponential moving average of ``new`` and the ``old`` average."""
+    """Return the exponential moving average ``old``, updated by the measurement ``new``; ``new`` if
+    ``old`` is None, for nothing measured.
+    """
     return new if old is None else old + AVERAGE_WEIGHT * (new - old)
 
 
@@ -87,7 +92,9 @@ class Lookup:
         self._n = WIDTH
 
     def guess(self, ids: Seq[int], most: int) -> list[int]:
-        """Return up to ``most`` ids that followed the last occurrence of the final n-gram."""
+        """Return up to ``most`` ids that followed the last occurrence in ``ids`` of the n-gram at
+        its end; [] if it occurs only there.
+        """
         for end in range(self._n, len(ids)):
             self._next[tuple(ids[end - WIDTH : end])] = end
         self._n = max(self._n, len(ids))
@@ -96,7 +103,9 @@ class Lookup:
 
 
 class StepTimes:
-    """Step times by step size: measured, or extrapolated from the nearest measured size."""
+    """Step times in seconds by step size (a number of tokens or of requests): measured, or
+    extrapolated from the nearest measured size.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}  # of recent steps
@@ -110,7 +119,7 @@ class StepTimes:
         return bool(self._seconds)
 
     def note(self, n: int, seconds: float) -> None:
-        """Record a step of size ``n``."""
+        """Record that a step of size ``n`` took ``seconds``."""
         self._seconds.setdefault(n, deque(maxlen=N_TIMES)).append(seconds)
         self._n_steps += 1
         self._noted[n] = self._n_steps
@@ -119,7 +128,7 @@ class StepTimes:
                 del self._seconds[old], self._noted[old]
 
     def predicted(self, n: int) -> float:
-        """Predicted seconds of a step of size ``n``; needs at least one measurement."""
+        """Return the predicted seconds of a step of size ``n``; needs at least one measurement."""
         near = min(self._seconds, key=lambda known: abs(known - n))
         times = sorted(self._seconds[near])
         return times[(len(times) - 1) // 2] * max(1 + GUESS * (n - near), GUESS)
@@ -138,7 +147,9 @@ class DraftController:
     # -- acceptance --------------------------------------------------------------------------------
 
     def note_share(self, source: str, share: float | None) -> None:
-        """Record a result of ``AcceptanceTracker.compare_guess``."""
+        """Record ``share``, a result of ``AcceptanceTracker.compare_guess`` for a guess of
+        ``source``.
+        """
         if share is not None:
             self._acceptance[source] = moving_average(self._acceptance.get(source), share)
 
@@ -151,9 +162,10 @@ class DraftController:
         return self.expected_of_source(guess.source, guess.track, len(guess.ids))
 
     def expected_of_source(self, source: str, track: AcceptanceTracker, n: int) -> float:
-        """Return the expected number of ids that will be accepted of a draft of ``n`` ids from
-        ``source``: each is right with the odds of ``track``, the request's tracker for that source,
-        else with those of the source over all requests, and only if all before it are right.
+        """Return how many ids of a draft of ``n`` ids from ``source`` are expected to be accepted.
+        An id is accepted if it and all before it are right; each is right with the acceptance rate
+        of ``track``, the request's tracker for that source, or until that is measured with the
+        source's rate over all requests.
         """
         p = self._acceptance.get(source, 0.5) if track.acceptance is None else track.acceptance
         return sum(p**i for i in range(1, n + 1))
@@ -197,7 +209,7 @@ class DraftController:
 
     @property
     def loss_left_s(self) -> float:
-        """Seconds that drafts may still lose."""
+        """Seconds that drafts may still lose; negative if they have lost too many."""
         return LOSS * self._total - self._lost
 
     def allows(self, n: int, n_drafted: int, right: float = 0.0, cost: float = 0.0) -> bool:
@@ -208,15 +220,15 @@ class DraftController:
         return bool(self.times) and lost <= self.loss_left_s
 
     def read(self, seconds: float) -> None:
-        """Record a step of ``seconds`` that also ran prompt tokens."""
+        """Record a step that took ``seconds`` and also ran prompt tokens."""
         self._fade()
         self._total += seconds
 
     def note(
         self, n: int, n_drafted: int, n_accepted: int, seconds: float, cost: float = 0.0
     ) -> None:
-        """Record a step of ``n`` requests without prompt tokens, which took ``seconds``, after
-        ``cost`` seconds of drafting.
+        """Record a step of ``n`` requests without prompt tokens, which checked ``n_drafted`` ids,
+        accepted ``n_accepted`` of them, and took ``seconds``, after ``cost`` seconds of drafting.
         """
         size = n + n_drafted
         times = self.times

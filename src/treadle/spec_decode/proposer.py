@@ -40,9 +40,11 @@ class Drafting:
     def open(self, draft: GGUF | None, engine: Engine, speculate: bool | None) -> bool:
         """Open the drafter of the file ``draft``, which ``close`` closes too. Without a file, open
         the model's own MTP layer, if there is one and ``speculate`` is not False. Return whether
-        requests have drafts by default: ``speculate``, or if None whether a drafter is open.
+        requests have drafts by default: True with a file; else ``speculate``, or if that is None
+        whether a drafter is open.
 
-        Raises FileError, UnsupportedError.
+        Raises FileError or UnsupportedError for the file ``draft``; warns if the MTP layer cannot
+        be used.
         """
         if draft is None:
             own = (speculate is None or bool(speculate)) and self._open_own(engine)
@@ -76,7 +78,7 @@ class Drafting:
         return NO_OBSERVER if self.drafter is None else self.drafter.observer
 
     def close(self) -> None:
-        """Close the second model. The caller holds the engine's lock."""
+        """Close the second model, if one is open. The caller holds the engine's lock."""
         self.drafter = None
         if self._opened is not None:
             self._opened.close()
@@ -108,8 +110,8 @@ class Drafting:
         return drafts
 
     def _free_drafts(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Return the drafts that cost nothing to make, and how many of their ids are expected to be
-        accepted.
+        """Return, for requests of ``decoding``, the drafts that cost nothing to make
+        (grammar-forced ids and n-grams), and how many of their ids are expected to be accepted.
         """
         controller = self.controller
         found = []
@@ -128,7 +130,12 @@ class Drafting:
     def _model_drafts(
         self, drafter: Drafter, n: int, left: list[Request], drafts: Drafts, right: float
     ) -> Drafts:
-        """Return the second model's drafts for the requests ``left`` in a step of ``n``."""
+        """Return the drafts of ``drafter`` for those of the requests ``left`` for which they pay,
+        in a step of ``n`` requests; prefill a chunk of one request that cannot be drafted yet.
+
+        ``drafts``: those that other requests of the step have already, of which ``right`` ids are
+        expected to be accepted.
+        """
         controller = self.controller
         promised = []
         for request in left:
@@ -166,7 +173,9 @@ class Drafting:
 
 
 def _usable(request: Request, ids: list[int]) -> list[int]:
-    """Cut a draft before its first end token: ending is decided by the sampler, not the draft."""
+    """Cut a draft before its first end token, since ending is decided by the sampler, and record
+    the rest as the request's guess. Return it.
+    """
     eog = request.answer.tokenizer.eog
     end = next((i for i, token in enumerate(ids) if token in eog), len(ids))
     if end:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class TokenTable:
-    """A matrix of ``gguf`` with a row per token, whose rows are dequantised when they are asked
-    for. Raises UnsupportedError for a type that treadle cannot dequantise.
+    """The matrix ``name`` of ``gguf``, with a row per token, whose rows are dequantised when they
+    are asked for. Raises UnsupportedError for a type that treadle cannot dequantise.
     """
 
     def __init__(self, gguf: GGUF, name: str) -> None:
@@ -52,7 +52,7 @@ class CandidateSelector(EngineObserver):
         self.places = np.zeros((0, rank), np.float32)  # of the last run's outputs
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Keep the vectors of the run's output positions."""
+        """Keep, as ``places``, the vectors of the run's output positions, f32 ``[n, rank]``."""
         n = int(ready.run["n_outputs"])
         self.places = ready.rows(ready.plan.outputs[CHOOSING], n, self._rank).copy()
 

@@ -23,7 +23,7 @@ def cross_weights(
     engine: Engine, window: EncodedWindow, ids: Sequence[int], heads: Sequence[tuple[int, int]]
 ) -> np.ndarray:
     """Return the cross-attention weights of ``heads`` (layer, head) when the decoder reads ``ids``:
-    f32 ``[n_heads, n_ids, n_keys]``.
+    f32 ``[n_heads, n_ids, n_keys]``; ``n_keys``: rows of the encoded window.
 
     Raises TreadleError for no ids or a closed window, ContextFullError for too many ids.
     """
@@ -42,8 +42,9 @@ def cross_weights(
 def _queries(
     engine: Engine, window: EncodedWindow, ids: Sequence[int], layers: Sequence[int]
 ) -> dict[int, np.ndarray]:
-    """Run ``ids`` in a temporary sequence; return by layer the scaled queries of its cross
-    attention, f32 ``[n_ids, n_head, head_dim]``. ``layers`` must be in ascending order.
+    """Run ``ids`` in a temporary sequence that attends to ``window``; return by layer the queries
+    of its cross attention times the scale of scores, f32 ``[n_ids, n_head, head_dim]``. ``layers``
+    must be in ascending order.
     """
     row = engine.cache.sequence()
     row.attend_to(window.keys.hold())
@@ -70,7 +71,9 @@ def _queries(
 def _weights(
     engine: Engine, window: EncodedWindow, queries: np.ndarray, layer: int, head: int
 ) -> np.ndarray:
-    """Return one head's weights, f32 ``[n_ids, n_keys]``."""
+    """Return one head's cross-attention weights, f32 ``[n_ids, n_keys]``. ``queries``: those of
+    ``layer``, as ``_queries`` returns them.
+    """
     at = engine.config.layers[layer]
     pool = engine.cache.cross_of(layer)
     n_keys = window.keys.n_keys

@@ -76,8 +76,8 @@ _HEADS: Mapping[str, Heads] = {
 
 
 def usual_heads(n_layer: int, n_head: int, n_vocab: int) -> tuple[tuple[int, int], ...]:
-    """Return (layer, head) of each alignment head of OpenAI's model with these sizes; for other
-    sizes, all heads of the upper half of the layers.
+    """Return (layer, head) of each alignment head of OpenAI's model with these sizes (of the
+    decoder); for sizes that none of its models has, all heads of the upper half of the layers.
     """
     suffix = {N_VOCAB_ENGLISH: ".en", N_VOCAB_V3: ".v3"}.get(n_vocab, "")
     heads = _HEADS.get(_SIZES.get((n_layer, n_head), "") + suffix)

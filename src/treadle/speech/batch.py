@@ -42,7 +42,7 @@ class EncodedWindow:
         return self._keys
 
     def close(self) -> None:
-        """Release the window; a second call does nothing."""
+        """Release the window's pages, once no batch uses them; a second call does nothing."""
         with self._engine.lock:
             if not self._closed:
                 self._closed = True
@@ -56,13 +56,13 @@ class EncodedWindow:
 
 
 class DecoderBatch:
-    """Rows of text, each of which attends to its window. Use it as a context manager, or ``close``
-    it.
+    """Rows of text that the decoder extends together; each attends to its own window. Use it as a
+    context manager, or ``close`` it.
     """
 
     def __init__(self, engine: Engine, windows: Sequence[EncodedWindow]) -> None:
-        """Begin an empty row for each window. Raises TreadleError for a window that is closed or of
-        another model.
+        """Begin an empty row for each window. ``engine``: the decoder's. Raises TreadleError for a
+        window that is closed or of another model.
         """
         self._engine = engine
         self._rows: list[CachedRow] = []
@@ -118,7 +118,9 @@ class DecoderBatch:
     def _run(
         self, ids: Sequence[Sequence[int]], places: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run ``ids``; return the logits after each row's place, and those after its last id."""
+        """Append ``ids[i]`` to row ``i``; return the logits after id ``places[i]`` of each row's
+        ``ids``, and those after its last id, both f32 ``[n_rows, n_vocab]``. Raises as ``step``.
+        """
         engine = self._engine
         if len(ids) != len(self._rows):
             raise TreadleError(f"ids of {len(ids)} rows: expected {len(self._rows)}")
@@ -152,14 +154,16 @@ class DecoderBatch:
         return self._joined(at_places), self._joined(at_ends)
 
     def _joined(self, found: Sequence[np.ndarray]) -> np.ndarray:
-        """Concatenate the logits of all runs."""
+        """Concatenate the logits of all runs, each f32 ``[n, n_vocab]``."""
         if len(found) == 1:
             return found[0]
         none = np.empty((0, self._engine.config.n_vocab), np.float32)
         return np.concatenate([none, *found])
 
     def _in_runs(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> Iterator[list[int]]:
-        """Group rows, in order, into runs that fit the engine's limits of tokens and outputs."""
+        """Yield groups of consecutive row numbers, each of which fits the engine's limits of tokens
+        and outputs of one run. A row has as many outputs as ids from ``places[i]`` on.
+        """
         rows: list[int] = []
         n = n_outputs = 0
         for i, each in enumerate(ids):

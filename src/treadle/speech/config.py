@@ -13,8 +13,11 @@ class SpecialIds:
 
     languages: ids by code such as "en"; empty for English-only models, whose prompts have no
         language.
+    eot: ends a text. sot: begins a transcript. translate, transcribe: name the task in a prompt.
     sot_prev: begins the previous text in a prompt. sot_lm: begins a text without sound.
-    timestamp_begin: the id of 0.00 s; following ids count in steps of 0.02 s.
+    no_speech: stands for a window without speech. no_timestamps: ends a prompt for text without
+        timestamps.
+    timestamp_begin: the timestamp of 0.00 s; each following id is 0.02 s later.
     """
 
     eot: int
@@ -33,6 +36,8 @@ class SpecialIds:
 class SpeechConfig:
     """A speech model's sizes, special tokens and decoding rules.
 
+    n_mels: mel bins of a frame. n_embd: width of the states of encoder and decoder.
+    n_audio_layer, n_text_layer: layers of the encoder, and of the decoder.
     n_audio_ctx: rows of an encoded window: 1500 for 30 s. A window has ``n_frames`` mel frames.
     n_text_ctx: most ids of a row, with its prompt: 448.
     suppress: ids that are never chosen. begin_suppress: ids that are not chosen first after the

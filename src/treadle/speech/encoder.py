@@ -52,7 +52,9 @@ class SoundEncoder:
 
 
 def _run(engine: TowerEngine, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Run all slices of one engine run, whose rows all attend to each other; return the states."""
+    """Run ``engine`` to the end on the input rows ``given`` by name, which all attend to each
+    other; return its output "states", f32 ``[n_rows, width]``.
+    """
     run = engine.run(given, [RunItem(len(given[GIVEN]))])
     while True:
         try:

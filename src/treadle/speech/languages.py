@@ -138,8 +138,8 @@ _OTHER_NAMES = {
 
 
 def language_code(given: str, known: Collection[str]) -> str:
-    """Return the code of a language given as a code or an English name: "de", "German", "de-CH".
-    Raises TreadleError unless it is one of ``known``, the codes of a model.
+    """Return the code, such as "de", of a language given as "de", "de-CH" or "German". Raises
+    TreadleError unless the code is one of ``known``, a model's codes.
     """
     text = given.strip().lower()
     names = {name: code for code, name in LANGUAGES.items()} | _OTHER_NAMES

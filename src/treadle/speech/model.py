@@ -54,8 +54,8 @@ class SpeechModel:
         max_rows: int,
         exact: bool,
     ) -> None:
-        """Take over the file and the device. ``max_windows``, ``max_rows``, ``exact``: as in
-        ``open_speech_model``.
+        """Take over the file ``gguf``, whose ``parts`` ``read_parts`` has returned, and the device.
+        ``max_windows``, ``max_rows``, ``exact``: as in ``open_speech_model``.
         """
         self.gguf = gguf
         self.path = gguf.path
@@ -165,10 +165,10 @@ def open_speech_model(
     """Open a Whisper model: a Hugging Face folder, a folder or ``model.bin`` of CTranslate2, a
     ``ggml-*.bin`` of whisper.cpp, or a GGUF file of ``treadle convert``.
 
-    ``max_windows``: most encoded windows at a time; ``max_rows``: most rows of text at a time;
-    memory is used only as they are. ``exact``: the encoder's products, and keys and values, are
-    f32; otherwise logits of whisper-base are 5e-3 off (the largest is 32). ``threads``, ``device``,
-    ``isa``, ``progress``: as in ``treadle.load``.
+    ``max_windows``: most encoded windows that are open at a time; ``max_rows``: most rows of text
+    at a time; memory is used only for those that exist. ``exact``: the encoder's products, and keys
+    and values, are f32; otherwise logits of whisper-base are 5e-3 off (the largest is 32).
+    ``threads``, ``device``, ``isa``, ``progress``: as in ``treadle.load``.
 
     Raises FileError for a damaged file, UnsupportedError for another model.
     """

@@ -113,8 +113,8 @@ def _side(keys: ArchMetadata, side: str) -> SideSizes:
 
 
 def _view(gguf: GGUF, prefix: str, also: str = "") -> GGUF:
-    """Return a view of the tensors with this prefix, without it, and of the tensor ``also``;
-    convolutions become matrices.
+    """Return a view of the file with only the tensors whose names begin with ``prefix``, which is
+    removed, and those of the stem ``also``; kernels of convolutions become matrices.
     """
     made = copy.copy(gguf)
     made.tensors = {}
@@ -225,8 +225,8 @@ def _speech_config(
 
 
 def _special_ids(gguf: GGUF, raws: Sequence[bytes]) -> SpecialIds:
-    """Find the special tokens by name. Raises FileError if the end-of-text or start-of-transcript
-    token is missing.
+    """Return the ids of the special tokens, found by their names among ``raws``, the bytes of all
+    tokens. Raises FileError if the end-of-text or start-of-transcript token is missing.
     """
     ids = {raw: i for i, raw in enumerate(raws) if raw.startswith(b"<|")}
 
@@ -272,8 +272,8 @@ def _blank(text: Sequence[bytes]) -> tuple[int, ...]:
 
 
 def _ids(keys: ArchMetadata, full: str, n_vocab: int) -> tuple[int, ...]:
-    """Return the list of ids under a key; () if it is missing. Raises FileError for an id outside
-    the vocabulary.
+    """Return the list of ids under the key ``full``, given with the architecture's prefix; () if it
+    is missing. Raises FileError for an id outside the vocabulary.
     """
     key = full.removeprefix(f"{ARCH}.")
     found = keys.get(key)
@@ -288,7 +288,9 @@ def _ids(keys: ArchMetadata, full: str, n_vocab: int) -> tuple[int, ...]:
 
 
 def _heads(keys: ArchMetadata, decoder: SideSizes, n_vocab: int) -> tuple[tuple[int, int], ...]:
-    """Return the alignment heads that the file lists, or ``usual_heads`` for its sizes."""
+    """Return (layer, head) of the alignment heads that the file lists, or ``usual_heads`` for the
+    decoder's sizes if it has no list. Raises FileError for a layer or head that it does not have.
+    """
     key = ALIGNMENT_HEADS.removeprefix(f"{ARCH}.")
     found = keys.get(key)
     if found is None:

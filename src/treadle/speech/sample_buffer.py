@@ -10,8 +10,8 @@ import numpy as np
 
 
 class SampleBuffer:
-    """Samples of a stream of float32 blocks, numbered from the sound's beginning. ``ended``: the
-    stream has ended.
+    """Samples of a stream of float32 blocks, numbered from the sound's beginning. ``ended``:
+    whether all blocks have been read.
     """
 
     def __init__(self, blocks: Iterable[np.ndarray]) -> None:
@@ -26,8 +26,8 @@ class SampleBuffer:
         return self._first + len(self._held)
 
     def get(self, first: int, last: int) -> np.ndarray:
-        """Return samples number ``first`` up to ``last`` (exclusive), fewer at the sound's end;
-        blocks are read as needed. Dropped samples cannot be returned (AssertionError).
+        """Return samples number ``first`` to ``last`` (exclusive), float32 ``[n]``, fewer at the
+        sound's end; blocks are read as needed. Raises AssertionError for dropped samples.
         """
         if last > self.last and not self.ended:
             parts = [self._held]

@@ -23,8 +23,8 @@ GROUP = 64  # values in one group of ``largest_places``
 
 
 class TimestampRules:
-    """Masks the logits of forbidden tokens. ``timestamps``: whether the text has timestamps;
-    otherwise they are all forbidden.
+    """Masks the logits of tokens that may not come next. ``timestamps``: whether texts have
+    timestamps; otherwise these are all forbidden.
     """
 
     def __init__(self, config: SpeechConfig, *, timestamps: bool) -> None:
@@ -59,8 +59,8 @@ class TimestampRules:
                 self._order(row, ids)
 
     def _order(self, row: np.ndarray, ids: Sequence[int]) -> None:
-        """Forbid tokens that would violate the order of timestamps, in the logits ``[n_vocab]`` of
-        one row.
+        """Set the logits of tokens that would violate the order of timestamps to -inf, in place.
+        ``row``: the logits ``[n_vocab]`` of one row; ``ids``: its text so far.
         """
         begin = self._begin
         if not ids:
@@ -81,7 +81,9 @@ class TimestampRules:
 
 
 def _sum_of_logs(logits: np.ndarray) -> float:
-    """Return the logarithm of the sum of exponentials of the logits; -inf if there are none."""
+    """Return the logarithm of the sum of exponentials of the logits ``[n]``; -inf if there are
+    none, or all are -inf.
+    """
     most = logits.max(initial=-np.inf)
     if most == -np.inf:
         return -np.inf
@@ -89,7 +91,7 @@ def _sum_of_logs(logits: np.ndarray) -> float:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Return log-probabilities of f32 ``[n_rows, n_vocab]``."""
+    """Return the log-probabilities of each row of logits: f32 ``[n_rows, n_vocab]``, as given."""
     return np.asarray(logits - log_sums(logits)[:, None])
 
 

@@ -73,7 +73,7 @@ class SoundWindow:
 
     @property
     def seconds(self) -> float:
-        """Length in seconds."""
+        """Length of the window's sound in seconds, without padding."""
         return len(self.samples) / RATE
 
 
@@ -145,8 +145,8 @@ class _TranscribeLoop:
             self._buffer.drop(first - _AROUND)
 
     def _silent_beginning(self, samples: np.ndarray) -> int:
-        """Return how many samples at a window's beginning have no speech; 0 if less than
-        LEAST_SKIPPED_S.
+        """Return how many samples at a window's beginning have no speech and may be skipped: 0 if
+        they take less than LEAST_SKIPPED_S, or if ``voice_activity`` is "off".
         """
         if self._detector is None:
             return 0
@@ -159,8 +159,8 @@ class _TranscribeLoop:
         return len(samples) - round(LEAST_SKIPPED_S * RATE)  # a word may begin in the last second
 
     def _decided(self, window: SoundWindow) -> tuple[list[TranscriptSegment], float]:
-        """Decode a window; return its segments, and the seconds from its beginning to the next
-        window's.
+        """Decode one window; return its segments ([] if it is silent), and the seconds from its
+        beginning to that of the next window.
         """
         (encoded,) = self._model.encode(window.mel[None])
         with encoded:
@@ -200,8 +200,9 @@ class _TranscribeLoop:
             yield self._decided_together(windows)
 
     def _next_cut(self, first: int) -> tuple[SoundWindow | None, int] | None:
-        """Return the next window (None: no speech), and the number of the sample after it; None at
-        the sound's end.
+        """Return the window that begins at sample ``first``, cut at a pause, and the number of the
+        sample after it. The window is None if that part of the sound has no speech; the result is
+        None at the sound's end.
         """
         n = self._config.n_samples
         samples = self._buffer.get(first, first + n)
@@ -235,8 +236,9 @@ class _TranscribeLoop:
     # -- one window --------------------------------------------------------------------------------
 
     def _window(self, first: int, samples: np.ndarray) -> SoundWindow:
-        """Return a window with its mel spectrogram, padded with silence. Frames at its edges
-        include the sound around the window, as if the whole sound were transformed at once.
+        """Return the window of ``samples``, f32 ``[n]``, the first of which has the number
+        ``first``, with its mel spectrogram, padded with silence. Frames at its edges include the
+        sound around the window, as if the whole sound were transformed at once.
         """
         n = self._config.n_samples
         before = self._buffer.get(max(0, first - _AROUND), first)
@@ -250,13 +252,13 @@ class _TranscribeLoop:
         return SoundWindow(first, samples, np.ascontiguousarray(mel))
 
     def _detect(self, encoded: EncodedWindow) -> None:
-        """Detect the language, unless it is known."""
+        """Set the transcription's language to that spoken in ``encoded``, unless it is known."""
         if not self._language:
             self._language = detected_language(self._model, encoded)
 
     def _task_ids(self) -> list[int]:
-        """Return the ids that begin a prompt: ``sot`` and, for multilingual models, language and
-        task.
+        """Return the ids of a prompt after any earlier text: ``sot`` and, for multilingual models,
+        language and task.
         """
         special = self._config.special
         if not self._config.multilingual:
@@ -266,11 +268,15 @@ class _TranscribeLoop:
 
     @property
     def _most_before(self) -> int:
-        """Most ids of earlier text in a prompt: half of the context, minus the token before it."""
+        """Most ids of earlier text in a prompt: half of the context, minus one for ``sot_prev``,
+        which precedes it.
+        """
         return self._config.n_text_ctx // 2 - 1
 
     def _beginning(self) -> list[int]:
-        """Return the ids of the next window's prompt."""
+        """Return the ids of the next window's prompt: ``sot_prev`` and earlier text, if there is
+        any, ``sot``, language and task, and ``no_timestamps`` if the settings ask for none.
+        """
         special = self._config.special
         ids = self._task_ids()
         if not self._settings.timestamps and special.no_timestamps >= 0:
@@ -322,8 +328,8 @@ class _TranscribeLoop:
         text: WindowText,
         groups: Sequence[Sequence[int]],
     ) -> list[list[TranscriptWord]]:
-        """Return the words, with times in the whole sound, of each group of ids; ``groups`` are the
-        text of the window's spans, without timestamps.
+        """Return the words of each group of ids, with times in seconds from the sound's beginning.
+        ``text``: the window's text; ``groups``: the ids of each of its spans, without timestamps.
         """
         eot = self._config.special.eot
         pairs = zip(text.ids, text.logprobs, strict=True)
@@ -346,7 +352,9 @@ class _TranscribeLoop:
 
 
 def detected_language(model: SpeechModel, encoded: EncodedWindow) -> str:
-    """Return the code of the language that is most probably spoken in a window."""
+    """Return the code of the language that is most probably spoken in a window. Raises TreadleError
+    for an English-only model.
+    """
     return max(language_odds(model, encoded).items(), key=lambda each: each[1])[0]
 
 

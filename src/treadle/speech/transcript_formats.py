@@ -32,7 +32,7 @@ class CueFormat:
     n_from: int = 0
 
     def part(self, segment: TranscriptSegment, index: int) -> str:
-        """Return the text of the ``index``-th segment written, from 0."""
+        """Return the text of ``segment``, which is written as number ``index``, from 0."""
         return self.cue(segment, index + self.n_from)
 
 
@@ -120,8 +120,8 @@ def _json(value: Any) -> str:
 def verbose(
     transcript: Transcript, *, segments: bool = True, words: bool | None = None
 ) -> dict[str, Any]:
-    """Return OpenAI's ``verbose_json`` object. ``segments``, ``words``: whether to include them;
-    ``words`` None: if the transcript has any.
+    """Return a transcript as the object of OpenAI's ``verbose_json``. ``segments``, ``words``:
+    whether to include them; ``words`` None: include them if the transcript has any.
     """
     spoken = transcript.words
     value: dict[str, Any] = {
@@ -138,7 +138,7 @@ def verbose(
 
 
 def verbose_segment(segment: TranscriptSegment) -> dict[str, Any]:
-    """Return a segment as an object of OpenAI's ``verbose_json``."""
+    """Return a segment as an object in "segments" of OpenAI's ``verbose_json``."""
     return {
         "id": segment.index,
         "seek": round(segment.window_start * 100),
@@ -154,7 +154,7 @@ def verbose_segment(segment: TranscriptSegment) -> dict[str, Any]:
 
 
 def verbose_words(words: Iterable[TranscriptWord]) -> list[dict[str, Any]]:
-    """Return words as objects of OpenAI's ``verbose_json``."""
+    """Return words as the list "words" of OpenAI's ``verbose_json``."""
     return [
         {"word": word.text.strip(), "start": round(word.start, 3), "end": round(word.end, 3)}
         for word in words

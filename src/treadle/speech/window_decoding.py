@@ -33,7 +33,8 @@ class TextRow:
 
     window: index of its window in the batch.
     ids, logprobs: the ids after the prompt, and the log-probability of each.
-    total: sum of the log-probabilities of ``n_decoded`` ids, and of the end token.
+    total: sum of the log-probabilities of all ``n_decoded`` ids, those cut as repetitions included,
+        and of the end token.
     loops: whether the text was cut because its end repeats itself.
     """
 
@@ -45,15 +46,15 @@ class TextRow:
     loops: bool = False
 
     def grown(self, id: int, logprob: float) -> TextRow:
-        """Return a copy of the row with one more id."""
+        """Return a copy of the row with one more id, whose log-probability is ``logprob``."""
         ids = [*self.ids, id]
         logprobs = [*self.logprobs, logprob]
         return TextRow(self.window, ids, logprobs, self.total + logprob, self.n_decoded + 1)
 
 
 class WindowDecoder:
-    """Decodes encoded windows. Prompts are complete: the earlier text, ``sot``, and the ids of
-    language and task.
+    """Decodes the text of encoded windows. The prompts that its methods take are complete: the
+    earlier text, if any, ``sot``, and the ids of language and task.
     """
 
     def __init__(self, model: SpeechModel, settings: TranscribeSettings) -> None:
@@ -68,8 +69,8 @@ class WindowDecoder:
     def best(
         self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]]
     ) -> list[WindowText]:
-        """Return the text of each window: that of the first temperature that gives a good one, else
-        the best of all attempts.
+        """Return the text of each window: that of the first of the settings' temperatures that
+        gives an acceptable one (``WindowText.is_good``), else the best of all attempts.
         """
         attempts: list[list[WindowText]] = [[] for _ in windows]
         left = list(range(len(windows)))
@@ -98,8 +99,8 @@ class WindowDecoder:
         prompts: Sequence[Sequence[int]],
         temperature: float,
     ) -> list[WindowText]:
-        """Return the text of each window at one temperature. Raises NotFiniteError for logits that
-        are not finite.
+        """Return the text of each window, decoded once at one temperature; ``prompts``: one for
+        each window. Raises NotFiniteError for logits that are not finite.
         """
         with self._model.decoder(windows) as batch:
             logits, no_speech = self._begin(batch, prompts)
@@ -116,8 +117,9 @@ class WindowDecoder:
     def _begin(
         self, batch: DecoderBatch, prompts: Sequence[Sequence[int]]
     ) -> tuple[np.ndarray, list[float]]:
-        """Run the prompts; return the logits after them, and for each window the probability of no
-        speech, from the logits after ``sot``.
+        """Run the prompts; return the logits after them, f32 ``[n_windows, n_vocab]``, and for each
+        window the probability of the no-speech token after ``sot`` (0.0 if the vocabulary has no
+        such token).
         """
         special = self._config.special
         sot = special.sot
@@ -140,7 +142,8 @@ class WindowDecoder:
         self, batch: DecoderBatch, logits: np.ndarray, most: list[int], temperature: float
     ) -> list[TextRow]:
         """Decode by sampling; return the finished rows: ``best_of`` for each window, or at
-        temperature 0 a single one, decoded greedily.
+        temperature 0 a single one, decoded greedily. ``logits``: those after the prompts, one row
+        for each window; ``most``: the most ids of each window's text.
         """
         n_each = self._settings.best_of if temperature > 0 else 1
         live = [TextRow(i) for i in range(len(most)) for _ in range(n_each)]
@@ -172,16 +175,18 @@ class WindowDecoder:
         return done
 
     def ruled(self, logits: np.ndarray, rows: Sequence[TextRow]) -> np.ndarray:
-        """Mask the logits of forbidden tokens, in place; return the masked logits' ``log_sums``.
-        Raises NotFiniteError.
+        """Set the logits of forbidden tokens to -inf, in place; return the ``log_sums`` of the
+        logits that are left, f32 ``[n_rows]``. ``logits``: f32 ``[n_rows, n_vocab]``, those after
+        the texts ``rows``. Raises NotFiniteError for logits that are not finite.
         """
         check_finite(logits)
         self._rules.apply(logits, [row.ids for row in rows])
         return log_sums(logits)
 
     def ends(self, row: TextRow, most: int) -> bool:
-        """Return whether a row must end without an end token: it has ``most`` ids, or repeats
-        itself. Of repetitions only the first is kept, and ``loops`` is set.
+        """Return whether a row must end without an end token: it has ``most`` ids, or its end
+        repeats itself. In the latter case the repetitions after the first are removed from it, and
+        ``row.loops`` is set.
         """
         if len(row.ids) % CHECK_EVERY == 0:
             places = [i for i, id in enumerate(row.ids) if id < self.eot]
@@ -201,7 +206,9 @@ class WindowDecoder:
         return [int(id) for id in (logits / temperature + noise).argmax(axis=1)]
 
     def _finished(self, rows: list[TextRow], temperature: float, no_speech: float) -> WindowText:
-        """Return the best of a window's finished rows as a ``WindowText``."""
+        """Return the best of a window's finished rows as a ``WindowText``. ``no_speech``: the
+        probability of the no-speech token in that window.
+        """
         texts = [
             WindowText(
                 ids=tuple(row.ids),
@@ -217,13 +224,13 @@ class WindowDecoder:
         return best_text(texts, self._settings)
 
     def words_of(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of text, without timestamps and other special tokens."""
+        """Return those of ``ids`` that are text, without timestamps and other special tokens."""
         return [id for id in ids if id < self.eot]
 
 
 class _BeamSearch:
     """Beam search over several windows in one batch. A window is done when it has as many finished
-    texts as beams.
+    texts as beams. ``most``: the most ids of each window's text.
     """
 
     def __init__(
@@ -268,11 +275,10 @@ class _BeamSearch:
         live: list[TextRow],
         most: Sequence[Sequence[tuple[int, float]]],
     ) -> list[tuple[TextRow, int]]:
-        """Return a window's next beams, each with the index of the row that it continues; [] if the
-        window is done.
-
-        ``places``: the window's rows in ``live``. ``most``: the most probable ids of each row of
-        ``live``, with log-probabilities.
+        """Return a window's next beams, each with the index in ``live`` of the row that it
+        continues; [] if the window is done. ``live``: the unfinished rows of all windows;
+        ``places``: indices of this window's rows among them; ``most``: the most probable next ids
+        of each row of ``live``, with log-probabilities.
         """
         candidates = [
             (live[place].total + logprob, place, id, logprob)

@@ -17,7 +17,7 @@ reached."""
 
 @dataclass(frozen=True)
 class SegmentSpan:
-    """A segment's part of a window's ids. ``start``, ``end``: seconds from the
+    """A segment's part of a window's ids, timestamps included. ``start``, ``end``: seconds from the
     window's beginning.
     """
 
@@ -42,7 +42,8 @@ class CutWindow:
 def cut_window(
     ids: Sequence[int], timestamp_begin: int, seconds: float, *, whole: bool = False
 ) -> CutWindow:
-    """Cut a window's ids at its pairs of timestamps. ``seconds``: length of the window's sound.
+    """Cut a window's ids at its pairs of timestamps, which stand where one segment ends and the
+    next begins. ``timestamp_begin``: the id of 0.00 s; ``seconds``: length of the window's sound;
     ``whole``: keep the text after the last pair, as nothing of the window is decoded again.
 
     Text after the last pair is incomplete: it is dropped, and the next window begins at that pair,

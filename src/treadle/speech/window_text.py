@@ -32,22 +32,26 @@ class WindowText:
         return compression_ratio(self.text)
 
     def repeats(self, settings: TranscribeSettings) -> bool:
-        """Whether the text repeats itself: it was stopped for that, or its compression ratio is too
-        large.
+        """Return whether the text repeats itself: decoding was stopped for that, or its compression
+        ratio is above ``settings.max_compression``.
         """
         most = settings.max_compression
         return self.loops or (most is not None and self.compression > most)
 
     def is_silence(self, settings: TranscribeSettings) -> bool:
-        """Whether the window has no speech: the no-speech token is probable, and the
-        text is not.
+        """Return whether the window has no speech: the no-speech token is more probable than
+        ``settings.no_speech``, and the text's ``mean_logprob`` is at most ``settings.min_logprob``
+        or that is None.
         """
         if settings.no_speech is None or self.no_speech <= settings.no_speech:
             return False
         return settings.min_logprob is None or self.mean_logprob <= settings.min_logprob
 
     def is_good(self, settings: TranscribeSettings) -> bool:
-        """Whether the text is accepted, so that no other temperature is tried."""
+        """Return whether the text is accepted, so that no other temperature is tried: the window is
+        silent, or the text neither repeats itself nor is less probable than
+        ``settings.min_logprob``.
+        """
         if self.is_silence(settings):
             return True
         least = settings.min_logprob
@@ -55,7 +59,7 @@ class WindowText:
 
 
 def best_text(attempts: list[WindowText], settings: TranscribeSettings) -> WindowText:
-    """Return the best of several attempts at one window: the most probable of those that do not
-    repeat themselves, or of all if every one does.
+    """Return the best of several attempts at one window: that with the largest ``mean_logprob``
+    among those that do not repeat themselves, or among all if every one does.
     """
     return max(attempts, key=lambda each: (not each.repeats(settings), each.mean_logprob))

@@ -68,8 +68,8 @@ def id_times(
     ids: Sequence[int],
     seconds: float,
 ) -> list[float]:
-    """Return the seconds at which each of ``ids`` begins and, as one more item, at which the last
-    one ends.
+    """Return the seconds, from the window's beginning, at which each of ``ids`` begins and, as one
+    more item, at which the last one ends. ``prompt``, ``seconds``: as in ``word_times``.
     """
     special = model.config.special
     begin = [*prompt, special.no_timestamps]
@@ -126,17 +126,17 @@ def start_steps(matrix: np.ndarray) -> list[int]:
 
 
 def _longest(words: Sequence[TranscriptWord]) -> float:
-    """Return the most seconds that a word may take: twice the median, which is bounded by
-    LONGEST_S.
+    """Return the most seconds that a word may take: twice the median length of ``words``, or twice
+    LONGEST_S if that is less; infinity if no word has a length.
     """
     lengths = [word.end - word.start for word in words if word.end > word.start]
     return 2 * min(LONGEST_S, float(np.median(lengths))) if lengths else np.inf
 
 
 def _shortened(words: Sequence[TranscriptWord], most: float) -> list[TranscriptWord]:
-    """Shorten words of more than ``most`` seconds at the beginning or end of a sentence, or of the
-    list: an aligned word includes the adjacent pause. At a sentence's end the pause is after the
-    word, at its beginning before it.
+    """Return ``words`` with those of more than ``most`` seconds cut to that length if they begin or
+    end a sentence or the list: an aligned word includes the adjacent pause. At a sentence's end the
+    pause is after the word, at its beginning before it.
     """
     made: list[TranscriptWord] = []
     for i, word in enumerate(words):

@@ -29,7 +29,9 @@ class WordSpan:
 
 
 def cut_words(ids: Sequence[int], tokenizer: Tokenizer, language: str) -> list[WordSpan]:
-    """Cut ids of text into words: at spaces, or at every character for languages in SPACELESS."""
+    """Cut ids of text into words, with the punctuation that belongs to them: at spaces, or at every
+    character for languages in SPACELESS. ``language``: a code.
+    """
     spans = _characters(ids, tokenizer)
     if language not in SPACELESS:
         spans = _joined_at_spaces(spans)
@@ -37,7 +39,7 @@ def cut_words(ids: Sequence[int], tokenizer: Tokenizer, language: str) -> list[W
 
 
 def _characters(ids: Sequence[int], tokenizer: Tokenizer) -> list[WordSpan]:
-    """Return the smallest groups of ids that end at the end of a UTF-8 character."""
+    """Return the smallest groups of consecutive ids that end at the end of a UTF-8 character."""
     spans: list[WordSpan] = []
     data = b""
     first = 0
@@ -68,7 +70,9 @@ def _joined_at_spaces(spans: Sequence[WordSpan]) -> list[WordSpan]:
 
 
 def _with_punctuation(words: Sequence[WordSpan]) -> list[WordSpan]:
-    """Join punctuation to the words that it belongs to."""
+    """Join closing punctuation to the word before it and opening punctuation to the word after
+    it.
+    """
     joined: list[WordSpan] = []
     for word in words:
         before = joined[-1] if joined else None
@@ -83,6 +87,6 @@ def _with_punctuation(words: Sequence[WordSpan]) -> list[WordSpan]:
 
 
 def _opens(text: str) -> bool:
-    """Whether a text is a space followed by opening punctuation only."""
+    """Return whether a text is white space followed only by opening punctuation, or by nothing."""
     mark = text.strip()
     return {*mark} <= OPENING and text[:1].isspace()

@@ -32,8 +32,9 @@ LoadCode = Callable[[bytes, int], int | None]  # as ``System.load_code``
 
 
 def cpuid_text(load_code: LoadCode) -> str:
-    """Return what CPUID answers, as hexadecimal numbers; "" if code cannot be run here. Only for
-    x86-64 and systems with the System V calling convention.
+    """Return the answers of CPUID for LEAVES, as hexadecimal numbers; "" if code cannot be run
+    here. ``load_code``: as ``System.load_code``. Only for x86-64 and systems with the System V
+    calling convention.
     """
     at = load_code(CODE, len(CODE))
     if at is None:

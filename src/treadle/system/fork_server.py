@@ -27,9 +27,11 @@ RunChild = Callable[[Mapping[str, Any], int, int], int]
 
 
 class ForkedChild:
-    """A child: its number in the protocol, its process id, and this process's ends of two pipes.
+    """A child of the server: its number in the protocol, its process id, and the server's ends of
+    two pipes.
 
-    reports: the read end. life: the write end; the child reads EOF when this process has ended.
+    reports: the read end of one. life: the write end of the other; the child reads EOF when the
+    server's process has ended.
     """
 
     def __init__(self, number: int, pid: int, reports: int, life: int) -> None:
@@ -41,9 +43,10 @@ class ForkedChild:
 
 
 class ForkServer:
-    """Forks children, each of which returns its exit status from ``run(order, report, life)``:
-    ``report`` is the descriptor to which it writes lines of JSON; ``life`` one that reads EOF when
-    this process has ended. ``source``, ``target``: descriptors of commands and of reports.
+    """Forks children, each of which calls ``run(order, report, life)`` and exits with the status
+    that it returns: ``report`` is the descriptor to which it writes lines of JSON; ``life`` one
+    that reads EOF when the server's process has ended. ``source``, ``target``: the server's
+    descriptors of commands and of reports, by default standard input and output.
     """
 
     def __init__(self, run: RunChild, source: int = 0, target: int = 1) -> None:
@@ -58,7 +61,7 @@ class ForkServer:
         self._waker.setblocking(False)
 
     def serve(self) -> None:
-        """Follow the commands until standard input ends."""
+        """Follow the commands until ``source`` (standard input) ends; then kill the children."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._selector.register(self.source, selectors.EVENT_READ, None)
@@ -124,7 +127,9 @@ class ForkServer:
         self._selector.register(reports, selectors.EVENT_READ, child)
 
     def _become_child(self, unused: tuple[int, ...]) -> None:
-        """In a child: reset signals, close the parent's descriptors, detach standard streams."""
+        """In a child: reset signals, close the parent's descriptors and ``unused``, detach the
+        standard streams.
+        """
         SYSTEM.end_with_parent()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):

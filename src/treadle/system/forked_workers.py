@@ -32,7 +32,9 @@ _FAILED = -2  # ``answer`` raised an exception
 
 
 class ForkedWorker:
-    """A worker: its process, the socket of its answers, and the message that it works on."""
+    """A worker process, with the socket of its answers. ``taken``: the number of the message that
+    it works on; None between messages.
+    """
 
     def __init__(self, pid: int, answers: socket.socket) -> None:
         self.pid = pid
@@ -41,8 +43,8 @@ class ForkedWorker:
         self._received = bytearray()
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield each answer that has arrived, with its message's number; None where ``answer``
-        raised an exception. Raises EOFError if the worker has ended.
+        """Yield each answer that has arrived, with its message's number first; the answer is None
+        where ``answer`` raised an exception. Raises EOFError if the worker has ended.
         """
         ended = False
         while not ended:
@@ -83,7 +85,8 @@ class ForkedWorkers:
     """Up to ``n`` workers that call ``answer(message)``. ``start`` forks them: call it only where
     no other thread holds a lock that ``answer`` needs.
 
-    Messages are pickled; answers are bytes. Each worker calls ``begin`` first. Not thread-safe.
+    Messages are pickled; answers are bytes. Each worker first calls ``begin``. Not thread-safe,
+    except ``wait``.
     """
 
     def __init__(self, answer: Answer, n: int, begin: Callable[[], object] = lambda: None) -> None:
@@ -173,8 +176,8 @@ class ForkedWorkers:
             poll.poll(1000 * seconds)
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield each answer that has arrived, with its message's number; None where ``answer``
-        raised an exception, or the message was lost with its worker.
+        """Yield each answer that has arrived, with its message's number first; the answer is None
+        where ``answer`` raised an exception, or the message was lost with its worker.
         """
         for worker in [*self.workers]:
             try:
@@ -207,7 +210,9 @@ class ForkedWorkers:
 
 
 def _become_worker(kept: tuple[int, ...]) -> None:
-    """In a worker: reset signals, close all files but ``kept``, detach the standard streams."""
+    """In a worker: reset signals, close all files but the descriptors ``kept``, detach the standard
+    streams.
+    """
     gc.freeze()  # else a collection would write to, and so copy, all of the parent's memory
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():

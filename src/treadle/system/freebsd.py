@@ -83,7 +83,9 @@ class FreeBSD(Posix):
 
 
 def auxiliary(entry: int) -> int:
-    """Return an entry of the auxiliary vector; 0 if the system has none."""
+    """Return the entry with the number ``entry`` of the auxiliary vector; 0 if the system has
+    none.
+    """
     ask = getattr(LIBC, "elf_aux_info", None)
     word = ctypes.c_ulong()
     if ask is None or ask(ctypes.c_int(entry), ctypes.byref(word), ctypes.c_int(8)):

@@ -44,7 +44,9 @@ def features() -> set[str]:
 
 
 def of_hwcaps(ask: Ask) -> set[str]:
-    """Return Arm features from the auxiliary vector; ``ask`` returns an entry by its number."""
+    """Return the Arm features that the auxiliary vector's bits report; ``ask`` returns an entry by
+    its number.
+    """
     return {
         name
         for entry, bits in ARM_HWCAPS.items()
@@ -72,21 +74,25 @@ def of_riscv() -> set[str]:
 
 
 def of_isa_line(cpuinfo: str) -> set[str]:
-    """Parse features from a line ``isa : rv64imafdcv_zba_zvfh``: letters, then words."""
+    """Return the features in the text of /proc/cpuinfo, from a line ``isa : rv64imafdcv_zba_zvfh``:
+    letters, then words; empty without such a line.
+    """
     line = re.search(r"^isa\s*:\s*rv64(\w+)", cpuinfo, re.MULTILINE)
     letters, *words = line[1].split("_") if line else [""]
     return set(letters) & {"v"} | set(words) & set(RISCV_BITS.values())
 
 
 def of_length(n_bits: int) -> set[str]:
-    """Return the minimum-length features that registers of ``n_bits`` satisfy, and their exact
-    length (``vlen256``), for which LLVM has no name.
+    """Return the features for vector registers of ``n_bits``: LLVM's minimum lengths that they
+    satisfy (``zvl128b``), and their exact length (``vlen256``), for which LLVM has no name.
     """
     return {f"zvl{length}b" for length in LENGTHS if length <= n_bits} | {f"vlen{n_bits}"}
 
 
 def _auxiliary(entry: int) -> int:
-    """Call getauxval; 0 if the system lacks it."""
+    """Return the entry with the number ``entry`` of the auxiliary vector; 0 if the system lacks the
+    call.
+    """
     ask = getattr(ctypes.CDLL(None), "getauxval", None)
     if ask is None:
         return 0
@@ -102,12 +108,16 @@ def _streaming_bits() -> int:
 
 
 def bits_in(answer: int) -> int:
-    """Return the length in bits from prctl's result: bytes and flags, or a negative error."""
+    """Return a vector length in bits from ``answer``, the result of prctl: bytes and flags, or a
+    negative error, which gives 0.
+    """
     return 8 * (answer & LENGTH_MASK) if answer > 0 else 0
 
 
 def _hwprobe() -> int | None:
-    """Return the bits of extensions that all processors have; None if the kernel lacks the call."""
+    """Return the bits of the RISC-V extensions that all processors have (RISCV_BITS); None if the
+    kernel lacks the call.
+    """
     pair = (ctypes.c_uint64 * 2)(IMA_EXT_0, 0)
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long

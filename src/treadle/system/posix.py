@@ -33,7 +33,9 @@ def address_of(function: Any) -> int:
 
 
 def advise(address: int, n_bytes: int, advice: int) -> None:
-    """Call ``madvise`` for a memory range, extended down to a page boundary."""
+    """Call ``madvise`` with ``advice`` for a memory range, extended down to a page boundary; errors
+    are ignored.
+    """
     early = address % mmap.PAGESIZE
     LIBC.madvise(
         ctypes.c_void_p(address - early), ctypes.c_size_t(n_bytes + early), ctypes.c_int(advice)
@@ -41,7 +43,9 @@ def advise(address: int, n_bytes: int, advice: int) -> None:
 
 
 class Posix:
-    """POSIX implementation of ``protocol.System``; without a POSIX call, no effect or unknown."""
+    """POSIX implementation of ``protocol.System``; a method whose call POSIX lacks has no effect,
+    or reports "unknown".
+    """
 
     SLEEP_POLLS = True
     DROPS_PAGES = False

@@ -12,7 +12,7 @@ import termios
 
 
 def open_terminal(fd: int) -> Termios | None:
-    """Return the terminal of a descriptor; None if it is not a terminal."""
+    """Return the terminal of the descriptor ``fd``; None if it is not a terminal."""
     try:
         return Termios(fd)
     except termios.error:
@@ -26,8 +26,8 @@ class Termios:
         self.fd, self.usual = fd, termios.tcgetattr(fd)
 
     def show(self, shown: bool, *, lines: bool) -> None:
-        """Restore the initial mode, or turn off echo and, unless ``lines``, line buffering; see
-        ``protocol.Terminal``.
+        """Restore the initial mode if ``shown``; otherwise turn off echo and, unless ``lines``,
+        line buffering; see ``protocol.Terminal``.
         """
         mode = list(self.usual)
         if not shown:

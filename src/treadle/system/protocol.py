@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class Terminal(Protocol):
-    """A terminal, with the mode in which it was found."""
+    """A terminal; an object keeps the mode in which it found it."""
 
     def show(self, shown: bool, *, lines: bool) -> None:
-        """Restore the initial mode if ``shown``; otherwise turn echo off, and unless ``lines`` also
-        line buffering, so that each key is delivered at once. No effect if the terminal is gone.
+        """Show what is typed, in the initial mode, if ``shown``; otherwise turn echo off, and
+        unless ``lines`` also line buffering, so that each key is delivered at once. No effect if
+        the terminal is gone.
         """
 
     def is_ours(self) -> bool:
@@ -29,27 +30,31 @@ class Terminal(Protocol):
 
 
 class WorkerProcesses(Protocol):
-    """Processes that answer messages; see ``forked_workers.py``."""
+    """Worker processes that call a function ``answer`` for each message; see
+    ``forked_workers.py``.
+    """
 
     @property
     def alive(self) -> bool:
         """Whether there are workers, or will be once they are started."""
 
     def start(self) -> None:
-        """Start the workers. Raises OSError if there is none."""
+        """Start the workers. Raises OSError if not even one can be started."""
 
     def wants(self) -> int:
         """Return how many messages to send now: two per worker, less those without an answer."""
 
     def send(self, number: int, message: Any) -> bool:
-        """Queue a message under a unique ``number``; return False if it cannot be sent."""
+        """Queue a message, any object that can be pickled, under a unique ``number``; return False
+        if it cannot be sent.
+        """
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has arrived or a worker has ended, at most ``seconds``."""
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield each answer that has arrived, with its message's number; None where ``answer``
-        raised an exception, or the message was lost with its worker.
+        """Yield each answer that has arrived, with its message's number first; the answer is None
+        where ``answer`` raised an exception, or the message was lost with its worker.
         """
 
     def close(self) -> None:
@@ -61,22 +66,22 @@ class System(Protocol):
 
     # -- threads ------------------------------------------------------------------------------
 
-    SLEEP_POLLS: bool  # ``sleep`` only sleeps for a millisecond, because the system has no futex
+    SLEEP_POLLS: bool  # True: ``sleep`` only sleeps for a millisecond: the system has no futex
 
     def calls(self) -> dict[str, int]:
         """Return addresses of C functions that compiled threads call, and their constant arguments,
-        as fields of a job (``devices/cpu/step_loop.py``). Without ``wake`` threads do not sleep on
-        a word.
+        by the names of fields of a job (``devices/cpu/step_loop.py``). Without the field ``wake``,
+        threads do not sleep on a word.
         """
 
     def sleep(self, word: int, seen: int) -> None:
-        """Sleep while the 32 bits at ``word`` equal ``seen``; may wake up spuriously."""
+        """Sleep while the 32 bits at the address ``word`` equal ``seen``; may return earlier."""
 
     def register_fork_hooks(
         self, before: Callable[[], object], after: Callable[[], object]
     ) -> None:
-        """Register functions that every fork calls in the parent process: ``before`` it, and
-        ``after`` it.
+        """Register functions that every fork calls in the parent process: ``before`` just before
+        it, and ``after`` just after it.
         """
 
     def after_fork(self, function: Callable[[], object]) -> None:
@@ -87,7 +92,7 @@ class System(Protocol):
 
     # -- other processes ------------------------------------------------------------------------
 
-    FORKS: bool  # a process without other threads may fork, and its child go on computing
+    FORKS: bool  # whether a process without other threads may fork, and its child go on computing
 
     def end_with_parent(self) -> None:
         """Ask the system to kill this process when its parent ends, and, if memory runs out, before
@@ -102,10 +107,12 @@ class System(Protocol):
         """
 
     def memory(self) -> tuple[int, int]:
-        """Return total bytes of memory, and bytes available without swapping; 0 if unknown."""
+        """Return the machine's total bytes of memory, and the bytes available without swapping; 0
+        for one that is unknown.
+        """
 
     def peak_bytes(self) -> int | None:
-        """Return the peak resident memory of this process; None if unknown."""
+        """Return the peak resident memory of this process in bytes; None if unknown."""
 
     def cache_bytes(self) -> int:
         """Return the bytes of the largest CPU cache; 0 if unknown."""
@@ -117,19 +124,19 @@ class System(Protocol):
         """Return features of this CPU that LLVM may not detect, by LLVM's names."""
 
     def fork_workers(self, answer: Callable[[Any], bytes], n: int) -> WorkerProcesses:
-        """Return up to ``n`` workers, not started, that call ``answer(message)``. Only where
-        ``FORKS``; raises OSError if that is not possible.
+        """Return up to ``n`` workers, not started, that call ``answer(message)``. To be called only
+        where ``FORKS`` is true; raises OSError if they cannot be made.
         """
 
     def cpu_description(self) -> str | None:
-        """Return a text that differs between CPUs of other model or features, an emulated one (as
-        under valgrind) included; None if unknown.
+        """Return a text that differs between CPUs of different models or features, also between
+        emulated ones (as under valgrind); None if unknown.
         """
 
     def load_code(self, code: bytes, n_fixed: int) -> int | None:
         """Copy machine code and its data to memory; return the address, a multiple of the page
-        size, or None if that is not possible. The first ``n_fixed`` bytes can be executed and not
-        be written, the pages behind them only the reverse. The memory is never freed.
+        size, or None if that is not possible. The first ``n_fixed`` bytes can be executed but not
+        written, the pages behind them written but not executed. The memory is never freed.
         """
 
     def request_tiles(self) -> bool:
@@ -141,29 +148,34 @@ class System(Protocol):
 
     BINARY: int  # flag for every os.open: no translation of line ends
 
-    RENAMES_OPEN: bool  # a file can be renamed while it is open
+    RENAMES_OPEN: bool  # whether a file can be renamed while it is open
 
     def cache_folder(self) -> Path:
         """Return the user's folder for caches. Raises RuntimeError without a home folder."""
 
     def other_writer(self, about: os.stat_result) -> str | None:
-        """Return who other than this user can change a file or folder: "another user" (the owner)
-        or "others" (with write permission). None for nobody, or if permissions work differently.
+        """Return who other than this user can change the file or folder of the stat result
+        ``about``: "another user" (the owner) or "others" (with write permission). None for nobody,
+        or if permissions work differently.
         """
 
     def lock(self, fd: int) -> bool:
-        """Lock a file for this process until it is closed; False if another process has locked it.
-        Raises OSError if locks are not supported.
+        """Lock the open file ``fd`` for this process until it is closed; return True, or False if
+        another process has locked it. Raises OSError if locks are not supported.
         """
 
     def write_at(self, fd: int, data: memoryview, at: int) -> int:
-        """Write at a byte offset; return the number of bytes written. Raises OSError."""
+        """Write ``data`` at the byte offset ``at`` of a file; return the number of bytes written.
+        Raises OSError.
+        """
 
     def next_data(self, fd: int, offset: int, end: int) -> tuple[int, int]:
-        """Return the next byte range from ``offset`` that is not a hole; (end, end) if none."""
+        """Return the next byte range (begin, end) of a file, within ``offset`` to ``end``, that is
+        not a hole; (end, end) if there is none.
+        """
 
     def allocated(self, about: os.stat_result) -> int:
-        """Return the bytes of a file that are allocated on disk."""
+        """Return the bytes that are allocated on disk for the file of the stat result ``about``."""
 
     def block_bytes(self, folder: Path) -> int:
         """Return the block size of the file system of ``folder``, in bytes: the unit in which files
@@ -175,40 +187,44 @@ class System(Protocol):
 
     # -- mapped files and the page cache --------------------------------------------------------
 
-    DROPS_PAGES: bool  # ``drop_pages`` and ``fetch_pages`` do something
+    DROPS_PAGES: bool  # whether ``drop_pages`` and ``fetch_pages`` have an effect
 
     def want_huge_pages(self, mapped: mmap.mmap) -> None:
         """Use 2 MB pages for later reads of the mapping, if the system supports it."""
 
     def expect_random(self, array: np.ndarray) -> None:
-        """Declare random access to this part of a mapped file: pages are then read without
+        """Declare random access to ``array``, a part of a mapped file: pages are then read without
         read-ahead.
         """
 
     def fetch_call(self) -> tuple[int, int] | None:
-        """Return the address of a C function ``f(address, bytes, number)``, and the number with
-        which it starts reading pages of a mapped file without waiting; None if there is none.
+        """Return the address of a C function ``f(address, bytes, number)``, and the ``number`` with
+        which the function starts reading pages of a mapped file without waiting; None if there is
+        none.
         """
 
     def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
-        """Write a byte per page of a mapping to ``flags``; bit 0 is set if the page is in memory.
-        Raises OSError if the system cannot tell.
+        """Write a byte for each page of the mapping at ``address`` to the memory at ``flags``; bit
+        0 is set if the page is in memory. Raises OSError if the system cannot tell.
         """
 
     def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
-        """Start reading these bytes of a file into the page cache."""
+        """Start reading ``n_bytes`` of a file, from ``offset`` on, into the page cache, without
+        waiting.
+        """
 
     def drop_pages(self, fd: int, offset: int, n_bytes: int) -> None:
-        """Drop these bytes of a file from the page cache."""
+        """Drop ``n_bytes`` of a file, from ``offset`` on, from the page cache."""
 
     def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
-        """Release these bytes of a file from this process's read-only mappings, which would keep
-        them in memory. Pages accessed later are read again, so nothing is lost.
+        """Release the bytes ``begin`` to ``end`` of the file of the stat result ``about`` from this
+        process's read-only mappings, which would keep them in memory. Pages accessed later are read
+        again, so nothing is lost.
         """
 
     def name_in_maps(self, about: os.stat_result) -> tuple[str, str] | None:
-        """Return the device and the inode of a file as the system's lists of mappings have them;
-        None if it has no such lists.
+        """Return the device and the inode of the file of the stat result ``about``, as the system's
+        lists of mappings have them; None if it has no such lists.
         """
 
     # -- signals ------------------------------------------------------------------------------
@@ -217,8 +233,8 @@ class System(Protocol):
     CONTINUE_SIGNAL: int | None  # the signal that a program gets when it continues after a stop
 
     def memory_file(self) -> int | None:
-        """Return a new non-blocking descriptor of a file in memory, whose mappings show writes at
-        once; None if the system has none.
+        """Return a new non-blocking descriptor of a file in memory: a write to it shows at once in
+        its mappings. None if the system has none.
         """
 
     def sigbus(self) -> dict[str, int] | None:
@@ -232,34 +248,36 @@ class System(Protocol):
 
     # -- limits of this process -----------------------------------------------------------------
 
-    TIMERS: bool  # ``end_after`` does something
+    TIMERS: bool  # whether ``end_after`` has an effect
 
     def end_after(self, seconds: float) -> None:
-        """Kill the process after ``seconds``, whatever C code it is in; 0: never."""
+        """Kill the process after ``seconds``, even while C code runs; 0 cancels that."""
 
     def bound_memory(self, more: int) -> None:
-        """Limit this process to ``more`` additional bytes of memory, and make it the first to be
-        killed if memory runs out; on Linux only: elsewhere it only leaves no core file.
+        """Limit this process to ``more`` additional bytes of memory, make it the first to be killed
+        if memory runs out, and let it leave no core file. Other POSIX systems than Linux only do
+        the last; Windows does nothing.
         """
 
     def most_files(self) -> int | None:
         """Raise this process's soft limit of open files to the hard limit; return the limit then in
-        force, None if there is none.
+        force, or None if there is no limit.
         """
 
     # -- sockets --------------------------------------------------------------------------------
 
     def unix_listener(self, path: str, backlog: int) -> socket.socket:
-        """Return a socket that listens at a new file ``path``, which only this user may open.
-        Raises OSError, also where the system has no such sockets.
+        """Return a Unix socket that listens at a new file ``path``, which only this user may open;
+        ``backlog``: most waiting connections. Raises OSError, also where the system has no such
+        sockets.
         """
 
     def connect_unix(self, path: str) -> socket.socket:
-        """Return a socket that is connected to the one at the file ``path``. Raises OSError, also
-        where the system has no such sockets.
+        """Return a socket that is connected to the Unix socket at the file ``path``. Raises
+        OSError, also where the system has no such sockets.
         """
 
     # -- the terminal ---------------------------------------------------------------------------
 
     def terminal(self, fd: int) -> Terminal | None:
-        """Return the terminal of a descriptor; None if it is not a terminal."""
+        """Return the terminal of the descriptor ``fd``; None if it is not a terminal."""

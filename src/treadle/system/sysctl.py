@@ -11,7 +11,7 @@ from treadle.system.posix import LIBC
 
 
 def sysctl(name: str) -> bytes:
-    """Return the kernel's value of a name; empty if there is none."""
+    """Return the bytes of the kernel's value called ``name``; empty if there is none."""
     ask = getattr(LIBC, "sysctlbyname", None)
     value = ctypes.create_string_buffer(256)
     size = ctypes.c_size_t(len(value))
@@ -21,10 +21,12 @@ def sysctl(name: str) -> bytes:
 
 
 def sysctl_number(name: str) -> int:
-    """Return the value as a number, of 4 or 8 bytes; 0 if there is none."""
+    """Return the kernel's value called ``name`` as a number, of 4 or 8 bytes; 0 if there is
+    none.
+    """
     return int.from_bytes(sysctl(name), "little")
 
 
 def sysctl_text(name: str) -> str:
-    """Return the value as text; empty if there is none."""
+    """Return the kernel's value called ``name`` as text; empty if there is none."""
     return sysctl(name).rstrip(b"\0").decode("utf-8", "replace")

@@ -40,7 +40,7 @@ NAME_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
 def library(name: str) -> Any:
-    """Load a system library; None if it is absent."""
+    """Load the system library called ``name``; return None if it is absent."""
     load = getattr(ctypes, "WinDLL", None)
     with contextlib.suppress(OSError):
         return load(name) if load else None
@@ -89,7 +89,9 @@ class Windows:
         pass
 
     def affinity(self) -> list[int]:
-        """Return the processors of the process's first group, at most 64."""
+        """Return the numbers of the processors in the process's first group that it may run on, at
+        most 64.
+        """
         mine = ctypes.c_uint64(0)
         all_of_them = ctypes.c_uint64(0)
         if self.kernel is not None:
@@ -161,7 +163,9 @@ class Windows:
         return ctypes.c_void_p(-1)  # the constant result of GetCurrentProcess
 
     def _relations(self, relation: int) -> Iterator[bytes]:
-        """Yield records of one kind, without the head (kind and size, 4 bytes each)."""
+        """Yield the records of the kind ``relation`` of GetLogicalProcessorInformationEx, without
+        the head (kind and size, 4 bytes each); none if the call is missing.
+        """
         ask = getattr(self.kernel, "GetLogicalProcessorInformationEx", None)
         size = ctypes.c_uint32(0)
         if ask is None:
@@ -307,7 +311,9 @@ class Console:
 
 
 def read_clock(_: int, timespec: int) -> int:
-    """Stand in for clock_gettime: write seconds and nanoseconds, 8 bytes each."""
+    """Stand in for clock_gettime: write the seconds and nanoseconds of a monotonic clock, 8 bytes
+    each, to the address ``timespec``; return 0.
+    """
     now = time.perf_counter_ns()
     ctypes.c_int64.from_address(timespec).value = now // 1_000_000_000
     ctypes.c_int64.from_address(timespec + 8).value = now % 1_000_000_000

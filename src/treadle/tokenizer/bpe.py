@@ -44,8 +44,8 @@ LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
 class BpeTokenizer(Tokenizer):
-    """Byte-level BPE: text is split into words by the family's expressions; a word's bytes, as
-    letters, are merged pair by pair.
+    """Byte-level BPE: text is split into words by the expressions of the vocabulary's family
+    (``PreTokenizer``); a word's bytes, as letters, are merged pair by pair.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -82,8 +82,8 @@ class BpeTokenizer(Tokenizer):
         return frozenset(b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return the ids of ``text``. If the vocabulary wants it, a text that starts without a
-        space gets one.
+        """Return the ids of ``text``. If ``start`` and the vocabulary wants it, a text that begins
+        without a space gets one.
         """
         if start and self.adds_space and text and not text.startswith(" "):
             text = f" {text}"
@@ -115,7 +115,7 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def _splitter(self) -> Any:
-        """The library's splitter of text into words, with bytes as letters."""
+        """The splitter of text into words by the library ``tokenizers``, with bytes as letters."""
         return _splitter(self._family)
 
     def _without_lost(self, text: str) -> str:
@@ -128,7 +128,9 @@ class BpeTokenizer(Tokenizer):
         return text.translate({ord(each): None for each in lost if not each.isascii()})
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """Return the bytes that the piece's letters stand for; of other pieces, their UTF-8."""
+        """Return the bytes that the letters of an ordinary piece, ``raw``, stand for; ``raw``
+        itself if not all are byte letters, or for another type of piece.
+        """
         if self._kinds[token] == TokenType.NORMAL:
             try:
                 return raw.decode().translate(self._latin).encode("latin-1")
@@ -138,16 +140,16 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def _latin(self) -> dict[int, int]:
-        """Map from a letter's code to the Latin-1 character of its byte; characters that are no
-        letters map past Latin-1, so that encoding them fails.
+        """Map from the code of each of GPT-2's letters to the Latin-1 character of its byte. Other
+        characters up to 255 map past Latin-1, so that encoding them fails.
         """
         table = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}
         return {c: 0x2FF for c in range(256)} | table
 
 
 def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
-    """Return name and rules of the file's pre-tokenizer; if the key is missing, a guess, with a
-    warning. Raises UnsupportedError for an unknown name.
+    """Return the name and the rules of the file's pre-tokenizer; if its key is missing, a guess,
+    with an entry in ``vocab.warnings``. Raises UnsupportedError for an unknown name.
     """
     name = vocab.text(PRE, "")
     if not name:
@@ -167,8 +169,8 @@ def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
 
 
 class RankedMerger:
-    """Encoder of single words by the file's merges, without the library's tables. Raises
-    LibraryNeeded if two pieces are spelt alike.
+    """Encoder of single words by the file's merges, without the library's tables.
+    ``ignore_merges``: as in ``PreTokenizer``. Raises LibraryNeeded if two pieces are spelt alike.
     """
 
     def __init__(self, vocab: Vocab, *, ignore_merges: bool) -> None:
@@ -244,9 +246,11 @@ def merge_model(
     unk: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Return a BPE model for ``tokenizers`` of the pieces that plain text may become. ``mark``: see
-    ``texts``; ``unk``: id of text without a piece. Of pieces that are spelt alike the first wins;
-    merges that involve a control, unknown or unused piece are left out if the library refuses them.
+    """Return a BPE model for ``tokenizers`` of the pieces that plain text may become, with the
+    merges ``pairs``. ``mark``: see ``texts``; ``unk``: id of text without a piece, None if no
+    token is; ``settings``: other arguments of ``tokenizers.models.BPE``. Of pieces that are spelt
+    alike the first wins; merges that involve a control, unknown or unused piece are left out if the
+    library refuses them.
 
     Raises Exception, as tokenizers does, for merges of, or into, something that is not a piece.
     """

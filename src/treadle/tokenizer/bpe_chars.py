@@ -61,7 +61,9 @@ class MergedTokenizer(SpmTokenizer):
 
 
 class PlainMergedTokenizer(MergedTokenizer):
-    """Character-level BPE of lines, where runs of newlines are merged like other text (Sarvam)."""
+    """Character-level BPE of lines, where a run of newlines, too, is encoded by merges, even if it
+    is a piece (Sarvam).
+    """
 
     whole_ends = False
     adds = False

@@ -50,7 +50,9 @@ TOKENS = {
 
 
 def fim_token(tokenizer: Tokenizer, role: str) -> int | None:
-    """Return the id of the token with a role of ``TOKENS``; None if the vocabulary has none."""
+    """Return the id of the token whose role is the key ``role`` of ``TOKENS``; None if the
+    vocabulary has none.
+    """
     older, *names = TOKENS[role]
     specials = tokenizer.vocab.specials
     for key in (role, older):
@@ -71,8 +73,8 @@ def infill_ids(
     """Return the ids of a prompt after which the model writes the text between ``before`` and
     ``behind``.
 
-    ``begun``: the beginning of that text; ``files``: name and text of other files of the project.
-    Raises UnsupportedError if the vocabulary has no tokens for it.
+    ``begun``: the beginning of the text to be written; ``files``: name and text of other files of
+    the project. Raises UnsupportedError if the vocabulary has no tokens for filling in the middle.
     """
     roles = ("fim_pre", "fim_suf", "fim_mid")
     marks = [token for role in roles if (token := fim_token(tokenizer, role)) is not None]

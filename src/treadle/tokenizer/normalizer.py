@@ -76,8 +76,8 @@ def normalizer(steps: Iterable[str], charsmap: bytes) -> Any:
 
 
 def pre_tokenizer(steps: Sequence[str], prepend: str) -> Any:
-    """Return the ``tokenizers`` pre-tokenizer that splits at spaces, as the steps say; ``prepend``,
-    one of PREPENDS: where a space mark is put in front.
+    """Return the ``tokenizers`` pre-tokenizer that splits at spaces, as ``steps`` say. ``prepend``,
+    one of PREPENDS: which parts of a text get a space mark in front.
     """
     from tokenizers.pre_tokenizers import Metaspace, Sequence, WhitespaceSplit
 

@@ -13,11 +13,11 @@ from treadle.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Rules that split text into words, for one family.
+    """Rules that split text into words, for one family of vocabularies.
 
-    ``patterns``: each match and each gap becomes a word. ``ignore_merges``: a word that is a piece
-    becomes that piece, regardless of the merges. ``add_bos``, ``add_sep``: defaults for GGUF files
-    of the family that do not state them.
+    ``patterns``: regular expressions; each match and each gap between matches becomes a word.
+    ``ignore_merges``: a word that is a piece becomes that piece, regardless of the merges.
+    ``add_bos``, ``add_sep``: defaults for GGUF files of the family that do not state them.
     """
 
     patterns: tuple[str, ...]
@@ -32,8 +32,9 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
-    """Return the GPT-4 expression. ``digits`` matches a word of digits, ``letters`` one letter;
-    ``marks``: a class of characters that are not punctuation.
+    """Return the GPT-4 expression. ``digits`` is an expression of a word of digits, ``letters`` one
+    of a letter; ``marks``, in the syntax of a set: characters besides letters and digits that do
+    not count as punctuation.
     """
     return (
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
@@ -44,8 +45,8 @@ def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
 def _cased(digits: str, suffix: str, but: str = "", end: str = r"[\r\n/]*") -> str:
     """Return the GPT-4o expression, whose words are capitals, then small letters.
 
-    ``digits`` matches a word of digits, ``suffix`` the end of a word, ``end`` the characters after
-    punctuation; ``but`` narrows the set of letters.
+    These are expressions: ``digits`` of a word of digits, ``suffix`` of the end of a word, ``end``
+    of the characters after punctuation. ``but``, in the syntax of a set, excludes letters.
     """
     upper, lower = (rf"[\p{{{x}}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for x in (r"Lu}\p{Lt", "Ll"))
     return (

@@ -25,8 +25,8 @@ class LongestTokenizer(Tokenizer):
 
     @cached_property
     def _pieces(self) -> tuple[dict[bytes, int], dict[bytes, list[int]]]:
-        """Ids by piece; and, by the first two bytes of pieces, the pieces' lengths, the longest
-        first.
+        """Two maps: ids by piece; and, by the first two bytes of pieces, the pieces' lengths in
+        bytes, the longest first.
         """
         never = frozenset(self.vocab.unspellable())
         pieces = {
@@ -85,7 +85,7 @@ class LongestTokenizer(Tokenizer):
 
 
 def _goes_on(byte: int) -> bool:
-    """Return whether a byte continues a UTF-8 character."""
+    """Return whether ``byte`` is a UTF-8 continuation byte: not the first of its character."""
     return byte & 0xC0 == 0x80
 
 

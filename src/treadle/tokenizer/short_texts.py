@@ -45,12 +45,15 @@ _MASKS = np.array(
 
 
 class LibraryNeeded(Exception):
-    """Raised for a text or a vocabulary that only the library can handle."""
+    """Raised for a text or a vocabulary that only the library (``tokenizers`` or ``sentencepiece``)
+    can handle.
+    """
 
 
 class ShortTexts:
-    """Decides which texts are encoded without the library: short ones, until MAX_TEXTS characters
-    were read; none of a small vocabulary.
+    """Decides which texts are encoded without the library: those of at most MAX_TEXT characters,
+    until MAX_TEXTS characters were read or a longer text comes; none if the vocabulary's
+    ``n_pieces`` are fewer than MIN_PIECES.
     """
 
     def __init__(self, n_pieces: int) -> None:
@@ -89,8 +92,9 @@ class StringIndex:
         self._found: dict[bytes, int | None] = {}
 
     def get(self, string: bytes) -> int | None:
-        """Return the index of a string, or None. Raises LibraryNeeded if the array has it several
-        times; once keys are sorted, if any string occurs twice.
+        """Return the index of ``string`` in the array, or None if it is not there. Raises
+        LibraryNeeded if the array has it several times; once keys are sorted, if any string occurs
+        twice.
         """
         if string in self._found:
             return self._found[string]
@@ -116,7 +120,7 @@ class StringIndex:
         return indices
 
     def _search(self, string: bytes) -> list[int]:
-        """Return the indices of the strings with the key of ``string``."""
+        """Return the indices of the strings with the same key as ``string``."""
         keys, order = self._sorted_keys
         last = int.from_bytes(string[-8:], "little")
         key = _first_bytes(string) * int(_FIRST) + last * int(_LAST) + len(string) * int(_SIZE)

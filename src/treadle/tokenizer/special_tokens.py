@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 
 class SpecialTokenSplitter:
-    """Splits text at every occurrence of given pieces, leftmost first; of several, at the longest.
+    """Splits text at every occurrence of the pieces in ``ids``, a map to their ids, leftmost first;
+    of several, at the longest.
 
     Thousands of pieces (Gemma has over 6,000) make a slow regular expression. So the expression
     only finds the first two characters of any piece, and a dict does the rest.

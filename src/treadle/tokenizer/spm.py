@@ -110,8 +110,8 @@ class SpmTokenizer(Tokenizer):
         return found
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return the ids of ``text``; with ``start``, it gets the space in front that the file asks
-        for.
+        """Return the ids of ``text``; with ``start``, it first gets a space in front if the file
+        asks for one. Characters that are lost, since the file has no unknown token, are warned of.
         """
         # The space is put here and not by sentencepiece, which does not know what precedes the
         # text.
@@ -148,7 +148,7 @@ class ScoredMerger:
     """Encoder of texts by the pieces' scores, without the library's tables.
 
     ``types`` int32 [n]: TokenType of each piece. Raises LibraryNeeded for empty, too long or
-    duplicate pieces, which the library does not take as they are.
+    duplicate pieces, which the library does not take as they are either.
     """
 
     def __init__(self, vocab: Vocab, types: npt.NDArray[np.int32]) -> None:
@@ -165,7 +165,7 @@ class ScoredMerger:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Raises LibraryNeeded for a character that is not a piece, and
-        where pieces of type UNUSED matter.
+        where merging would make a piece of type UNUSED, which the library splits again.
         """
         ids: list[int] = []
         for part in self._defined.split(text.replace(" ", MARK)):
@@ -231,10 +231,11 @@ def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
 def model_proto(
     vocab: Vocab, tokens: GGUFArray, types: npt.NDArray[np.int32], fallback: bool
 ) -> bytes:
-    """Return the serialised sentencepiece ModelProto: BPE, identity normaliser, no dummy prefix.
+    """Return the serialised sentencepiece ModelProto of the pieces ``tokens``: BPE, identity
+    normaliser, no dummy prefix.
 
-    ``types`` int32 [n]: if no piece is UNKNOWN, one is added at the end with id n. ``fallback``:
-    whether characters without a piece become byte pieces.
+    ``types`` int32 [n]: TokenType of each piece; if none is UNKNOWN, one is added at the end with
+    id n. ``fallback``: whether characters without a piece become byte pieces.
     """
     starts, sizes = tokens.offsets()
     records = np.empty(vocab.n, _RECORD)

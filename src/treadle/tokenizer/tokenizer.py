@@ -67,10 +67,10 @@ def load_tokenizer(gguf: GGUF) -> Tokenizer:
 class Tokenizer(abc.ABC):
     """Converter of text to ids and back. Token ids are ints in [0, n_vocab).
 
-    ``bos eos eot unk pad sep`` are ids or None; ``eog``: the ids that end generation; ``add_bos``,
-    ``add_eos``, ``add_sep``: tokens that the file wants around a text; ``warnings``: problems found
-    in the file; ``model`` and ``pre``: GGUF's names of the kind of vocabulary and of its
-    pre-tokenizer.
+    ``bos eos eot unk pad sep`` are ids, None if the file has no such token; ``eog``: the ids that
+    end generation; ``add_bos``, ``add_eos``, ``add_sep``: whether the file wants these tokens
+    around a text; ``warnings``: problems found in the file; ``model`` and ``pre``: GGUF's names of
+    the kind of vocabulary and of its pre-tokenizer.
     """
 
     adds_space = False  # the tokenizer puts a space before a text
@@ -116,8 +116,8 @@ class Tokenizer(abc.ABC):
         """
 
     def prepare(self) -> None:
-        """Build the library's tables now, so that no text waits for them later. Raises
-        FileError.
+        """Build the library's tables now, so that no text waits for them later. Raises FileError if
+        the library refuses the vocabulary.
         """
         return  # most kinds have nothing left to build
 
@@ -205,7 +205,9 @@ class Tokenizer(abc.ABC):
         return ids if spelt else self._surround(ids, None)
 
     def _trimmed(self, parts: Iterable[str | int]) -> Iterable[str | int]:
-        """Return ``parts`` without the white space around tokens that drop it."""
+        """Return ``parts`` without the white space next to tokens that drop it
+        (``Vocab.trimming``).
+        """
         left, right = self._trimming
         if not left and not right:
             return parts
@@ -246,8 +248,8 @@ class Tokenizer(abc.ABC):
         return SpecialTokenSplitter(defined | controls)
 
     def _spellings(self, *types: TokenType) -> dict[str, int]:
-        """Return the ids of tokens of these types by their text, without pieces that contain
-        U+2581: that stands for a space in the text, so the encoder finds them.
+        """Return the ids of tokens of these types by their text. Pieces that contain U+2581 are
+        left out: it stands for a space in the text, so ``encode_plain`` finds them.
         """
         ids = self._ids(*types)
         texts = (raw.decode("utf-8", "replace") for raw in self.vocab.tokens.raws(ids))
@@ -335,7 +337,7 @@ class Tokenizer(abc.ABC):
         return parts
 
     def token_id(self, piece: str) -> int | None:
-        """Return the id of the piece that the file spells ``piece``, or None."""
+        """Return the id of the piece that the file spells ``piece``, or None if there is none."""
         name = piece.encode()
         return self.vocab.find([name]).get(name) if name else None
 
@@ -344,9 +346,9 @@ class StreamDecoder:
     """Incremental decoder of ids; its joined output is that of ``tokenizer.decode`` for all ids.
 
     A token may end inside a UTF-8 character (byte fallback, byte-level BPE); its bytes wait for the
-    rest. Invalid UTF-8 becomes U+FFFD as in ``bytes.decode(errors="replace")``. ``special`` shows
-    control tokens by name, ``shown`` some of them. ``start``: a text begins here, so the space that
-    the tokenizer itself put there is dropped (generated ids continue a text).
+    rest. Invalid UTF-8 becomes U+FFFD as in ``bytes.decode(errors="replace")``. With ``special``
+    all control tokens are shown by name, else those in ``shown``. ``start``: a text begins here, so
+    the space that the tokenizer itself put there is dropped (generated ids continue a text).
 
     ``at``: start of the last token, in characters of the text; tokens that share a character start
     where it does.

@@ -91,8 +91,8 @@ def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
 
 
 def _steps(vocab: Vocab) -> list[str]:
-    """Return the normalization steps of the file, in words of ``normalizer.py``. Raises FileError
-    for unknown steps.
+    """Return the names of the file's normalization steps (``normalizer.py``). Raises FileError for
+    unknown steps.
     """
     flags = [vocab.flag(f"tokenizer.ggml.{key}", True) for key in _FLAGS]
     steps = usual_steps(_CHARSMAP in vocab.values, *flags)

@@ -25,11 +25,11 @@ class TokenType(enum.IntEnum):
     """Token types, in GGUF's numbers; sentencepiece's are the same."""
 
     NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
+    UNKNOWN = 2  # stands for text without a piece
+    CONTROL = 3  # adds no text; plain text is never encoded as it
+    USER_DEFINED = 4  # always found as a whole in a text
     UNUSED = 5
-    BYTE = 6
+    BYTE = 6  # one byte, spelt <0x00> to <0xFF>
 
 
 # Names of tokens that end a turn, a text or a tool call. Files name only one or two of them by key,
@@ -113,7 +113,9 @@ class Vocab(MetadataReader):
     # -- metadata -----------------------------------------------------------------------
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean of the metadata. Raises FileError for another type."""
+        """Return the boolean ``key`` of the metadata, ``default`` if it is missing. Raises
+        FileError for another type.
+        """
         value = self.values.get(key, default)
         if not isinstance(value, (bool, int)):
             self.fail(key, f"is {value!r}", "a boolean")
@@ -135,8 +137,8 @@ class Vocab(MetadataReader):
         return self._array("tokenizer.ggml.merges", ValueType.STRING)
 
     def _column(self, key: str, *types: ValueType) -> npt.NDArray[Any] | None:
-        """Return a numeric array [n], an entry for every token; None if the file has none. Raises
-        FileError if it is shorter.
+        """Return the numeric array ``key`` [n], an entry for every token; None if the file has
+        none. Raises FileError if it is shorter, or not one of ``types``.
         """
         if key not in self.values:
             return None
@@ -188,8 +190,8 @@ class Vocab(MetadataReader):
         return self.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
     def find(self, names: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the ids of the pieces that are spelt exactly as one of ``names``; of duplicates
-        the first.
+        """Return the ids of the pieces that are spelt exactly as one of ``names``, by name; of
+        duplicates the first.
         """
         wanted = {name for name in names if name}
         longest = max(map(len, wanted), default=0)
@@ -218,8 +220,8 @@ class Vocab(MetadataReader):
         return left, right
 
     def ids(self, key: str) -> list[int]:
-        """Return the ids listed by the key ``key``, one of treadle's own; [] if the file lacks it.
-        Raises FileError.
+        """Return the ids listed by ``key``, one of treadle's own keys; [] if the file lacks it.
+        Raises FileError for another type, or for an id outside the vocabulary.
         """
         if key not in self.values:
             return []
@@ -282,7 +284,7 @@ _NAMES = {
 
 
 def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
-    """Return all strings of an array, separated by ``mark``, as bytes, uint8 [n]."""
+    """Return all strings of an array, separated by ``mark``, an ASCII character, as UTF-8 bytes."""
     if len(array) == 0:
         return np.empty(0, np.uint8)
     payload = array.payload.copy()
@@ -298,7 +300,7 @@ def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
 
 def texts(array: GGUFArray, mark: str = "\n") -> list[str]:
     """Return all strings of an array as text, with U+FFFD for invalid UTF-8. It is fast if none
-    contains ``mark``.
+    contains the character ``mark``, at which the joined strings are split.
     """
     lines = joined(array, mark).tobytes().decode("utf-8", "replace").split(mark)
     if len(lines) == len(array):

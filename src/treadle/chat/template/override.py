@@ -65,8 +65,8 @@ def _may_be_named(given: str) -> bool:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a template file, with Windows line ends converted. Raises
-    TemplateError.
+    """Return the text of a template file, with Windows line ends converted. Raises TemplateError if
+    it cannot be read.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -92,7 +92,7 @@ def _names() -> str:
 
 
 def _checked(chosen: ChosenTemplate, where: str) -> ChosenTemplate:
-    """Return ``chosen`` if it compiles; raise TemplateError otherwise."""
+    """Return ``chosen`` if it compiles; else raise TemplateError, which begins with ``where``."""
     try:
         if not chosen.source.strip():
             raise TemplateError("it is empty: expected a chat template (jinja2)")

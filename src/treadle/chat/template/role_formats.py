@@ -54,7 +54,7 @@ class RoleFormat(NamedTuple):
 
 def _marked(name: str, mark: str, end: str, asks: str, begins: str = "") -> RoleFormat:
     """Return a format whose roles all have the same texts around them: ``mark``, in which ``%``
-    stands for the role, and ``end``.
+    stands for the role, and ``end``. ``asks`` and ``begins``: as of ``RoleFormat``.
     """
     system, user, assistant = (
         f"{mark.replace('%', role)}{_HERE}{end}" for role in ("system", "user", "assistant")

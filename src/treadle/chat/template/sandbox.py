@@ -81,7 +81,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @contextmanager
 def _telling(source: str) -> Iterator[None]:
-    """Convert every exception of a template to TemplateError."""
+    """Convert every exception in the block, which runs a template, to TemplateError."""
     try:
         yield
     except MemoryError:

@@ -99,7 +99,9 @@ class ChatTemplate:
             self._renderer(source).check(source)
 
     def variables(self) -> frozenset[str]:
-        """Return the names of all variables that the template reads. Raises TemplateError."""
+        """Return the names of all variables that the template reads. Raises TemplateError if it
+        cannot be parsed.
+        """
         return self._names
 
     @cached_property
@@ -211,12 +213,16 @@ class ChatTemplate:
 
     @cached_property
     def _other_names(self) -> list[tuple[str, ...]]:
-        """The groups of ``_OTHER_NAMES`` all of whose variables the template reads."""
+        """The groups of variable names in ``_OTHER_NAMES`` of which the template reads every
+        variable.
+        """
         maybe = [names for names in _OTHER_NAMES if all(name in self.source for name in names)]
         return [names for names in maybe if self.variables().issuperset(names)]
 
     def _form(self, source: str, variables: dict[str, Any]) -> ContentForm:
-        """Return the content form that ``source`` reads; detected at the first call."""
+        """Return the content form that ``source`` reads, detected at the first call by rendering
+        with ``variables``.
+        """
 
         def render(messages: list[dict[str, Any]]) -> str | None:
             from treadle.chat.template.renderer import LimitError
@@ -240,8 +246,9 @@ class ChatTemplate:
         kind: str,
         texts: tuple[str, ...],
     ) -> bool:
-        """Whether ``source`` writes one of ``texts`` for a part of type ``kind``; detected at the
-        first call.
+        """Whether ``source`` writes one of ``texts``, placeholders, for a part of type ``kind`` in
+        a user message; detected at the first call by rendering with ``variables``. ``form``: the
+        content form that ``source`` reads.
         """
         key = (source, kind, texts)
         if key not in self._written:
@@ -369,7 +376,7 @@ def load_template(
 
 def _named_source(gguf: GGUF, name: str) -> str:
     """Return the source of the file's template called ``name``; "default" is the one without a
-    name. Raises TemplateError.
+    name. Raises TemplateError if there is none.
     """
     key = "tokenizer.chat_template"
     found = {

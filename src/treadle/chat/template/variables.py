@@ -64,7 +64,7 @@ def reasoning_setting(variables: Mapping[str, Any]) -> str | None:
 
 
 def _same(value: Any, word: Any) -> bool:
-    """Whether value and type are equal, so that 0 does not equal False."""
+    """Whether ``value`` and ``word`` are equal and of one type, so that 0 does not equal False."""
     return type(value) is type(word) and bool(value == word)
 
 
@@ -93,10 +93,10 @@ def is_off(
 
 
 def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` plus the template's default variables and the variables that switch
-    reasoning.
+    """Return ``given``, the call's template variables, plus the template's default variables and
+    the variables that switch reasoning.
 
-    The call's variables override the defaults: with ``thinking=True`` no other switch stays off.
+    If the call's variables set the reasoning mode, defaults of all variables for it are ignored.
     """
     own = template.defaults
     said = reasoning_setting(given)
@@ -188,7 +188,9 @@ def format_variables(
 
 
 def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that the template does not read. Raises TemplateError."""
+    """Return those of ``names`` that the template does not read. Raises TemplateError for a
+    template that cannot be parsed.
+    """
     return sorted(set(names) - template.variables())
 
 

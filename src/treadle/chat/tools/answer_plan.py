@@ -87,8 +87,9 @@ class AnswerPlan:
 def plan_answer(
     wanted: AnswerOptions, dialect: TemplateDialect, prompt: str, grammars: Grammars
 ) -> AnswerPlan:
-    """Plan the answer to a rendered ``prompt``. Raises GrammarError for a schema, grammar or
-    message that must be enforced and cannot be.
+    """Plan the answer with the options ``wanted`` to a rendered ``prompt``. ``grammars``: cache of
+    the model's compiled grammars. Raises GrammarError for a schema, grammar or message that must be
+    enforced and cannot be.
     """
     with of_setting("tools"):
         tools, warnings = _enforceable(wanted, grammars)
@@ -161,7 +162,9 @@ def _bound(
     marks: AnswerMarks,
     grammars: Grammars,
 ) -> Grammar | None:
-    """Return the grammar of the whole answer; None if the answer may also be free text."""
+    """Return the grammar of the whole answer without its reasoning; None if the answer may also be
+    free text. ``tools``: argument schemas by name, as ``_enforceable`` returns them.
+    """
     row = dialect.row
     tokenizer = grammars.tokenizer
     schema = wanted.schema
@@ -220,7 +223,7 @@ def _header(
     wanted: AnswerOptions, dialect: TemplateDialect, marks: AnswerMarks, grammars: Grammars
 ) -> Grammar | None:
     """Return the grammar of the header that must precede an answer in the caller's own ``grammar``
-    or ``regex``; None if the format has no header or that grammar writes it.
+    or ``regex`` (of ``wanted``); None if the format has no header or that grammar writes it.
     """
     own = wanted.grammar or wanted.regex
     row = dialect.row
@@ -249,7 +252,9 @@ def _may_open(wanted: AnswerOptions, dialect: TemplateDialect, grammars: Grammar
 
 
 def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
-    """Return strings that confirm a call inside reasoning when they follow a trigger."""
+    """Return strings that confirm a call inside reasoning when they follow a trigger, the mark at
+    which a call begins.
+    """
     if not tools:
         return []
     if row.by_header and row.channels:
@@ -259,8 +264,8 @@ def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
 
 
 def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
-    """Return the triggers of a row's calls. A trigger that is one control token needs no bracket
-    after it.
+    """Return the triggers of a row's calls. A trigger's mark includes the bracket after its core
+    (see ``core_of``), unless the core is a single token.
     """
     if row.by_header:
         return (Trigger("to=functions."),)
@@ -273,7 +278,9 @@ def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
 
 
 def _heads(row: ToolCallFormat, tools: Schemas) -> list[str]:
-    """Return the texts that may follow a trigger, up to the arguments, one for each tool."""
+    """Return the texts between a trigger and a call's arguments, one for each tool; if an id
+    follows the trigger, only the text before the id.
+    """
     if row.by_header:
         return list(tools)
     first = row.open if row.wrap[0] else ""

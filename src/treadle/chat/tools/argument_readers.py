@@ -131,8 +131,9 @@ class TagReader(ArgumentReader):
         return "}" if self._n else "{}", text.removeprefix(end)
 
     def _name(self, text: str, last: bool) -> tuple[str, int]:
-        """Return the argument name in a tag and the number of characters up to its value; size 0 if
-        the tag is incomplete. Names of the schema that contain characters of a tag are tried first.
+        """Return the argument name in a tag and the number of characters up to its value; ("", 0)
+        if the tag is incomplete. Names of the schema that contain characters of a tag are tried
+        first.
         """
         for name in self._names:
             head = f"{self._tags.open}{name}"
@@ -194,8 +195,8 @@ class TagReader(ArgumentReader):
         return self._quoted(value) + '"', rest
 
     def _other(self, text: str, last: bool) -> tuple[str, str]:
-        """Read a value that need not be a string, once it is complete. A closing tag inside a JSON
-        string does not end it.
+        """Read a value that need not be a string, once it is complete; return its JSON and the rest
+        of ``text``, as ``take`` does. A closing tag inside a JSON string does not end it.
         """
         at = self._end.find(text, self._close)
         first = text.find(self._close)
@@ -227,8 +228,8 @@ class TagReader(ArgumentReader):
         return result if fine and not isinstance(result, str) else value
 
     def _quoted(self, said: str) -> str:
-        """Return a part of a string for JSON, with its opening quote unless that was
-        output before.
+        """Return ``said``, a part of a string, escaped for JSON, with the opening quote unless that
+        was output before.
         """
         quote = '"' if self._quote_pending else ""
         self._nulls = []
@@ -284,8 +285,8 @@ class PythonReader(ArgumentReader):
         return "".join(out), text[at:]
 
     def _key(self, text: str, last: bool) -> tuple[str, int]:
-        """Read a parameter's name and "=", or the text in place of them; return the JSON and the
-        number of characters read (0: more text is needed).
+        """Read a parameter's name and "=", or the text in place of them; return the JSON to output
+        and the number of characters read (0: more text is needed).
         """
         usual, other = ("", " ") if not self._n else (" ", "")
         for gap, names in ((usual, self._names), (other, filter(_is_odd, self._names))):
@@ -357,7 +358,9 @@ class PythonReader(ArgumentReader):
         return _escaped(quotes + char)
 
     def _in_behind(self, char: str) -> str:
-        """State after a string: an adjacent string continues it, any other text ends the value."""
+        """Handle ``char`` after a string, and return the JSON to output: an adjacent string
+        continues it, any other text ends the value.
+        """
         if char.isspace():
             return ""
         if char in "\"'":
@@ -388,7 +391,9 @@ class PythonReader(ArgumentReader):
         return ""
 
     def _within(self, char: str) -> None:
-        """State inside a string that is part of a list, dict or tuple, which is read whole."""
+        """Handle ``char`` inside a string that is part of a list, dict or tuple, which is read
+        whole.
+        """
         own = not self._skips
         self._skips = own and char == "\\"
         self._run = self._run + 1 if own and char == self._quote[0] else 0
@@ -399,7 +404,7 @@ class PythonReader(ArgumentReader):
         self._size += 1
 
     def _in_gap(self, char: str) -> str:
-        """State after a value: skip to the comma or the closing bracket."""
+        """Handle ``char`` after a value: skip to the comma or the closing bracket. Return ""."""
         if char in ",)":
             self._state = "key"
             self._quote = ""

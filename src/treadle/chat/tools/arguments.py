@@ -75,7 +75,7 @@ class CallObject:
 
 
 def is_object(written: str) -> bool:
-    """Whether a text is a JSON object."""
+    """Whether ``written`` is the text of a JSON object."""
     try:
         return isinstance(json.loads(written), dict)
     except (ValueError, RecursionError):

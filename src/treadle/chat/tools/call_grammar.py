@@ -29,8 +29,9 @@ MAX_MORE = 15  # calls after the first: a weak model may never stop
 def calls_behind(
     row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer
 ) -> str:
-    """Return the grammar of the text after the core of the row's ``trigger``: all calls if the
-    format wraps them (``row.wrap``), else one call. ``tools``: argument schemas by name.
+    """Return the grammar of the text after the core (see ``core_of``) of the row's ``trigger``: all
+    calls if the format wraps them (``row.wrap``), else one call. ``tools``: argument schemas by
+    name.
     """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
@@ -58,8 +59,8 @@ def whole_answer(
     begun: bool,
     schema: Schema | None = None,
 ) -> str:
-    """Return the grammar of an answer that is only calls of ``tools``, or, with a ``schema``, calls
-    or JSON of it.
+    """Return the grammar of an answer that is only calls of ``tools`` (argument schemas by name),
+    or, with a ``schema``, calls or JSON of it.
 
     ``parallel``: several calls are allowed. ``begun``: the prompt ends with the first call's
     opening mark.
@@ -90,7 +91,7 @@ def recipients(
 ) -> str:
     """Return the grammar of an answer whose first call the prompt has opened, without any
     constraint on content. The model may name ``row.content`` in place of a tool: text follows, then
-    perhaps calls.
+    perhaps calls. ``parallel``: several calls are allowed.
     """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
@@ -116,7 +117,7 @@ def whole_json(
 
 def json_behind(rules: GrammarRules, row: ToolCallFormat, schema: Schema, *, begun: bool) -> str:
     """Return a rule body: the header that marks an answer for the user, if the row has one, then
-    JSON of ``schema``.
+    JSON of ``schema``. ``begun``: the prompt ends with the row's opening mark.
     """
     head = ""
     if row.channels:
@@ -164,7 +165,9 @@ def _in_words(rules: GrammarRules, row: ToolCallFormat) -> str:
 
 
 def _more(rules: GrammarRules, row: ToolCallFormat, call: str) -> str:
-    """Return the rule body of up to MAX_MORE calls after the first; ``call`` is the body of one."""
+    """Return the rule body of at most MAX_MORE calls after the first; ``call``: the body of one
+    call.
+    """
     return f"({rules.literal(row.between)} {call}){{0,{MAX_MORE}}}"
 
 
@@ -248,7 +251,7 @@ def _literals(
     rules: GrammarRules, literals: Pythonic, value: Any, schema: Mapping[str, Any]
 ) -> str:
     """Return the rule body of a parameter's value as JSON or, where it can be enforced, as a Python
-    literal.
+    literal. ``value``: its schema, a part of ``schema``.
     """
     return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
 
@@ -269,14 +272,16 @@ def _parameters(
 
 
 def _value(rules: GrammarRules, value: Any, schema: Mapping[str, Any]) -> str:
-    """Return the name of the rule of a parameter's value as JSON. References in ``value`` point
-    into the whole ``schema``.
+    """Return the name of the rule of a parameter's value as JSON. ``value``: its schema, whose
+    references point into the whole ``schema``.
     """
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
 
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether any value satisfies a parameter's schema, as far as llguidance knows."""
+    """Whether any value satisfies ``value``, the schema of a parameter in ``schema``, as far as
+    llguidance knows.
+    """
     if is_never(value) or texts_of(value) is not None or is_plain(value):
         return not is_never(value)
     return is_possible(_alone(value, schema))
@@ -286,14 +291,16 @@ _WHOLE = "whole"
 
 
 def _alone(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a part of a schema; if it has references, with the whole schema as a definition."""
+    """Return ``value``, a part of ``schema``, as a schema of its own; if it has references, the
+    whole ``schema`` becomes a definition in it.
+    """
     moved = _moved(value)
     return moved if moved == value else {**moved, "$defs": {_WHOLE: _moved(schema)}}
 
 
 def _moved(part: Any) -> Any:
-    """Return a part of a schema with its references pointing into the definition that holds the
-    whole.
+    """Return a part of a schema with its references changed to point into the definition that holds
+    the whole schema (see ``_alone``).
     """
     if isinstance(part, Mapping):
         moved = {key: _moved(value) for key, value in part.items()}

@@ -376,7 +376,9 @@ class ConstrainedDecoder:
         return True
 
     def _begins(self, thought: Thought, piece: bytes) -> None:
-        """Read text before the answer, where reasoning may be opened."""
+        """Read ``piece``, the bytes of a token before the answer, where the marks of ``thought``
+        may open reasoning.
+        """
         self._text += piece
         text = self._text.lstrip()
         mark = thought.begin.encode()
@@ -424,8 +426,8 @@ class ConstrainedDecoder:
             self._force_close_if_due()
 
     def _drafts(self, token: int, piece: bytes) -> None:
-        """Match a possible call inside reasoning; once it is confirmed (``drafts``), its grammar
-        holds.
+        """Match ``token`` and its bytes ``piece`` against a possible call inside reasoning; once
+        the call is confirmed (by a string of ``ConstraintPlan.drafts``), its grammar holds.
         """
         plan = self._plan
         if self._draft is not None:
@@ -546,7 +548,9 @@ class ConstrainedDecoder:
         self._read_answer(self._plan.tokenizer.token_bytes(token))
 
     def _read_answer(self, piece: bytes) -> None:
-        """Read answer text, in which a call, or reasoning again, may begin."""
+        """Read ``piece``, the bytes of a token of answer text, in which a call, or reasoning again,
+        may begin.
+        """
         plan = self._plan
         if plan.thought is not None:
             mark = (plan.thought.sign if self._limited else plan.thought.begin).encode()
@@ -575,7 +579,7 @@ class ConstrainedDecoder:
 
     def _enter(self, rest: bytes, read: str = "") -> None:
         """Begin a call after its mark. ``rest``: the call's text in the same token as the mark's
-        end.
+        end; ``read``: as of ``Trigger``.
         """
         self._text, matcher = b"", self._matcher_after(rest, read)
         if matcher is not None:
@@ -621,8 +625,8 @@ class ConstrainedDecoder:
 
 
 def _missing(text: bytes, mark: bytes) -> bytes:
-    """Return the part of ``mark`` still to come, if ``text`` ends with a beginning of
-    it; else b"".
+    """Return the part of ``mark`` still to come if ``text`` ends with a beginning of it, else
+    empty.
     """
     for n in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-n:]):

@@ -214,8 +214,8 @@ def keeps_reasoning(template: ChatTemplate) -> bool:
 
 
 def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCallFormat | None:
-    """Return the row of ROWS whose parser finds the test call in the template's
-    rendering, or None.
+    """Return the row of ROWS whose parser finds the test call, a message of ``form``, in the
+    template's rendering; None if there is none. ``tools``: render with tools.
     """
     said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
@@ -238,7 +238,9 @@ def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCal
 
 
 def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether the template renders two calls of one message. Llama 3's raises on them."""
+    """Whether the template renders two calls of one message, which has the given ``form``. Llama
+    3's raises on them.
+    """
     marks = f"{_WORD}_1", f"{_WORD}_2"
     said = _calling([{_WORD: mark} for mark in marks], form)
     text = _rendered(template, [said], tools=tools)
@@ -249,7 +251,8 @@ def _call_content(
     template: ChatTemplate, form: CallForm, own: Mapping[str, Any], *, tools: bool
 ) -> tuple[CallContentStyle, bool]:
     """Return the style in which the template renders text and reasoning before a call, in that
-    order if possible; and whether such a message must have the content None.
+    order if possible; and whether such a message must have the content None. ``own``: the fields of
+    the ``TemplateDialect`` found so far.
     """
     channels: Channels | None = own["channels"]
     ways = [
@@ -325,8 +328,8 @@ def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
 
 
 def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether the template renders an object result as JSON, as Llama 3's does. Others raise on it
-    or write it as Python does.
+    """Whether the template renders a tool result that is an object as JSON, as Llama 3's does.
+    Others raise on it or write it as Python does.
     """
     result = _result(form, {f"{_WORD}_1": None})
     said = [_calling([_ARGUMENTS], form), result]
@@ -335,7 +338,8 @@ def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
 
 def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
     """Return the assistant text without which the template raises on a user message after a tool
-    result (Mistral's do). None if it needs no text, or no text helps.
+    result (Mistral's do). None if it needs no text, or no text helps. ``form``: of the message with
+    the call.
     """
     talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
     if _rendered(template, [*talk, _USER], tools=tools):
@@ -370,7 +374,9 @@ def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
 
 
 def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
-    """Return an assistant message with one call of the test tool for each of ``arguments``."""
+    """Return an assistant message of ``form`` with one call of the test tool for each of
+    ``arguments``.
+    """
     given = [json.dumps(each) if form.as_text else each for each in arguments]
     calls = [
         {"id": id, "type": "function", "function": {"name": _NAME, "arguments": each}}
@@ -380,7 +386,7 @@ def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
 
 
 def _result(form: CallForm, content: Any) -> dict[str, Any]:
-    """Return a tool message with the result of the first test call."""
+    """Return a tool message with ``content`` as the result of the first test call."""
     return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
 
 

@@ -16,11 +16,12 @@ from treadle.base.text_overlap import overlap
 
 @dataclass(frozen=True)
 class Thought:
-    """Marks around reasoning.
+    """Marks around reasoning: ``open`` and ``close``.
 
     ``reserved``: the marks are control tokens, which ordinary text never contains. ``stray``: marks
     that are dropped if they stand alone. ``ends``: other marks that end reasoning which was not
-    closed. ``composed_of``: text in the source of templates that compose the marks of parts.
+    closed. ``composed_of``: text in the source of templates that compose the marks of parts, so
+    that the source has no whole mark.
     """
 
     open: str
@@ -385,7 +386,7 @@ _HY = ":opensource>"  # ends every tag of Hy3
 
 def _dsml(name: str, wrap: str) -> ToolCallFormat:
     """Return a DeepSeek format, whose tags contain a special mark and tell which values are
-    strings.
+    strings. ``wrap``: name of the tag around all calls.
     """
     mark = "｜DSML｜"
     return ToolCallFormat(

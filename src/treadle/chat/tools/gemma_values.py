@@ -43,8 +43,8 @@ class GemmaValueGrammar:
         self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """Return the name of the rule of a reference, adding it at the first call; ``body`` may
-        refer to itself.
+        """Return the name of the rule of the reference ``ref``. At the first call it is added with
+        the body that ``body`` returns, which may refer to the rule itself.
         """
         if ref not in self._known:
             self._known[ref] = self._rules.place()
@@ -105,8 +105,8 @@ class GemmaValueGrammar:
         return " | ".join(made)
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """Return the rule body of a number, boolean or null, with the schema's bounds if they can
-        be enforced.
+        """Return the rule body of a value of the type ``kind``, number, integer, boolean or null,
+        with the schema's bounds if they can be enforced.
         """
         bounds = {key: schema[key] for key in NUMBERS if key in schema}
         own = {"type": kind, **bounds}

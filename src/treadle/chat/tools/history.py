@@ -26,11 +26,13 @@ from treadle.chat.messages import (
 
 @dataclass(frozen=True)
 class CallContentStyle:
-    """Form in which a template renders the text and reasoning of a message with calls.
+    """Form in which a template renders the text and reasoning of a message with calls. By default
+    all are one message.
 
     ``apart``: the text is a message of its own before the calls; with ``turn_between`` an empty
     user message follows it. ``thought_with_call``: the reasoning then stays in the message with the
-    calls. ``in_thought``: the text is appended to the reasoning, after this string.
+    calls. ``in_thought``: the text is appended to the reasoning, after this string; None: it is
+    not.
     """
 
     apart: bool = False
@@ -150,7 +152,9 @@ def _last_words(messages: Messages) -> int:
 
 
 def _apart(message: Mapping[str, Any], style: CallContentStyle) -> list[dict[str, Any]]:
-    """Return a message with calls as two: one with its text, then one with the calls."""
+    """Return a message with calls as two: one with its text, then one with the calls; between them
+    an empty user message if ``style`` says so.
+    """
     reasoning = {key: message[key] for key in REASONING if key in message}
     words = {key: value for key, value in message.items() if key not in ("tool_calls", *REASONING)}
     call = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}

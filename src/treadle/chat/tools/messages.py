@@ -59,8 +59,8 @@ def messages_for_template(
     dialect: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Convert the messages of a ``ChatMessages`` and ``tools`` (as in OpenAI's API) to the form
-    that a template with this dialect renders; return both. The tools are None if the template is
-    not to be given any.
+    that a template with this dialect renders; return messages and tools. The tools are None if the
+    template is not to be given any.
     """
     placed = results_behind_calls(messages)
     placed = placed if dialect.system_stays else system_in_place(placed)

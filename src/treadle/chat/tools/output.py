@@ -45,7 +45,9 @@ def merged(parts: Iterable[OutputPiece]) -> list[OutputPiece]:
 
 @dataclass
 class ParsedOutput:
-    """A parsed answer, whole or cut short. ``first``: number of the first of ``calls``."""
+    """A parsed answer, whole or cut short. ``first``: number of the first of ``calls``, which are
+    numbered as in ``OutputPiece``.
+    """
 
     reasoning: str
     content: str

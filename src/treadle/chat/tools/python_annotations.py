@@ -34,8 +34,9 @@ _PYDANTIC = "__pydantic_validator__"  # attribute of pydantic's dataclasses
 
 
 class _TypedProperties(NamedTuple):
-    """Fields of a class that is an object in JSON: ``kinds``, their annotations by name. ``make``:
-    builds an instance from keyword arguments.
+    """Fields of a class that is an object in JSON: ``kinds``, their annotations by name;
+    ``required``, the names of those that an object must have. ``make``: builds an instance from
+    keyword arguments.
     """
 
     kinds: Mapping[str, Any]
@@ -99,7 +100,7 @@ class Schemas:
 
     def _alias(self, kind: Any, where: str) -> dict[str, Any]:
         """Return the schema of a ``type X = ...`` alias: inline, or a reference if the alias
-        contains itself.
+        contains itself. ``where``: the parameter, for errors.
         """
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
@@ -120,8 +121,8 @@ class Schemas:
         return ref
 
     def _object(self, kind: Any, named: _TypedProperties, where: str) -> dict[str, Any]:
-        """Return the object schema of a class with fields: inline, or a reference if it contains
-        itself.
+        """Return the object schema of the class ``kind`` with the fields ``named``: inline, or a
+        reference if the class contains itself. ``where``: the parameter, for errors.
         """
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
@@ -306,8 +307,8 @@ def _is_same(choice: Any, value: Any) -> bool:
 
 
 def _named(kind: Any, where: str) -> _TypedProperties | None:
-    """Return the fields of a dataclass, a TypedDict or a NamedTuple; None for other types. Raises
-    TreadleError if its annotations cannot be resolved.
+    """Return the fields of ``kind`` if it is a dataclass, a TypedDict or a NamedTuple; None for
+    other types. Raises TreadleError, which names ``where``, if its annotations cannot be resolved.
     """
     if not isinstance(kind, type):
         return None

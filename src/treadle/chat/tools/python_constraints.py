@@ -47,7 +47,7 @@ _ALWAYS_ENFORCED = ("strict", "allow_inf_nan")  # enforced by JSON and ``value_o
 
 def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[str, Any]:
     """Return a schema with the constraints and texts of ``notes``, the metadata of ``Annotated``.
-    Raises TreadleError for a constraint that a JSON schema cannot express.
+    Raises TreadleError, which names ``where``, for a constraint that a JSON schema cannot express.
     """
     said: dict[str, Any] = {}
     for note in notes:
@@ -60,8 +60,8 @@ def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[s
 
 
 def narrowed_by_default(schema: dict[str, Any], field: Any, where: str) -> dict[str, Any]:
-    """Return a schema with the constraints and texts of a parameter's default, such as ``x: int =
-    Field(3, ge=1)``.
+    """Return a schema with the constraints and texts of a parameter's default ``field``, such as
+    ``x: int = Field(3, ge=1)``. Raises as ``narrowed`` does.
     """
     return _narrowed(schema, [field], _said_by(field, where), where)
 
@@ -74,7 +74,9 @@ def _narrowed(
 
 
 def check(notes: Sequence[Any], value: Any) -> None:
-    """Raise ValueError if ``value`` violates a constraint of ``notes``."""
+    """Raise ValueError if ``value`` violates a constraint of ``notes``, the metadata of
+    ``Annotated``.
+    """
     for word, limit in _words(notes, "").items():
         if not _holds(word, limit, value):
             raise ValueError(f"{value!r:.60}: expected {word}={limit!r:.60}")
@@ -91,7 +93,7 @@ def _is_ours(note: Any) -> bool:
 
 def _said_by(note: Any, where: str) -> dict[str, Any]:
     """Return the schema keywords of a note that describe and do not constrain: title, description,
-    examples, and extra ones.
+    examples, and extra ones. Raises TreadleError, which names ``where``, for an alias.
     """
     if isinstance(note, str):
         return {"description": note}
@@ -110,7 +112,7 @@ def _said_by(note: Any, where: str) -> dict[str, Any]:
 
 def _words(notes: Sequence[Any], where: str) -> dict[str, Any]:
     """Return the constraints of all notes by name, such as ``ge``; of several minimums or maximums
-    the tightest.
+    the tightest. Raises TreadleError, which names ``where``, for others given twice.
     """
     words: dict[str, Any] = {}
     for note in notes:
@@ -152,8 +154,9 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a schema with constraints added. If it has alternatives, only those that the
-    constraints apply to change. Raises TreadleError if they apply to none.
+    """Return a schema with the constraints ``words`` added. If it has alternatives, only those that
+    the constraints apply to change. Raises TreadleError, which names ``where``, if they apply to
+    none.
     """
     if parts := schema.get("anyOf"):
         fit = [words.keys() <= _KEYS.get(part.get("type"), {}).keys() for part in parts]

@@ -157,8 +157,8 @@ def _checked(name: str, make: Callable[[], Any]) -> Any:
 
 
 def _awaited(found: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine. It runs in another thread, because this one may already run
-    an event loop.
+    """Return the result of the coroutine ``found``. It runs in another thread, because this one may
+    already run an event loop.
     """
 
     async def wait() -> Any:

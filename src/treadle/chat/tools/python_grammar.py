@@ -40,7 +40,7 @@ _ESCAPE = (
 
 class Pythonic:
     """Adds rules to ``rules`` for the values that a schema allows, as Python literals. Only schemas
-    whose keywords are all known here are supported.
+    whose keywords are all known here are supported. ``parts`` resolves references.
     """
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
@@ -96,8 +96,8 @@ class Pythonic:
         return self._is_known_within(schema, met)
 
     def _is_known_within(self, schema: Mapping[str, Any], met: set[str]) -> bool:
-        """Whether the schemas of an array's items or an object's properties can be
-        enforced here.
+        """Whether the schemas of an array's items or an object's properties can be enforced here.
+        ``met``: references being followed.
         """
         properties = properties_of(schema)
         more = schema.get("additionalProperties", True)
@@ -113,8 +113,8 @@ class Pythonic:
         return all(self._is_known(each, met) for each in (*others, schema.get("items", True)))
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """Return the name of the rule of a reference, adding it at the first call; ``body`` may
-        refer to itself.
+        """Return the name of the rule of the reference ``ref``. At the first call it is added with
+        the body that ``body`` returns, which may refer to the rule itself.
         """
         if ref not in self._known:
             self._known[ref] = self._rules.place()
@@ -221,7 +221,7 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_of(value: Any, kinds: Sequence[str]) -> bool:
-    """Whether a JSON value is of one of these JSON types."""
+    """Whether a JSON value is of one of the JSON types ``kinds``."""
     if isinstance(value, bool) or value is None:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):

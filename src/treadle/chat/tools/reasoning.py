@@ -24,8 +24,9 @@ class ReasoningStyle(NamedTuple):
     behind: str = ""
 
     def write(self, thought: Thought, asked: str, reasoning: str, *, within: bool = False) -> str:
-        """Return the prompt ``asked`` with ``reasoning`` added. The prompt may end with the opening
-        mark, or with an empty reasoning, which is replaced. ``within``: leave the reasoning open.
+        """Return the prompt ``asked`` with ``reasoning`` between the marks of ``thought`` added.
+        The prompt may end with the opening mark, or with an empty reasoning, which is replaced.
+        ``within``: leave the reasoning open.
         """
         opened = f"{thought.begin}{self.begin}"
         ends = asked.rstrip()

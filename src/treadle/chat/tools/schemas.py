@@ -68,8 +68,8 @@ def _followed(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
 
 
 def _has_never(schema: Any, parts: ReferencedSchemas) -> bool:
-    """Whether a schema, one of its alternatives, or a referenced schema explicitly
-    allows no value.
+    """Whether a schema, one of its alternatives, or a schema that it refers to explicitly allows no
+    value.
     """
     if not isinstance(schema, Mapping) or is_never(schema):
         return is_never(schema)
@@ -128,8 +128,9 @@ def without_nulls(schema: Any) -> Any:
 
 
 def simplified(schema: Any, *, is_map: bool = False) -> Any:
-    """Return an equivalent schema in keywords that every template reads: null is a value, not a
-    type; true and false are objects. ``is_map``: the keys are property names.
+    """Return an equivalent schema in keywords that every template reads: the type null becomes a
+    value (``enum``) or ``nullable``, and the schemas true and false become objects. ``is_map``: the
+    keys of ``schema`` are property names.
     """
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
@@ -188,8 +189,8 @@ def choices(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema allows only strings. A schema that is not an object, such as true, counts as
-    one.
+    """Whether a schema allows only strings; True too for a schema that is no object, such as
+    ``true``.
     """
     if not isinstance(schema, Mapping):
         return True
@@ -260,7 +261,9 @@ def split_strings(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, An
 
 
 def _alternatives(schema: Any) -> list[Any]:
-    """Return one schema for each alternative, type or kind of value that a schema lists."""
+    """Return one schema for each alternative, type or kind of value (string, other) that a schema
+    lists.
+    """
     if not isinstance(schema, Mapping):
         return [schema]
     kind = schema.get("type")
@@ -304,8 +307,8 @@ def is_plain(schema: Any) -> bool:
 
 
 def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of each property of an object schema; {} for a property whose alternatives
-    differ.
+    """Return the schema of each property of an object schema, by name; {} for a property that
+    differs among the schema's alternatives.
     """
     result: dict[str, Any] = {}
     try:

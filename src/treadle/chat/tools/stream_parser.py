@@ -53,7 +53,11 @@ class AnswerMarks:
 
 
 class StreamParser:
-    """Streaming parser of one answer. Text that may be the beginning of a mark is held back."""
+    """Streaming parser of one answer. Text that may be the beginning of a mark is held back.
+
+    Each state has a method ``_in_STATE(last)``, which reads held text, may change the state, and
+    returns the pieces that are certain now. ``last``: no more text follows.
+    """
 
     def __init__(self, marks: AnswerMarks) -> None:
         self._marks = marks
@@ -115,7 +119,7 @@ class StreamParser:
     @property
     def content_state(self) -> tuple[bool, int | None]:
         """Whether the parser is in content, and the number of characters at the end of the text
-        that are still undecided; None: all since the mark of a call.
+        that are still undecided; None: all characters since the mark of a call.
         """
         if self._state in ("content", "rest", "start"):
             return True, len(self._buffer)
@@ -126,7 +130,9 @@ class StreamParser:
     # -- outside calls --------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
-        """State next to a mark: drop line breaks; at other text enter the state ``_next``."""
+        """Handle the state beside a mark: drop line breaks; at other text enter the state
+        ``_next``. Return no pieces.
+        """
         self._buffer = self._buffer.lstrip("\n")
         if self._buffer or last:
             self._state = self._next
@@ -139,7 +145,9 @@ class StreamParser:
         self._next = state
 
     def _in_start(self, last: bool) -> list[OutputPiece]:
-        """State before any output: drop white space if a mark follows it."""
+        """Handle the state before any output: drop white space if a mark follows it. Return the
+        pieces that are certain now.
+        """
         text = self._buffer.lstrip()
         row = self._row
         thought = self._marks.thought
@@ -189,8 +197,9 @@ class StreamParser:
         return (channels.start, *marks) if channels else marks
 
     def _in_draft(self, last: bool) -> list[OutputPiece]:
-        """State after the mark of a call inside reasoning. If only calls and the end of the answer
-        follow, they end the reasoning; if other text follows, all of it is reasoning.
+        """Handle the state after the mark of a call inside reasoning. If only calls and the end of
+        the answer follow, they end the reasoning; if other text follows, all of it is reasoning.
+        Return the pieces that are certain now.
         """
         draft = self._draft
         mark = self._raw
@@ -218,8 +227,9 @@ class StreamParser:
         return calls
 
     def _in_aside(self, last: bool) -> list[OutputPiece]:
-        """State after an opening mark of reasoning inside content: it is reasoning up to the
-        closing mark, or content if that does not come.
+        """Handle the state after an opening mark of reasoning inside content: the text is reasoning
+        up to the closing mark, or content if that does not come. Return the pieces that are certain
+        now.
         """
         thought = self._marks.thought
         assert thought is not None
@@ -266,7 +276,9 @@ class StreamParser:
         return [OutputPiece("content", text)]
 
     def _in_header(self, last: bool) -> list[OutputPiece]:
-        """State in the header of a message."""
+        """Read the header of a message, once it is complete, and enter the state of the message's
+        text. Return no pieces.
+        """
         channels = self._marks.channels
         assert channels is not None
         if not channels.message:
@@ -298,7 +310,9 @@ class StreamParser:
         return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
 
     def _in_mark(self, channels: Channels, last: bool) -> list[OutputPiece]:
-        """State before a message whose header is one mark; a message without a mark is content."""
+        """Read the mark that is the header of the next message, and enter the state of its text; a
+        message without a mark is content. Return no pieces.
+        """
         text = self._buffer.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
@@ -337,7 +351,9 @@ class StreamParser:
     # -- calls ----------------------------------------------------------------------------------
 
     def _in_head(self, last: bool) -> list[OutputPiece]:
-        """State between the mark of a call and its arguments: read the tool's name."""
+        """Read the tool's name, between the mark of a call and its arguments. Return pieces only
+        for text that is no call after all.
+        """
         row = self._row
         text = self._buffer
         assert row is not None
@@ -370,8 +386,8 @@ class StreamParser:
         return []
 
     def _in_object(self, last: bool) -> list[OutputPiece]:
-        """State inside a call's JSON object. With a grammar (``sure``) it is read up to its
-        arguments, else to its end, because it may not be a call.
+        """Read a call's JSON object: with a grammar (``sure``) up to its arguments, else to its
+        end, because it may not be a call. Return pieces only for text that is no call after all.
         """
         held = self._buffer.lstrip()
         object = self._object
@@ -459,14 +475,16 @@ class StreamParser:
         return out
 
     def _in_tail(self, last: bool) -> list[OutputPiece]:
-        """State after the arguments in a call's object: skip the rest of the object."""
+        """Skip the rest of a call's object after the arguments. Return no pieces."""
         _, self._buffer = self._reader.take(self._buffer, last)
         if self._reader.done or last:
             self._state = "close"
         return []
 
     def _in_close(self, last: bool) -> list[OutputPiece]:
-        """State after a call: output it and skip its closing mark."""
+        """Handle the state after a call: skip its closing mark, and return the call's pieces that
+        have not been output.
+        """
         row = self._row
         call = self._call
         assert row is not None
@@ -497,7 +515,9 @@ class StreamParser:
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
-        """State between calls of a format that wraps them."""
+        """Handle the state between calls of a format that wraps them: begin the next call, or
+        content after the closing mark. Return pieces only for text that is no call.
+        """
         row = self._row
         assert row is not None
         text = self._buffer.lstrip().removeprefix(row.between.strip()).lstrip()
@@ -552,7 +572,8 @@ class StreamParser:
 
     def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
         """Take the held text up to the first of ``marks``, with the mark and the line breaks before
-        it. Return the text, and the mark as written, "" if there is none.
+        it. Return the text without these, and the mark as written, "" if there is none; then the
+        text ends before what may begin a mark, unless it is the ``last``.
         """
         starts = () if self._row is None else self._row.starts
         found = []

@@ -15,8 +15,8 @@ from treadle.grammar.json_schema import is_possible
 
 
 class Tagged:
-    """Adds rules for arguments in the format ``tags``. ``others`` returns the rule of a schema's
-    values that are not strings.
+    """Adds rules to ``rules`` for arguments in the format ``tags``. ``others`` returns the rule of
+    a schema's values that are not strings.
     """
 
     def __init__(self, rules: GrammarRules, tags: Tags, others: Callable[[Any], str]) -> None:

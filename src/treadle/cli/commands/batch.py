@@ -204,8 +204,9 @@ def answer_locally(
     progress: ProgressBar,
     load: dict[str, Any],
 ) -> None:
-    """Answer ``lines`` with a model in this process; ``write`` gets each output line. ``fields``:
-    request fields for lines that lack them.
+    """Answer ``lines`` with a model in this process; ``write`` gets each output line. ``model``:
+    MODEL, None for the one inside the package; ``fields``: request fields for lines that lack them;
+    ``load``: keyword arguments of ``load_model``.
     """
     from treadle.server.batch_file.local import LocalAnswers
     from treadle.server.batch_file.work import work
@@ -236,7 +237,8 @@ def answer_on_cluster(
     load: dict[str, Any],
 ) -> None:
     """Answer ``lines`` with ``replicas`` of the model on the Ray cluster at ``address`` ("local"
-    starts one); ``write`` gets each output line.
+    starts one); ``write`` gets each output line. ``model``, ``fields`` and ``load``: as for
+    ``answer_locally``.
     """
     from treadle.cli.commands.cluster import check_extra, connect
 

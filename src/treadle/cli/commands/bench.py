@@ -37,8 +37,8 @@ MIN_CPU_S = 0.02  # least seconds of all repetitions: waking the threads takes 0
 
 
 def int_list(n: int) -> Callable[[str], tuple[int, ...]]:
-    """Return a parser of integers of at least ``n``, separated by commas; it drops duplicates, and
-    raises click.BadParameter.
+    """Return a parser of integers of at least ``n``, separated by commas. It drops duplicates, and
+    raises click.BadParameter for anything else.
     """
 
     def numbers(text: str) -> tuple[int, ...]:
@@ -61,8 +61,8 @@ class Test:
     """
 
     kind: str  # "pp" or "tg"
-    n: int
-    depth: int
+    n: int  # tokens
+    depth: int  # tokens already in the cache
     sequences: int = 1
 
     @property
@@ -96,10 +96,10 @@ class Schedule:
     """
 
     tests: list[Test]
-    repeat: int
-    kv: str | None
+    repeat: int  # times that each test is timed
+    kv: str | None  # type of the KV cache; None: the default
     against: bool
-    device: str | None = None
+    device: str | None = None  # None: the default
     pictures: tuple[ImageSize, ...] = ()
     media: Mapping[str, Any] = field(default_factory=dict)  # settings of ``load`` for pictures
 
@@ -242,7 +242,7 @@ def time_speech(
     as_json: bool,
 ) -> bool:
     """If all MODELs are speech models, benchmark them and print the results; return whether they
-    are. Raises click.UsageError if only some are, and for ``sound`` without any.
+    are. Raises click.UsageError if only some are, and for a ``sound`` file if none is.
     """
     from treadle.cli.speech import is_speech_model
 
@@ -264,7 +264,9 @@ def time_speech(
 
 
 def record(path: Path, results: Sequence[Result], kv: str | None) -> None:
-    """Store speeds of prefill and decode with the model's records; ``treadle list`` shows them."""
+    """Store treadle's speeds of prefill and decode in the records of the model at ``path``;
+    ``treadle list`` shows them. ``kv``: type of the KV cache, None for the default.
+    """
     from treadle.catalog.records import add_speeds
 
     ours = [r for r in results if r.engine == Treadle.name and r.picture is None]
@@ -282,8 +284,8 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 def time_model(
     path: Path, name: str, n_threads: int | None, schedule: Schedule, progress: ProgressBar
 ) -> list[Result]:
-    """Run every test of ``schedule`` on one file with one number of threads, and return the results
-    of all engines.
+    """Run every test of ``schedule`` on one file with one number of threads (None: the default),
+    and return the results of all engines, in which the model is called ``name``.
     """
     from treadle.api.model import OUTPUTS  # type: ignore[attr-defined]
 
@@ -328,7 +330,7 @@ def time_picture(
     model: Any, name: str, size: ImageSize, schedule: Schedule, progress: ProgressBar
 ) -> Result:
     """Time the encoding of a random picture of ``size``, from the prepared (resized) picture to the
-    rows that the model reads.
+    rows that the model reads. ``name``: the model's name in the result.
     """
     from treadle.cli.media_files import MediaFile, check_reads
 
@@ -405,7 +407,7 @@ class BenchTimes:
 def time_in_turns(
     model: Any, engines: Sequence[BenchEngine], test: Test, repeat: int, progress: ProgressBar
 ) -> BenchTimes:
-    """Time every repetition of every engine.
+    """Time ``test`` with every engine, ``repeat`` times.
 
     The engines alternate, so that a slow minute of a shared machine affects all of them. One extra
     repetition first warms caches and compiles missing kernels; it is not counted.
@@ -441,8 +443,8 @@ def time_once(engine: BenchEngine, test: Test) -> tuple[float, float]:
 def evaluate(
     model: Any, name: str, engines: Sequence[BenchEngine], test: Test, timed: BenchTimes
 ) -> Iterator[Result]:
-    """Yield a result for each engine from its times. Bytes and operations are those of treadle's
-    plan.
+    """Yield a result for each of ``engines`` from the times ``timed`` of its repetitions of
+    ``test``; ``name``: the model's name in it. Bytes and operations are those of treadle's plan.
 
     Each repetition's share of the peak uses the peaks measured right after it; the result has the
     median share.
@@ -484,8 +486,8 @@ def evaluate(
 
 
 def passes_of(model: Any, test: Test) -> list[tuple[Any, list[tuple[Parts, int]]]]:
-    """Return pairs of a plan and its runs (parts, number of logits rows), which together are the
-    test's work.
+    """Return the work of a test as pairs of a plan and its runs; a run is (parts, number of logits
+    rows), as ``Test.runs`` yields it.
     """
     encoder = model.engine.encoder
     if encoder is not None and test.kind == "pp":

@@ -154,8 +154,8 @@ class Chat:
             self.model.generate([0], session=self.session, **settings.settings())
 
     def look(self, file: MediaFile) -> str:
-        """Return a picture's size as text, "" for a sound. Raises TreadleError for a kind of file
-        that this model does not read.
+        """Return a picture's size as text, "" for a sound: ``look`` of a ``Conversation``. Raises
+        TreadleError for a kind of file that this model does not read.
         """
         check_reads(self.model, [file])
         media = self.model.media
@@ -199,7 +199,7 @@ class Chat:
 
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's answer, running the tool calls that the user allows and continuing
-        with their results, for at most ``--mcp-rounds`` answers.
+        with their results, for at most ``--mcp-rounds`` answers. ``interactive``: as of ``run``.
         """
         self.n_asked += 1
         left = 1 if self.tools is None else self.tools.toolbox.bounds.rounds
@@ -210,8 +210,8 @@ class Chat:
                 return
 
     def answer_once(self, *, interactive: bool) -> bool:
-        """Stream one answer, and record it; Ctrl-C keeps the output so far. Return whether the
-        model must answer again because tool calls were run.
+        """Stream one answer, and record it. Ctrl-C keeps the output so far if ``interactive``, else
+        it ends the chat. Return whether the model must answer again because tool calls were run.
         """
         conversation = self.conversation
         screen = open_screen(markdown=conversation.settings.markdown)
@@ -276,7 +276,9 @@ class Chat:
         return ReplyView(screen, marks, whole=settings.show_reasoning)
 
     def clean(self, heard: ReplyView | None) -> None:
-        """Remove the progress bar and an unfinished reasoning line from the terminal."""
+        """Remove the progress bar and an unfinished reasoning line from the terminal. ``heard``:
+        the view of the interrupted answer, None before it began.
+        """
         if self.progress is not None:
             self.progress.close()
         if heard is not None:
@@ -285,7 +287,9 @@ class Chat:
     def record(
         self, reply: Generation, text: str, reasoning: str, calls: Sequence[ToolCall] = ()
     ) -> None:
-        """Record an answer with its calls, and report its cost and whether it was truncated."""
+        """Record the answer ``reply`` with its text, reasoning and tool calls, and report its cost
+        and whether it was truncated.
+        """
         if reply.finish_reason == "context":
             note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
@@ -296,14 +300,14 @@ class Chat:
         note(str(turn))
 
     def remedy(self) -> str:
-        """Return advice for a full context."""
+        """Return advice for a user whose context is full."""
         if self.conversation.settings.when_full == "drop":
             return "The next message drops the oldest ones"
         return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
 
     def begin(self, n_dropped: int) -> Generation:
         """Return the generation, not started, for the conversation without its first ``n_dropped``
-        messages. Raises ContextFullError.
+        messages. Raises ContextFullError if the rest does not fit into the context.
         """
         conversation = self.conversation
         result: Generation = self.model.chat(
@@ -328,7 +332,7 @@ class Chat:
         """Return the generation of the next answer, not started. With ``when_full`` "drop", when
         less than a quarter of the context (or than ``max_tokens``) is free, the oldest turns are
         dropped until twice as much is: each drop needs a new prefill of the rest, so it should be
-        rare. Raises ContextFullError.
+        rare. Raises ContextFullError if the conversation does not fit.
         """
         conversation = self.conversation
         settings = self.conversation.settings
@@ -360,7 +364,7 @@ class Chat:
 
 
 def turn_of(model: Model, reply: Generation) -> AnswerCost:
-    """Return the token counts and times of an answer."""
+    """Return the token counts and times of the answer ``reply``."""
     n_context = len(reply.prompt_ids) + len(reply.ids)  # the last id may have no KV entry
     return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx, reply.media)
 

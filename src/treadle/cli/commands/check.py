@@ -96,8 +96,9 @@ def check_place(name: str) -> None:
 def examine(
     model: str | None, load: dict[str, Any], *, quick: bool, verbose: bool = False
 ) -> CheckReport:
-    """Load MODEL and check it. ``verbose``: name each kernel on standard error before it runs.
-    Raises TreadleError if the model cannot be loaded.
+    """Load MODEL and check it. ``quick``: check fewer batch sizes and values, and no speeds;
+    ``verbose``: name each kernel on standard error before it runs. Raises TreadleError if the model
+    cannot be loaded.
     """
     from treadle.selftest.model_check import check_model
 
@@ -109,7 +110,7 @@ def examine(
 
 
 def print_report(report: CheckReport) -> None:
-    """Print the report for people."""
+    """Print the report as text: machine, a table of kernels, and the lines of ``summary``."""
     from treadle.selftest.model_check import results_by_kernel
 
     here = report.machine
@@ -128,8 +129,8 @@ def print_report(report: CheckReport) -> None:
 
 
 def row_of(results: list[KernelCheck]) -> list[str]:
-    """Return the table row of one kernel: the worst of its ``results``, one for each step and
-    batch.
+    """Return the table row of one kernel: the worst of its ``results``, of which there is one for
+    each step and batch.
     """
     worst = max(results, key=lambda each: (not each.passed, each.error))
     return [
@@ -184,7 +185,7 @@ def summary(report: CheckReport) -> list[str]:
 
 
 def speed_text(run: Speed) -> str:
-    """Return one measured speed in words, with its share of a peak if that is known."""
+    """Format the speed of one run, a prompt or a text, and its share of a peak if that is known."""
     of = []
     if run.of_read is not None and run.kind == "text":
         of.append(f"{scaled(run.bytes_s, 'B/s')}, {run.of_read:.0%} of the reading peak")

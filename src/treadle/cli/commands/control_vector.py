@@ -139,7 +139,7 @@ def unescaped(line: str) -> str:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report on the file that was written, as text."""
     print(
         f"{printable(report['path'])}: {report['n_layers']} directions of {report['n_embd']} "
         f"values, by {report['method']} from {report['n_pairs']} pairs of texts, in "

@@ -37,7 +37,9 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split
 
 
 def alignment(text: str) -> int:
-    """Parse an alignment in bytes: a power of two, or ``page`` for this machine's page size."""
+    """Parse an alignment in bytes: a power of two, or ``page`` for this machine's page size. Raises
+    click.BadParameter for anything else.
+    """
     if text == "page":
         return mmap.PAGESIZE
     n = int(text) if text.isdecimal() else 0
@@ -47,7 +49,9 @@ def alignment(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes, such as ``500M`` or ``2G``: K, M and G are powers of 1000."""
+    """Parse a number of bytes, such as ``500M`` or ``2G``: K, M and G are powers of 1000. Raises
+    click.BadParameter for anything else.
+    """
     match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
     if match is None or not int(match[1]):
         raise click.BadParameter(f"'{text}' is not a size, such as 500M or 2G")
@@ -209,10 +213,11 @@ def write_files(
     draft_for: str | None = None,
     mtp: bool = False,
 ) -> tuple[str, list[Path], list[str]]:
-    """Write the checkpoint at ``path`` as ``target``, and its picture and sound parts as the file
-    ``projector``, None for no such file. ``asked``: the user named that file, so that a checkpoint
-    without these parts is an error. ``draft_for``: the model whose vocabulary a drafter gets.
-    ``mtp``: write the MTP layers alone. Return the checkpoint's kind, the paths written, and
+    """Write the checkpoint at ``path`` as ``target`` with the conversion's ``options``, and its
+    picture and sound parts as the file ``projector``, None for no such file. ``tokenizer``: its
+    file, for checkpoints without one. ``asked``: the user named the projector's file, so that a
+    checkpoint without these parts is an error. ``draft_for``: the model whose vocabulary a drafter
+    gets. ``mtp``: write the MTP layers alone. Return the checkpoint's kind, the paths written, and
     remarks.
     """
     from treadle.convert.detect import find_kind, open_source
@@ -307,7 +312,7 @@ def checkpoint(src: str) -> Path:
 
 
 def is_inside(path: Path) -> bool:
-    """Return whether ``path`` is no file, but names a task's adapter within a model's folder."""
+    """Return whether ``path`` does not exist and names a task's adapter within a model's folder."""
     if path.exists():
         return False
     from treadle.convert.lora.tasks import is_task
@@ -317,7 +322,7 @@ def is_inside(path: Path) -> bool:
 
 def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
     """Convert the PEFT adapter in ``folder``, made for the model ``base``, to the GGUF file
-    ``target``; return ``target``.
+    ``target``, in the format and with the ``force`` of ``options``; return ``target``.
     """
     from treadle.convert.lora.lora import write_adapter
 
@@ -328,7 +333,9 @@ def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
 def show_written(
     path: Path, kind: str, written: list[Path], as_json: bool, remarks: Sequence[str] = ()
 ) -> None:
-    """Print the files that were written for the checkpoint at ``path``, with their sizes."""
+    """Print the files that were written for the checkpoint at ``path``, with their sizes. JSON also
+    has the checkpoint's ``kind`` and ``remarks``.
+    """
     sizes = [made.stat().st_size for made in written]
     if as_json:
         paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]

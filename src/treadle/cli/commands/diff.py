@@ -113,7 +113,10 @@ def command(
 def against_model(
     model: Model, other: Model, text: str, most: int, tolerance: float | None
 ) -> ModelDifference:
-    """Compare two models, both run by treadle, on the first ``most`` tokens of ``text``."""
+    """Compare ``model`` with the reference ``other``, both run by treadle, on the first ``most``
+    tokens of ``text``. ``tolerance``: relative error that is allowed, None to derive it from the
+    formats.
+    """
     from treadle.api.step_diff import check_alike, compare, ids_of, record
 
     check_alike(model, other)
@@ -126,7 +129,7 @@ def against_transformers(
     model: Model, ref: str, text: str, most: int, tolerance: float | None, meter: ProgressBar
 ) -> ModelDifference:
     """Compare a model with transformers' run of the Hugging Face folder ``ref``, on the first
-    ``most`` tokens of ``text``.
+    ``most`` tokens of ``text``. ``tolerance``: as for ``against_model``.
     """
     from treadle.api.step_diff import ids_of
     from treadle.api.transformers_reference import compare_with, load_transformers
@@ -138,7 +141,9 @@ def against_transformers(
 
 
 def describe(found: ModelDifference, model: str, reference: str, by: str) -> dict[str, Any]:
-    """Return the report: ``found`` and the names of what was compared, as JSON has them."""
+    """Return the report, as JSON has it: the differences ``found``, and the names of the model, the
+    reference, and the program that computed the reference (``by``).
+    """
     return {
         "model": model,
         "reference": reference,
@@ -153,12 +158,12 @@ def describe(found: ModelDifference, model: str, reference: str, by: str) -> dic
 
 
 def as_row(step: StepDifference) -> dict[str, Any]:
-    """Return a step's facts for JSON."""
+    """Return a step's fields, and whether it differs, as JSON has them."""
     return {**asdict(step), "differs": step.differs}
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report of ``describe`` as text: steps or layers, and the verdict."""
     of = " by transformers" if report["by"] == "transformers" else ""
     heading(f"{report['model']} against {report['reference']}{of}")
     steps = report["steps"]
@@ -179,7 +184,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def verdict(report: Mapping[str, Any]) -> str:
-    """Return the last line: the first step that differs."""
+    """Return the report's last line: the first step that differs, or that none does."""
     first = report["first"]
     if first is None:
         return "no step differs by more than its tolerance"
@@ -195,20 +200,22 @@ def verdict(report: Mapping[str, Any]) -> str:
 
 
 def errors_of(step: Mapping[str, Any]) -> str:
-    """Format an error and its tolerance."""
+    """Format the error of a step of the report, with its tolerance."""
     return f"relative error {number(judged(step))}, tolerance {number(step['tolerance'])}"
 
 
 def judged(step: Mapping[str, Any]) -> float:
-    """Return the error to compare with the tolerance: the aligned run's, else the free run's."""
+    """Return the error of a step that is compared with the tolerance: ``own``, that of the run in
+    which each layer begins with the reference's states, or ``error`` if there was no such run.
+    """
     value: float = step["error"] if step["own"] is None else step["own"]
     return value
 
 
 def layer_rows(steps: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a table row for each layer: name, error and own error of its last step, and the
-    tolerance and label of its first step that differs or, if none does, of the step nearest to its
-    tolerance.
+    """Return a table row for each layer: name, ``error`` and ``own`` error (see ``judged``) of its
+    last step, and the tolerance and label of its first step that differs or, if none does, of the
+    step nearest to its tolerance.
     """
     layers: dict[int, list[dict[str, Any]]] = {}
     for step in steps:
@@ -229,7 +236,9 @@ def layer_rows(steps: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def step_row(step: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the table row of a step: label, error, own error, tolerance, a mark if it differs."""
+    """Return the table row of a step: label, ``error`` and ``own`` error (see ``judged``),
+    tolerance, and a mark if it differs.
+    """
     own = "" if step["own"] is None else number(step["own"])
     part = f" ({step['part']})" if step["part"] else ""
     mark = "<<" if step["differs"] else ""

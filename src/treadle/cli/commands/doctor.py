@@ -59,8 +59,9 @@ def examine(
     reload: bool = False,
     chat_template: str | None = None,
 ) -> dict[str, Any]:
-    """Return a report on this machine, with its measured peaks if kernels can be compiled, and on
-    MODEL's files if one is given.
+    """Return a report on this machine (CPU, threads, peaks, GPU, warnings), with its measured peaks
+    if kernels can be compiled, and on MODEL's files if one is given. ``reload``: read these from
+    disk again first; ``chat_template``: replaces the model's own.
     """
     from treadle.devices.cpu.residence import reread
     from treadle.devices.cuda.facts import device_properties
@@ -93,7 +94,9 @@ def examine(
 def read_model_file(
     model: str, progress: ProgressBar, chat_template: str | None = None
 ) -> ModelFile:
-    """Return facts about MODEL's files, without reading weights."""
+    """Return facts about MODEL's files, without reading weights. ``chat_template``: as of
+    ``chat_of``.
+    """
     from treadle.api.summary import bytes_by_type
     from treadle.cli.load import find_model
     from treadle.convert.open import open_model
@@ -167,7 +170,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
 
 
 def print_report(report: Mapping[str, object]) -> None:
-    """Print the report for people."""
+    """Print the report of ``examine`` as indented text."""
     room = terminal_width()
     for line in render(report):
         at = hanging_indent(line)
@@ -200,12 +203,12 @@ def hanging_indent(line: str) -> int:
 
 
 def unit(key: str) -> str:
-    """Return the suffix of ``key`` in UNITS, such as ``_bytes``; "" without one."""
+    """Return the unit at the end of ``key``, one of UNITS such as ``_bytes``; "" without one."""
     return next((ending for ending in UNITS if key.endswith(ending)), "")
 
 
 def label(key: str) -> str:
-    """Return a key in words, without its unit."""
+    """Return the key of a report's value in words, without its unit."""
     return printable(key.removesuffix(unit(key)).replace("_", " "))
 
 

@@ -114,8 +114,9 @@ def command(
 def run(
     model: Model, file: str, n_ctx: int, chunks: int | None, with_output: bool, meter: ProgressBar
 ) -> ImportanceMatrix:
-    """Tokenize the text FILE, cut it into windows of ``n_ctx`` tokens, at most ``chunks``, and
-    collect the importance matrix of ``model`` over them.
+    """Tokenize the text FILE, cut it into windows of ``n_ctx`` tokens, at most ``chunks`` (None:
+    all), and collect the importance matrix of ``model`` over them. ``with_output``: the output
+    matrix too.
     """
     from treadle.evaluate import cut
     from treadle.quantize.imatrix.collect import collect
@@ -134,7 +135,7 @@ def run(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report on the file that was written, as text."""
     print(
         f"{printable(report['path'])}: {report['n_entries']} matrices, "
         f"{report['n_chunks']} windows of {report['chunk_size']} tokens, "

@@ -57,7 +57,7 @@ def command(model: str, other: str | None, diff: bool, mmproj: str | None, as_js
 
 
 def print_difference(a: str, b: str, as_json: bool) -> None:
-    """Compare two files and print the result."""
+    """Compare the files ``a`` and ``b``, and print the result as text or JSON."""
     from treadle.cli.file_diff import compare, print_diff
     from treadle.convert.open import open_model
     from treadle.machine.topology import usable_threads
@@ -105,8 +105,8 @@ def describe(gguf: GGUF, mmproj: Path | None = None) -> dict[str, Any]:
 
 
 def per_token(gguf: GGUF) -> dict[str, int] | None:
-    """Return the parameters and bytes that one token reads, and the numbers of experts; None if the
-    model is not supported.
+    """Return the parameters and bytes that one token reads, and the numbers of experts, by name;
+    None if the model is not supported.
     """
     from treadle.models.active_parameters import active
     from treadle.models.load import load_config
@@ -129,8 +129,8 @@ def bits(tensors: list[Tensor]) -> float:
 
 
 def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Return counts, bytes, share of all bytes and bits per weight of each weight format, largest
-    first.
+    """Return an object for each weight format, that of most bytes first: counts, bytes, share of
+    all bytes and bits per weight.
     """
     sizes = bytes_by_type(tensors)
     groups = {name: [t for t in tensors if t.type_name == name] for name in sizes}
@@ -149,8 +149,9 @@ def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
 
 
 def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the facts of a model's projector, or of the file itself if it is one, and a list of
-    problems with the file and the projector. None: no projector.
+    """Return the facts of a model's projector, or of the file itself if it is one (None: no
+    projector), and a list of problems with the file and the projector. ``mmproj``: the projector
+    file, None to look for one beside the model.
     """
     if gguf.metadata.get("general.architecture") != CLIP:
         projector, unread = projector_of(gguf, mmproj)
@@ -165,7 +166,7 @@ def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, 
 
 def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the facts of the first projector that fits the model, None without one, and a list of
-    problems with it.
+    problems with it. ``mmproj``: the only file to try, None for those beside the model.
     """
     from treadle.api.projector_choice import NO_PROJECTOR, find_projectors, lacks_projector
     from treadle.devices.registry import open_device
@@ -273,7 +274,7 @@ def token_line(report: Mapping[str, Any]) -> str:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the facts that ``describe`` returns, as text."""
     heading(report["path"])
     version = report["version"]
     kind = "Hugging Face folder" if version is None else f"GGUF version {version}"

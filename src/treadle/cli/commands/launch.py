@@ -249,7 +249,9 @@ def settings_of(agent: Agent, endpoint: Endpoint, place: Path) -> AgentSettings:
 
 
 def tell(agent: Agent, endpoint: Endpoint, settings: AgentSettings) -> None:
-    """Write what was set for the agent to standard error; the API key is hidden."""
+    """Write the agent's model and what was set for it (variables, files, arguments) to standard
+    error; the API key is hidden.
+    """
     room = f"{endpoint.n_context} tokens of context"
     remark(f"{agent.title} on {endpoint.model} at {endpoint.url}, {room}")
     if endpoint.n_context < SMALL:
@@ -277,7 +279,7 @@ def print_script(
     api_key: str | None,
     context: int | None,
 ) -> None:
-    """Print what would be done, as a shell script."""
+    """Print what ``launch`` would do with these values of its options, as a shell script."""
     endpoint = find_server(url or ADDRESS, model, api_key, explicit=url is not None)
     if endpoint is None:
         name = Path(model).name.removesuffix(".gguf") if model else "MODEL"

@@ -45,7 +45,9 @@ def command(pattern: str | None, as_json: bool) -> None:
 
 
 def nothing(pattern: str | None, models: Sequence[StoredModel]) -> str:
-    """Return a message for an empty list."""
+    """Return a message for an empty list: no name of ``models`` fits ``pattern``, or there are no
+    models.
+    """
     from treadle.hub.cache import cache_folder
 
     if pattern is not None and models:

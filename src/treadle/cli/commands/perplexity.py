@@ -126,7 +126,8 @@ def check_usage(
     context: int | None,
 ) -> None:
     """Raise click.UsageError for options that exclude each other, and for a missing FILE.
-    ``saved``: ``reference`` is a file of saved predictions.
+    ``reference``: the value of ``--kl-from``; ``saved``: it is a file of saved predictions;
+    ``save``: the value of ``--save-logits``.
     """
     if file is None and not saved:
         why = f": {reference} has no saved predictions, so FILE is required" if reference else ""
@@ -142,8 +143,8 @@ def check_usage(
 def open_model(
     ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack, **settings: Any
 ) -> Model:
-    """Load a model, closed by ``stack``, with a KV cache for as many windows of ``n_ctx`` tokens as
-    run at once.
+    """Load the model ``ref``, closed by ``stack``, with a KV cache for as many windows of ``n_ctx``
+    tokens as run at once. ``settings``: further keyword arguments of ``load_model``.
     """
     from treadle.evaluate import N_SEQUENCES
 
@@ -161,8 +162,9 @@ def windows_of(
     stride: int,
     chunks: int | None,
 ) -> TokenWindows:
-    """Return the windows of the saved predictions, or cut those of the text FILE. Raises
-    TreadleError if the two models tokenize it differently.
+    """Return the windows of the saved predictions, or without any (``saved`` None) cut the text
+    FILE into windows of ``n_ctx`` tokens, ``stride`` apart; at most ``chunks``. Raises TreadleError
+    if ``model`` and the reference ``other`` tokenize the text differently.
     """
     from treadle.evaluate import cut
 
@@ -196,8 +198,9 @@ def run(
     meter: ProgressBar,
     as_written: bool,
 ) -> Scores:
-    """Score the windows: perplexity and, with another model or saved predictions, divergence from
-    it. ``save``: file to which the logits are written.
+    """Score the windows: perplexity and, with the reference ``other`` or ``saved`` predictions,
+    divergence from it. ``save``: file to which the logits are written, or None. ``as_written``: run
+    the scored tokens one by one.
     """
     from treadle.evaluate import ReferenceModel, measure, save_logits
 
@@ -229,7 +232,9 @@ def describe(
     summary: Summary,
     seconds: float,
 ) -> dict[str, Any]:
-    """Return the report: model, settings, speed and results."""
+    """Return the report, as JSON has it: model, settings (``file`` to ``stride``), speed (from
+    ``seconds`` of running) and the results in ``summary``.
+    """
     n_run = len(windows) * (windows.n_ctx - 1)
     report: dict[str, Any] = {
         "model": str(model.path),
@@ -246,7 +251,7 @@ def describe(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report of ``describe`` as text."""
     heading(report["model"])
     print(
         f"{report['n']} tokens scored in {report['n_windows']} windows of {report['n_ctx']}, "
@@ -270,7 +275,9 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def plus_minus(estimate: dict[str, float], digits: int, scale: float = 1, unit: str = "") -> str:
-    """Format a value and its standard error."""
+    """Format ``value`` and ``error`` (standard error) of an estimate, multiplied by ``scale``, with
+    ``digits`` decimals and ``unit`` behind them.
+    """
     value = scale * estimate["value"]
     error = scale * estimate["error"]
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"

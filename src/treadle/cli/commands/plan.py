@@ -134,7 +134,10 @@ def show_projector(
     as_json: bool,
     progress: ProgressBar,
 ) -> None:
-    """Print the steps of encoding a picture, and of a sound if the projector reads sounds."""
+    """Print the steps of encoding a picture of ``size``, of at most ``max_rows`` rows, and of a
+    sound if the projector reads sounds. ``match``: pattern of the labels to print; ``load``: values
+    of the loading options, of which threads and device are used.
+    """
     from treadle.devices.registry import open_device
     from treadle.machine.topology import usable_threads
 
@@ -168,13 +171,15 @@ def show_projector(
 def row_of(
     step: Any, parts: list[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
-    """Return a step's label, kernel, shape, bytes and operations, and its speed if it was timed."""
+    """Return a step's label, kernel, shape, bytes and operations, and its speed if it was timed
+    (``profile``). ``parts``: (cached tokens, new tokens) of each sequence.
+    """
     row = {"label": step.label, "kernel": step.kernel, "shape": list(step.shape)}
     return row | facts_of([step], parts, profile, peaks)
 
 
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
-    """Print a table of the steps, and their sum."""
+    """Print a table of the steps, with times and speeds if ``profile``, and their sum."""
     headers = ["label", "kernel", "shape", "bytes ", "operations "]
     total = [counted(len(rows), "step"), "", ""]
     total += [n_bytes(sum(row["n_bytes"] for row in rows))]
@@ -189,7 +194,7 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
 
 
 def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
-    """Return the table cells of one step."""
+    """Return the table cells of one step: label, kernel, shape, and those of ``work_cells``."""
     cells = [row["label"], row["kernel"], "×".join(map(str, row["shape"]))]
     return cells + work_cells(row, profile)
 
@@ -212,7 +217,9 @@ def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
 
 
 def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
-    """Print totals by kind of step, and their sum beside the time of one whole run."""
+    """Print totals by kind of step (``kinds``: as ``kinds_of`` returns them), and their sum beside
+    the time of one whole run.
+    """
     print()
     heading("by kind, of all steps")
     headers = ["kind", "steps ", "bytes ", "operations ", *SPEEDS]

@@ -48,8 +48,9 @@ def ask_server(url: str, api_key: str | None) -> list[dict[str, Any]]:
 
 
 def report_of(model: Mapping[str, Any], state: str | None, slots: Any) -> dict[str, Any]:
-    """Return the facts of one model, an entry of ``/v1/models``. ``state`` and ``slots`` come from
-    ``/health`` and ``/slots``, which are asked only if the server has one model; else None.
+    """Return the facts of one model, an entry of ``/v1/models``. ``state`` and ``slots``: the
+    answers of ``/health`` and ``/slots``, which are asked only if the server has one model; else
+    None.
     """
     meta = mapping(model.get("meta"))
     shape = mapping(model.get("architecture"))
@@ -91,7 +92,7 @@ def read_optional(url: str, path: str, api_key: str | None) -> Any:
 
 
 def print_models(reports: Sequence[Mapping[str, Any]]) -> None:
-    """Print the models for people."""
+    """Print the models, as ``report_of`` returns them, as a table."""
     rows = []
     for report in reports:
         requests = report["n_requests"]

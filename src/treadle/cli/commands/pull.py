@@ -65,7 +65,9 @@ def hub_name(name: str) -> str:
 
 
 def pull(ref: str, mmproj: bool, progress: ProgressBar) -> dict[str, object]:
-    """Download one model; return its short name, hub name, path, bytes and the next command."""
+    """Download one model; return its short name (``name``), hub name (``hub``), path, bytes and the
+    next command to type (``next``). ``mmproj``: download its projector too.
+    """
     from treadle.catalog.facts import facts_of
     from treadle.catalog.names import name_models
     from treadle.catalog.stored import find_stored
@@ -100,7 +102,7 @@ def next_step(name: str, facts: ModelFacts) -> str:
 
 
 def print_result(result: dict[str, object]) -> None:
-    """Print where a model is, and what to do next."""
+    """Print where the downloaded model is, and what to do next. ``result``: as of ``pull``."""
     size = result["n_bytes"]
     text = f" ({n_bytes(size)})" if isinstance(size, int) else ""
     print(printable(f"{result['path']}{text}"))

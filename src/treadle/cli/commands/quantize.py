@@ -179,7 +179,9 @@ def gguf_of(src: str, meter: ProgressBar) -> Path:
 
 
 def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> dict[str, Any]:
-    """Return the report, as JSON has it. ``seconds``: time of writing, None for a dry run."""
+    """Return the report, as JSON has it, on quantizing ``gguf`` to the file ``made``. ``seconds``:
+    time of writing, None for a dry run.
+    """
     before = sum(target.tensor.n_bytes for target in recipe.targets)
     return {
         "source": str(gguf.path),
@@ -210,7 +212,7 @@ def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> d
 
 def remarks(recipe: Recipe, matrix: Any) -> list[str]:
     """Return warnings about the recipe: substituted and unsuitable formats, importances that are
-    missing or have no effect.
+    missing or have no effect. ``matrix``: the importance matrix, or None.
     """
     from treadle.quantize.imatrix.matrix import missing
 
@@ -276,7 +278,7 @@ def matrices(n: int) -> str:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the report for people; for a dry run, every tensor."""
+    """Print the report of ``describe`` as text; for a dry run, every tensor."""
     dry_run = report["seconds"] is None
     if dry_run:
         print_table(

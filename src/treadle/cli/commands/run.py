@@ -124,7 +124,7 @@ def is_watched() -> bool:
 
 
 def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
-    """Print statistics of the run on standard error: all of them, or one line."""
+    """Print statistics of the run on standard error: all of them (``whole``), or one line."""
     from treadle.cli.commands.chat import note, turn_of
     from treadle.cli.stats import report
 
@@ -170,7 +170,9 @@ def is_utf8(argument: str) -> bool:
 
 
 def stream(generation: Generation) -> None:
-    """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
+    """Write each piece of the generation to standard output as it comes; a terminal gets a newline
+    at the end, a pipe the exact text.
+    """
     try:
         for piece in generation:
             emit(piece)
@@ -183,7 +185,9 @@ def stream(generation: Generation) -> None:
 
 
 def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
-    """Run the generation to its end and return the report."""
+    """Run the generation to its end and return what ``--json`` prints: model, prompt, text, finish
+    reason, media, token ids and timings.
+    """
     for _ in generation:
         pass
     timings = generation.timings
@@ -200,8 +204,8 @@ def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
 
 
 def media_report(generation: Generation) -> dict[str, Any]:
-    """Return the report's "media", with sizes as (height, width) in pixels, and "reasoning"; empty
-    for a prompt without media.
+    """Return what the report has only with media: "media", with sizes as (height, width) in pixels,
+    and "reasoning"; empty for a prompt without media.
     """
     if not generation.media:
         return {}

@@ -44,8 +44,8 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def origin(text: str) -> str:
-    """Check a web page's origin, as browsers send it: ``https://example.org``, "*" or "null".
-    Raises click.BadParameter for anything else.
+    """Return a web page's origin after checking it: ``https://example.org``, as browsers send it,
+    "*" or "null". Raises click.BadParameter for anything else.
     """
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
         raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
@@ -251,7 +251,9 @@ def _serve_speech(
     grace_s: float,
     loading: dict[str, Any],
 ) -> None:
-    """Load and serve a speech model until the server is stopped."""
+    """Load and serve a speech model until the server is stopped. ``grace_s``: seconds that running
+    requests then get to finish; ``loading``: keyword arguments of ``treadle.load``.
+    """
     from treadle.server.serve import run_service
     from treadle.server.speech.speech_app import build_speech_app
     from treadle.server.speech.speech_service import SpeechService
@@ -272,7 +274,9 @@ def _serve_speech(
 
 
 def _senses(model: Model) -> str:
-    """Return the end of the line that says the model is ready: what it reads besides text."""
+    """Return what a model reads besides text, as the end of the line that says it is ready: ``,
+    reads pictures``; "" if it reads only text.
+    """
     if not model.modalities:
         return ""
     if "image" in model.modalities and find_spec("PIL") is None:
@@ -283,7 +287,7 @@ def _senses(model: Model) -> str:
 
 
 def make_folder(path: Path | None) -> None:
-    """Create the folder of saved slots, if one is given. Raises ClickException."""
+    """Create the folder of saved slots, if one is given. Raises ClickException if that fails."""
     try:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)

@@ -67,8 +67,9 @@ def details_of(path: Path) -> dict[str, Any]:
 
 
 def capabilities(kind: str, chat: Mapping[str, Any] | None) -> list[str]:
-    """Return the capabilities as words: "completion", "chat", "tools", "reasoning";
-    "transcription"; "vectors" or "scores". ``chat``: facts of its chat template, None without one.
+    """Return the capabilities of a model as words: "completion", "chat", "tools", "reasoning";
+    "transcription"; "vectors" or "scores". ``kind``: as of ``ModelFacts``; ``chat``: facts of its
+    chat template, None without one.
     """
     if kind == "speech":
         return ["transcription"]
@@ -82,7 +83,7 @@ def capabilities(kind: str, chat: Mapping[str, Any] | None) -> list[str]:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the facts of the model that ``report_of`` returns, as text."""
     heading(report["name"] or report["path"])
     lines = dict(lines_of(report))
     width = max(map(len, lines))

@@ -217,8 +217,8 @@ def check_files(files: Sequence[str]) -> None:
 
 
 def target_of(file: str, format: str, folder: Path | None) -> Path:
-    """Return the path of the output file for the sound ``file``: in ``folder``, or beside the
-    sound.
+    """Return the path of the output file of a format for the sound ``file``: in ``folder``, or
+    beside the sound if that is None.
     """
     from treadle.speech.transcript_formats import SUFFIXES
 
@@ -254,8 +254,8 @@ class TranscriptWriter:
         return self.to_files or not sys.stdout.isatty()
 
     def write(self, transcription: Transcription) -> None:
-        """Print the new segments; nothing in a format that is written whole, such as JSON, or for
-        files.
+        """Print the segments that are new since the last call; nothing in a format that is written
+        whole, such as JSON, or if files are written.
         """
         from treadle.speech.transcript_formats import CUES
 
@@ -270,7 +270,7 @@ class TranscriptWriter:
         self._n_written += len(new)
 
     def finish(self, transcription: Transcription) -> None:
-        """Write the files; on standard output, a format that is written whole."""
+        """Write the files or, to standard output, a transcript whose format is written whole."""
         from treadle.speech.transcript_formats import CUES, formatted
 
         transcript = transcription.result()
@@ -299,7 +299,7 @@ class TranscriptWriter:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file atomically, and create its folder. Raises FileError."""
+    """Write a text file atomically, and create its folder. Raises FileError if that fails."""
     from treadle.base.humanize import why
     from treadle.files.target import write_text
 
@@ -318,7 +318,7 @@ def transcribe_file(
     progress: ProgressBar,
 ) -> None:
     """Transcribe the sound ``file``, "-" for standard input, and write it to ``outlet``. Raises
-    TreadleError.
+    TreadleError for a sound that cannot be read.
     """
     source: Any = sys.stdin.buffer if file == PIPE else Path(file)
     place = "standard input" if file == PIPE else None

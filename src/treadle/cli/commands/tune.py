@@ -36,7 +36,7 @@ class FormatName(click.Choice[str]):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the format's name."""
+        """Return the format's name in its own spelling; fail for an unknown one."""
         made = named(str(value).upper())
         return made.name if made else super().convert(value, param, ctx)
 
@@ -146,7 +146,7 @@ def command(
 
 
 def as_object(results: Sequence[TuneResult], shape: ProductShape, peaks: Peaks) -> dict[str, Any]:
-    """Return the results as JSON."""
+    """Return the results of all formats as one JSON object: shape, peaks, sweeps, crossovers."""
     return {
         "k": shape.k,
         "m": shape.m,
@@ -158,7 +158,7 @@ def as_object(results: Sequence[TuneResult], shape: ProductShape, peaks: Peaks) 
 
 
 def refuse(doubtful: Sequence[TuneResult]) -> None:
-    """Report the results that were not saved, and why; exit with code 1."""
+    """Report the results that were not saved, and why (``TuneResult.doubt``); exit with code 1."""
     by_reason: dict[str, list[str]] = {}
     for result in doubtful:
         by_reason.setdefault(str(result.doubt), []).append(result.format)
@@ -179,8 +179,9 @@ def measure(
     repeat: int,
     progress: ProgressBar,
 ) -> tuple[Peaks, list[TuneResult]]:
-    """Time the configurations of ``kernels`` for each format; return this machine's peaks and a
-    result for each format.
+    """Time the configurations of ``kernels`` for each format, on products of ``shape`` with
+    ``n_threads``; return this machine's peaks and a result for each format. ``isa``: row of the
+    instruction set; ``repeat``: runs of each configuration.
     """
     from treadle.devices.cpu.tuned_rows import tuned_row
     from treadle.profiling.peaks import measure_peaks
@@ -239,7 +240,7 @@ def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
 
 def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
     """Print which file of saved results --reset removed or, for a dry run (``removed`` None), would
-    remove.
+    remove: ``path``, if it exists.
     """
     there = removed is None and Path(path).is_file()
     if as_json:

@@ -97,7 +97,7 @@ def report_of(engines: Sequence[Engine], path: Path, began: float, folder: Path)
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report of ``report_of`` as text."""
     n = report["n_compiled"]
     there = f", {report['n_cached']} were there" if report["n_cached"] else ""
     say(

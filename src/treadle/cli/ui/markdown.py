@@ -56,8 +56,8 @@ class RichReply:
             self._draw("".join(lines[start:]), whole=False)
 
     def _draw(self, text: str, *, whole: bool) -> None:
-        """Write those rows of ``text`` that are not on the screen yet. ``whole`` False: an open
-        code block, whose last row, the margin, is not final.
+        """Write those rows of ``text`` that are not on the screen yet. ``whole`` False: ``text`` is
+        an open code block, whose last row, the margin, is not final and not written.
         """
         if not text.strip():
             return

@@ -67,7 +67,9 @@ SERIES = sum(name[0] == "s" for name in LIGHT)  # number of colours, after which
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """Style of a series: colour index, marker shape, filled or hollow."""
+    """Style of a series: index of its colour and of its marker's shape, and whether markers are
+    hollow.
+    """
 
     colour: int
     shape: int = 0
@@ -126,7 +128,9 @@ class AxisScale:
 
 
 def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> AxisScale:
-    """Return a logarithmic scale around ``values``, wider by the factor ``room`` at both ends."""
+    """Return a logarithmic scale around the positive ``values``, wider by the factor ``room`` at
+    both ends, from the pixel ``start`` to the pixel ``end``.
+    """
     values = [value for value in values if value > 0]
     return AxisScale(min(values) / room, max(values) * room, start, end, log=True)
 
@@ -152,11 +156,11 @@ class Canvas:
         self.lines.append(f'<{name} class="{css}"{places}{end}')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """Draw a straight line."""
+        """Draw a straight line with the class ``css``."""
         self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def path(self, points: Iterable[tuple[float, float]], css: str) -> None:
-        """Draw a polyline through ``points``."""
+        """Draw a polyline through ``points`` with the class ``css``."""
         self.add("polyline", css, points=places(points))
 
     def text(
@@ -168,12 +172,14 @@ class Canvas:
         anchor: str = "start",
         turn: float = 0.0,
     ) -> None:
-        """Draw text with its baseline at ``y``, rotated by ``turn`` degrees."""
+        """Draw text with its baseline at ``y``, rotated by ``turn`` degrees. ``css``: its class;
+        ``anchor``: which part of it is at ``x`` ("start", "middle" or "end").
+        """
         turned = {"transform": f"rotate({turn:.1f} {x:.1f} {y:.1f})"} if turn else {}
         self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
 
     def mark(self, x: float, y: float, look: SeriesStyle, tip: str = "") -> None:
-        """Draw a marker with the tooltip ``tip``."""
+        """Draw the marker of the style ``look`` with the tooltip ``tip``."""
         css = f"mark {look.css}" + " hollow" * look.hollow
         r = MARK_PX
         corners = SHAPES[look.shape % len(SHAPES)]
@@ -194,7 +200,7 @@ class Canvas:
         opacity: float = 1.0,
         tip: str = "",
     ) -> None:
-        """Draw a filled rectangle with the tooltip ``tip``."""
+        """Draw a filled rectangle with the class ``css`` and the tooltip ``tip``."""
         faint = {"fill_opacity": f"{opacity:.3f}"} if opacity < 1 else {}
         self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)
 
@@ -258,7 +264,7 @@ class Panel:
         x_ticks: Iterable[tuple[float, str]] = (),
         y_ticks: Iterable[tuple[float, str]] = (),
     ) -> None:
-        """Draw title, grid, ticks (by default the scales' own) and axis titles."""
+        """Draw title, grid, ticks (value, label; by default the scales' own) and axis titles."""
         c = self.canvas
         x = self.x
         top = self.top
@@ -358,7 +364,9 @@ def colours(palette: dict[str, str]) -> str:
 
 
 def document(lines: Iterable[str], height: float, title: str) -> str:
-    """Return the SVG document with these ``lines``, ``height`` pixels high."""
+    """Return the SVG document with these ``lines`` (SVG elements), ``height`` pixels high.
+    ``title``: the text of its ``<title>``.
+    """
     head = (
         f'{HEAD.decode()} width="{WIDTH}" height="{height:.0f}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'

@@ -79,7 +79,8 @@ def fitted(
     folding: str,
 ) -> tuple[Sequence[int], list[list[str]]]:
     """Return the indexes of the columns to show in ``room`` columns of the terminal, and the rows
-    with their ``folding`` cells broken. The rest may still be too wide.
+    (``lines``) with their ``folding`` cells broken; ``optional`` and ``folding``: as of
+    ``print_table``. The rest may still be too wide.
     """
     from rich.cells import cell_len
 
@@ -102,7 +103,7 @@ def fitted(
 
 
 def fold(word: str, width: int) -> str:
-    """Break a long word into lines of at most ``width``, after ``_`` if possible."""
+    """Break a long word into lines of at most ``width`` characters, after ``_`` if possible."""
     lines = []
     while len(word) > width:
         at = word.rfind("_", 1, width) + 1 or width

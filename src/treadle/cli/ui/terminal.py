@@ -95,7 +95,7 @@ class PlainLines:
 
 def open_lines(commands: Iterable[str], keys: KeyboardGuard) -> LineSource:
     """Return an editor, or plain lines on a terminal without escape sequences. ``commands``: slash
-    commands to complete.
+    commands to complete; ``keys``: lends the keyboard for each entry.
     """
     return PlainLines(keys) if is_dumb() else Editor(commands, keys)
 

@@ -1,4 +1,8 @@
-"""Translates config.json of a Hugging Face model to GGUF's hyper-parameters."""
+"""Translates config.json of a Hugging Face model to GGUF's hyper-parameters.
+
+In the functions below ``whole`` reads the whole config.json, and ``keys`` the text model's part of
+it: the same file, unless the model is multimodal.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ class HfConfig:
     n_layer: int
     n_head: int
     n_head_kv: int
-    tied: bool
+    tied: bool  # the output matrix is that of the embeddings
     factors: dict[str, npt.NDArray[np.float32]]
     packing: Quantization | None  # MLX's
     nested: bool = False  # the text part of a multimodal model
@@ -196,10 +200,11 @@ def adapt_to_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
 
 
 def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
-    """Whether the output matrix is tied to the embeddings.
+    """Return whether the output matrix is tied to the embeddings.
 
-    In a multimodal model, ``tie_word_embeddings`` of the whole model takes precedence over the text
-    part's, unless only the latter is true. An output tensor that exists is used in any case.
+    In a multimodal model, ``tie_word_embeddings`` of ``whole`` (config.json) takes precedence over
+    that of ``keys`` (its text part), unless only the latter is true. An output tensor that exists
+    is used in any case.
     """
     part = OUTER.get(str(whole.get("model_type")))
     given = whole.get("tie_word_embeddings")
@@ -214,8 +219,8 @@ Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
 def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Size]:
-    """Return the numbers of query heads and of key/value heads; ``num_key_value_heads`` of null
-    means as many as query heads.
+    """Return the sizes (as ``_size`` does) of query heads and of key/value heads. A
+    ``num_key_value_heads`` of null means as many as query heads.
     """
     heads = _size(keys, family.word("num_attention_heads"), n_layer)
     word = family.word("num_key_value_heads")
@@ -225,8 +230,9 @@ def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Si
 
 
 def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = None) -> Size:
-    """Return a size that config.json gives as one integer or as a list for the layers: the largest,
-    and the list if the layers differ (else []).
+    """Return the size in config.json's key ``word``, one integer (``default`` if it is missing) or
+    a list with one for each layer, as (the largest, the list). The list is [] if all layers have
+    the same size.
     """
     each = keys.get(word)
     if not isinstance(each, list):
@@ -290,7 +296,8 @@ def _refuse_others(
 ) -> None:
     """Raise UnsupportedError for models that would load but give wrong results: another class of
     output head, unsupported packed weights, another attention mask, a value excluded by
-    ``Family.only``.
+    ``Family.only``. ``whole``: config.json; ``keys``: its text part; ``packing``: MLX's
+    quantisation, if it has one.
     """
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
@@ -349,7 +356,9 @@ _SCORING = "ForSequenceClassification"
 
 
 def _kinds(whole: MetadataReader, head: str) -> bool:
-    """Whether the name of a model class in ``architectures`` ends with ``head``."""
+    """Return whether config.json (``whole``) lists a model class in ``architectures`` whose name
+    ends with ``head``.
+    """
     kinds = whole.get("architectures") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
@@ -357,15 +366,17 @@ def _kinds(whole: MetadataReader, head: str) -> bool:
 
 
 def _has_no_head(whole: MetadataReader) -> bool:
-    """Whether the model's class has no output head: Qwen3Model, but not GPT2LMHeadModel."""
+    """Return whether the model class in config.json (``whole``) has no output head, as Qwen3Model,
+    but not GPT2LMHeadModel.
+    """
     heads = (*_WRITING, *_MASKED, _SCORING)
     return any(_kinds(whole, end) for end in _READING) and not any(_kinds(whole, h) for h in heads)
 
 
 def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
-    """Return the caps of attention scores and of logits. 0 if config.json has none but GGUF's
-    architecture has a default. Only for families that have caps: transformers ignores the keys
-    elsewhere.
+    """Return GGUF's keys of the caps of attention scores and of logits, for families that have
+    caps: transformers ignores config.json's keys elsewhere. A cap is 0 if config.json has none but
+    GGUF's architecture has a default.
     """
     found = {}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -379,9 +390,8 @@ def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
 def _attention_scale(
     keys: MetadataReader, family: Family, n_layer: int, n_embd: int, n_head: int, head_dim: int
 ) -> dict[str, float]:
-    """Return the key of the attention scale if it differs from the architecture's default; else {}.
-
-    The scale is ``query_pre_attn_scalar ** -0.5`` (Gemma).
+    """Return GGUF's key of the attention scale, ``query_pre_attn_scalar ** -0.5`` (Gemma), if it
+    differs from the architecture's default; else {}.
     """
     wide = n_layer in ARCHS[family.arch].width_scaled
     usual = n_embd / n_head if wide else float(head_dim)
@@ -391,8 +401,8 @@ def _attention_scale(
 
 
 def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
-    """Return the keys of the sliding window's size and of its layers; if no layer has a window, {}
-    or a size of 0 where the architecture has a default.
+    """Return GGUF's keys of the sliding window: its size in tokens, and the layers that have it. If
+    no layer has a window: {}, or a size of 0 where the architecture has a default size.
     """
     own = dict(ARCHS[family.arch].keys)
     without = {} if own.get(WINDOW) == 0 or PATTERN not in own else {WINDOW: 0}

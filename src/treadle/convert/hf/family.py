@@ -20,22 +20,23 @@ GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of GGUF's gelu
 class Family:
     """One ``model_type`` of transformers: its differences from Llama.
 
+    arch: GGUF's architecture.
     defaults: transformers' own, for keys that config.json may omit. A key that only few families
         have must be listed here to be read, with None if it has no default.
     names: table of its tensor names, see ``convert/hf/tensor_names.py``.
-    words: its own names of keys, by Llama's.
-    older_words: names used by files that contain one of these.
+    words: by Llama's name of a key, the family's own.
+    older_words: the same for older files, which contain one of these names.
     activation: required value of ``hidden_act`` (or ``hidden_activation``): that of GGUF's
         architecture of this name.
     older_activation: the value in its first files, which transformers treats as ``activation``.
     norm_shift: amount added to norm weights in GGUF (Gemma multiplies by 1 + weight).
     unshifted: endings of the names of norms that ``norm_shift`` leaves as they are.
-    windowed: returns a flag per layer: whether it sees ``sliding_window`` tokens only. Used
-        without ``layer_types``; None if the window is unused.
+    windowed: returns a flag per layer: whether it sees ``sliding_window`` tokens only. Used without
+        ``layer_types``; None if the window is unused.
     own_local_rope: layers with a window have their own RoPE base, never scaled.
     paired: RoPE pairs are adjacent in a head, as in GGUF; its rows keep their order.
-    copied: further keys, numbers and flags, and their GGUF names.
-    only: keys for which treadle supports one value.
+    copied: further keys of config.json, numbers or flags, and their GGUF names.
+    only: for some keys, the only value that treadle supports.
     by_head: ``attn_qkv`` interleaves queries, key and value of each key head; GGUF has all queries
         first.
     transposed: matrices in layers are [in, out].
@@ -43,7 +44,7 @@ class Family:
     positions_behind_pad: learned positions start after that of ``pad_token_id``.
     in_place: GGUF has no such architecture: the model runs from its folder only.
     normalize_keys: returns its keys under this family's names, if some have several spellings.
-    variant: chooses the actual family from the keys, if one ``model_type`` stands for several;
+    variant: returns the actual family from the keys, if one ``model_type`` stands for several;
         None: this one.
     n_ff_default: ``intermediate_size`` if it is null, in units of ``hidden_size``.
     experts: it is a mixture of experts.
@@ -54,13 +55,15 @@ class Family:
     turns: whether queries and keys have RoPE, if the architecture has one.
     more: returns further GGUF keys, added after those of all families; None removes a key.
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
-    numbers: single-number tensors of each layer, named after "layers.N.", and the GGUF key of the
-        list; after a slash the last two words of one outside layers, and its key.
+    numbers: by name after "layers.N.", the tensors of each layer that hold one number, and the GGUF
+        key of the list of them. A name with a leading slash is the last two words of a tensor
+        outside layers, with the key of its number.
     beside: returns further GGUF keys from outside the text part of a multimodal model.
     in_layers: returns a tensor's name with the number of its layer, if folders count the layers of
         several stacks separately.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
-    drafts: it is a drafter, which may lack embeddings, output and tokenizer: these are the model's.
+    drafts: it is a drafter, which may lack embeddings, output and tokenizer: it then uses those of
+        its target model.
     copies: names of tensors that hold one and the same matrix: the first that a checkpoint has is
         used.
     copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key

@@ -172,8 +172,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
 
 
 def _with_mtp(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
-    """Return the folder with its MTP layers added. If these are incomplete or unsupported, return
-    it without them, with the reason in ``mtp_problem``.
+    """Return the folder ``checkpoint`` with its MTP layers, the tensors ``further``, added. If
+    these are incomplete or unsupported, return it without them, with the reason in ``mtp_problem``.
     """
     from treadle.convert.hf.mtp import check_mtp, mtp_keys, name_mtp
 
@@ -195,13 +195,16 @@ def _with_mtp(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFold
 
 
 def _needs_names(config: Mapping[str, Any], drafter: bool) -> bool:
-    """Return whether the names of tensors decide what is read of the folder (``_part_of``)."""
+    """Return whether the names of tensors are needed before the config is read, because
+    ``_part_of`` chooses by them; ``drafter``: as in ``open_hf``.
+    """
     return (drafter and has_dspark(config)) or str(config.get("model_type")) in TEXT_APART
 
 
 def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict[str, Any]:
     """Return the config of the DSpark in a DeepSeek V4 folder, and leave only its tensors in
-    ``weights``. Other folders: raise UnsupportedError if there are no weights of the text model.
+    ``weights``. For other folders return ``config``; raise UnsupportedError if they have no weights
+    of the text model.
     """
     if not has_dspark(config):
         _check_text(config, folder, weights)
@@ -216,8 +219,8 @@ def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict
 
 
 def _check_text(config: Mapping[str, Any], folder: Path, weights: SafeTensors) -> None:
-    """Raise UnsupportedError if a multimodal folder has no weights of its text model: some publish
-    these in a repository of their own.
+    """Raise UnsupportedError if a multimodal folder has no weights of its text model, because these
+    were published in another repository.
     """
     if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
         return
@@ -287,12 +290,16 @@ class HFModel(GGUF):
         self._maps = weights.maps
 
     def make(self, progress: Progress) -> None:
-        """Assemble all derived tensors in memory now. Raises FileError for damaged parts."""
+        """Assemble all derived tensors in memory now. ``progress("unpack", done, total)`` counts
+        tensors. Raises FileError for damaged parts.
+        """
         self._workshop.make(progress)
 
 
 class _Outline(GGUF):
-    """The keys and tensor shapes of a directory. The graph checks them before weights are read."""
+    """A directory's keys and tensor shapes as a GGUF model without data, for the checks of the
+    graph before weights are read.
+    """
 
     def __init__(self, checkpoint: HfFolder) -> None:
         self.path = checkpoint.path
@@ -395,9 +402,9 @@ def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source
 
 
 def _without_mtp_heads(checkpoint: HfFolder) -> str:
-    """Remove MTP layers that mix their streams with tensors of their own (DeepSeek V4): GGUF has no
-    names for these beside the model's layers. Return a note for the user, "" if nothing was
-    removed.
+    """Remove from ``checkpoint`` MTP layers that mix their streams with tensors of their own
+    (DeepSeek V4): GGUF has no names for these beside the model's layers. Return a note for the
+    user, "" if nothing was removed.
     """
     if not any(HEAD in name for name in checkpoint.tensors):
         return ""
@@ -410,9 +417,9 @@ def _without_mtp_heads(checkpoint: HfFolder) -> str:
 
 
 def _mtp_alone(checkpoint: HfFolder) -> str:
-    """Remove all layers but the MTP layers, as llama.cpp's converter does with ``--mtp``;
-    embeddings, output and its norm stay. Return "": there is no note. Raises UnsupportedError if
-    there are none.
+    """Remove all layers of ``checkpoint`` but the MTP layers, as llama.cpp's converter does with
+    ``--mtp``; the embeddings, the output and its norm stay. Return "", as there is no note for the
+    user. Raises UnsupportedError if there are no MTP layers.
     """
     n_layer = checkpoint.hyper.n_layer
     found: dict[str, MappedTensor] = {}
@@ -431,7 +438,7 @@ def _mtp_alone(checkpoint: HfFolder) -> str:
 
 
 def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
-    """Return notes for the user on MLX formats that GGUF lacks."""
+    """Return notes for the user on MLX formats of ``tensors`` that GGUF lacks."""
     kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
     return [
         f"{name} weights have no GGUF format: they are dequantised and written as {kind}, the type "
@@ -490,8 +497,8 @@ def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
 
 
 def _filled_up(named: MappedTensor, more: int) -> SourceTensor:
-    """Return a table with its first row appended ``more`` times: in llama.cpp it needs a row for
-    each token.
+    """Return the table ``named`` with its first row appended ``more`` times: llama.cpp requires a
+    row for each token.
     """
     shape = (named.shape[0] + more, *named.shape[1:])
 

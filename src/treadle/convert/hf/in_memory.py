@@ -54,8 +54,9 @@ class AssembledTensors:
         return self._rows[name]
 
     def make(self, progress: Progress = lambda *_: None) -> None:
-        """Assemble all tensors, once. ``progress("unpack", done, total)`` counts tensors. Raises
-        FileError if memory is too small, or for non-finite weights of a quantised checkpoint.
+        """Assemble all tensors, unless this was done. ``progress("unpack", done, total)`` counts
+        tensors. Raises FileError if memory is too small, or for non-finite weights of a quantised
+        checkpoint.
         """
         with self._lock:
             if len(self._rows) == len(self.tensors):
@@ -92,7 +93,9 @@ def _rows_of(named: MappedTensor) -> Bytes:
 
 
 def _is_unpacked(tensor: SafeTensor) -> bool:
-    """Whether the tensor is computed from quantised codes and scales, possibly in several steps."""
+    """Return whether the tensor is computed from quantised codes and scales, possibly in several
+    steps.
+    """
     made = isinstance(tensor, DerivedTensor) and any(map(_is_unpacked, tensor.sources))
     return made or isinstance(tensor, DequantizedTensor)
 

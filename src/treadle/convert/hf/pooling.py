@@ -32,8 +32,9 @@ _VECTOR = "sentence_embedding"
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> dict[str, Any]:
-    """Return GGUF's pooling keys; {} if no file states a pooling. Raises FileError,
-    UnsupportedError.
+    """Return GGUF's pooling keys; {} if no file states a pooling. ``config``: config.json. Raises
+    FileError for damaged files, UnsupportedError for other poolings than mean, first and last
+    token.
     """
     arch = hyper.family.arch
     if hyper.scores:
@@ -70,7 +71,7 @@ def pooling_file(folder: Path) -> Path:
 
 
 def read_modules(folder: Path) -> list[tuple[str, str]]:
-    """Return (kind, subfolder) of each module in modules.json, in order; [] without that file.
+    """Return (kind, subfolder) of each module, in the order of modules.json; [] without that file.
 
     Raises FileError for an invalid list, UnsupportedError for other kinds or another order than
     Transformer, Pooling, Dense, Normalize.

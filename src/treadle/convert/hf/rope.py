@@ -2,6 +2,10 @@
 
 Old: ``rope_theta`` and ``rope_scaling``; new: ``rope_parameters``, one for all layers or one for
 each kind of layer.
+
+A function for one kind of scaling takes ``rope`` (the scaling's settings), ``keys`` (config.json),
+the RoPE base, and the number of rotated dims of a head. It returns GGUF's keys, and by GGUF name
+tensors of factors by which frequencies are divided, f32, one for each pair.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ def read_rope(
     keys: MetadataReader, family: Family, head_dim: int
 ) -> tuple[dict[str, Any], Factors]:
     """Return GGUF's keys of RoPE's base, dims and scaling, and RoPE factor tensors by GGUF name.
+    ``head_dim``: elements of a head.
 
     They come from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``. Raises
     FileError for invalid values, UnsupportedError for scaling that treadle lacks.
@@ -108,7 +113,7 @@ def read_rope(
 
 
 def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
-    """Pad factors, f32 [pairs], with ones to [n]."""
+    """Pad factors, f32 [pairs], with ones to ``n`` pairs."""
     return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
 
 
@@ -120,7 +125,9 @@ def _kind(rope: MetadataReader) -> str:
 
 
 def _given_keys(rope: MetadataReader) -> dict[str, Any]:
-    """Return all keys that are not null; the kind is always under ``rope_type``, never ``type``."""
+    """Return all settings in ``rope`` that are not null; the kind of scaling is always under
+    ``rope_type``, never ``type``.
+    """
     said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
     return {**said, "rope_type": _kind(rope)}
 
@@ -135,7 +142,7 @@ _STILL = 1e30  # factor of pairs that do not rotate, as llama.cpp's converter wr
 
 def _n_ctx_orig(rope: MetadataReader, keys: MetadataReader, lo: int = 1) -> int:
     """Return the context length before scaling, in tokens. As in transformers, the model's key
-    takes precedence over the one in ``rope``.
+    takes precedence over the one in ``rope``. Raises FileError if it is below ``lo``.
     """
     for said in (keys, rope):
         if said.get(_ORIGINAL) is not None:
@@ -153,7 +160,8 @@ def _linear(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) 
 
 
 def _llama3(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Divide low frequencies by ``factor``, keep high ones, and interpolate in between.
+    """Return the factors of Llama 3's scaling: ``factor`` for low frequencies, 1 for high ones,
+    interpolated in between.
 
     A frequency is measured in rotations per context length before scaling. If both bounds are equal
     (Llama 4 Scout) there is no interpolation.
@@ -196,8 +204,8 @@ def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) ->
 
 
 def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return two factor tensors: for prompts within the context length before scaling, and for
-    longer ones.
+    """Return the keys of LongRoPE and its two factor tensors: for prompts within the context length
+    before scaling, and for longer ones.
     """
     n_ctx = keys.integer(_STRETCHED, hi=POSITION_MAX)
     original = _n_ctx_orig(rope, keys, lo=2)
@@ -219,8 +227,8 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
 
 
 def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return the flag of dynamic scaling, which equals plain RoPE within the model's context. With
-    ``alpha`` (Hunyuan) return a larger base instead, which applies at any length.
+    """Return the key that marks dynamic scaling, which equals plain RoPE within the model's
+    context. With ``alpha`` (Hunyuan) return a larger base instead, which applies at any length.
     """
     if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
         rope.number("factor", lo=1e-3, hi=1e6)
@@ -229,8 +237,8 @@ def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int)
 
 
 def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return Gemma 4's scaling: frequencies are computed over the whole head, but only the first
-    pairs rotate.
+    """Return the keys and factors of Gemma 4's scaling: frequencies are computed over the whole
+    head, but only the first pairs rotate.
     """
     if keys.get(_WIDE) is not None:
         head_dim, _ = wide_heads(keys)
@@ -246,7 +254,8 @@ def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims:
 
 def wide_heads(keys: MetadataReader) -> tuple[int, int]:
     """Return head size and number of key heads of layers without a window (Gemma 4). They are two
-    keys, or per-layer values in files that transformers wrote.
+    keys, or per-layer values in files that transformers wrote. Raises UnsupportedError if these
+    layers differ from each other.
     """
     n_kv = keys.integer("num_key_value_heads")
     if (layers := keys.within("per_layer_config")) is not None:
@@ -274,8 +283,8 @@ def wide_heads(keys: MetadataReader) -> tuple[int, int]:
 
 
 def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Return Alibaba's NTK scaling, which applies at all lengths: a larger base, and each
-    wavelength longer by one factor.
+    """Return the keys and factors of Alibaba's NTK scaling, which applies at all lengths: a larger
+    base, and one factor for all frequencies.
     """
     if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
         rope.refuse("type", "'ntk': treadle supports it only in GTE, without mixed_b")
@@ -300,7 +309,9 @@ _SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scal
 
 
 def f32(value: float) -> float:
-    """Round to float32, as GGUF stores it: a folder run in place and its GGUF file then agree."""
+    """Round ``value`` to float32, as GGUF stores it: a folder run in place and its GGUF file then
+    agree.
+    """
     return float(np.float32(value))
 
 

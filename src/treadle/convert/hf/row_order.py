@@ -77,13 +77,15 @@ def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
 
 
 def _turned_stack(rows: Rows, n_head: int, share: float) -> Rows:
-    """Apply ``halves_to_pairs`` to each matrix of a stack [n, rows, ..]."""
+    """Apply ``halves_to_pairs`` to each matrix of a stack [n, rows, ..], with these ``n_head`` and
+    ``share``.
+    """
     return np.stack([halves_to_pairs(each, n_head, share) for each in rows])
 
 
 def _first_turned(rows: Rows, n: int, n_head: int, share: float) -> Rows:
-    """Apply ``halves_to_pairs`` to the first ``n`` rows: the queries and keys of a fused qkv
-    matrix.
+    """Apply ``halves_to_pairs`` to the first ``n`` rows, the queries and keys of a fused qkv
+    matrix; ``n_head``: the heads of both together.
     """
     return np.concatenate([halves_to_pairs(rows[:n], n_head, share), rows[n:]])
 
@@ -96,7 +98,7 @@ def rope_fraction(hyper: HfConfig) -> float:
 
 def by_matrix(rows: Rows, n_head: int, n_head_kv: int) -> Rows:
     """Reorder a fused qkv matrix from (queries, key, value) of each key head to all queries, then
-    all keys, then all values.
+    all keys, then all values. ``n_head``, ``n_head_kv``: the numbers of query and key heads.
     """
     groups = rows.reshape(n_head_kv, n_head // n_head_kv + 2, -1, *rows.shape[1:])
     parts = (groups[:, :-2], groups[:, -2], groups[:, -1])

@@ -105,7 +105,7 @@ class MappedTensor:
 
     @property
     def origin(self) -> str:
-        """Return the file and the checkpoint's tensor name, for messages."""
+        """The file and the checkpoint's tensor name, for messages."""
         return f"{self.tensor.path}: {self.tensor.name}"
 
     def floats(self, shift: float = 0.0) -> npt.NDArray[np.float32]:
@@ -179,8 +179,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
 
 
 def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
-    """Return the tensors without an output matrix that equals the embeddings, for a converter. Both
-    are read up to the first difference.
+    """Return the tensors ``found`` without an output matrix that equals the embeddings, for a
+    converter. Both are read up to the first difference.
     """
     kept = dict(found)
     output = kept.get(OUTPUT)
@@ -193,7 +193,7 @@ def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
 
 
 def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
-    """Whether two tensors have equal shape, type and bytes."""
+    """Return whether two tensors have equal shape, type and bytes."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
         return False
     starts = range(0, tensor.n_bytes, _PIECE)
@@ -294,8 +294,8 @@ def check_named(
 def renamed(
     name: str, named: MappedTensor, names: Iterable[tuple[str, str]]
 ) -> tuple[str, MappedTensor]:
-    """Return name and tensor, renamed from the graph's name to the one in GGUF files if ``names``
-    has a row for it: (name in files, name in the graph).
+    """Return a tensor's name and the tensor with that name: the one in GGUF files if ``names``,
+    pairs of (name in files, name in the graph), has a row for it; else unchanged.
     """
     for theirs, ours in names:
         if theirs.endswith(".") and name.startswith(ours):
@@ -306,8 +306,8 @@ def renamed(
 
 
 def _is_skipped(tensor: SafeTensor, hyper: HfConfig) -> bool:
-    """Whether to skip the tensor: it is no weight of the text model, belongs to an MTP layer, or is
-    empty (transformers writes matrices without rows for 0 shared experts).
+    """Return whether to skip the tensor: it is no weight of the text model, belongs to an MTP
+    layer, or is empty (transformers writes matrices without rows for 0 shared experts).
     """
     name = tensor.name
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
@@ -352,8 +352,8 @@ def _n_layers(hyper: HfConfig) -> int:
 
 
 def _names(hyper: HfConfig) -> Names:
-    """Return GGUF's stems by checkpoint name: the family's table, its scoring head, and mlx-lm's
-    names.
+    """Return GGUF's names by checkpoint name, both without layer and suffix: those of the family's
+    table, of its scoring head, and of mlx-lm.
     """
     scores = hyper.family.score_names if hyper.scores else {}
     own = {**hyper.family.names, **scores}
@@ -378,7 +378,7 @@ def _model(hyper: HfConfig) -> str:
 
 
 def _width(tensor: SafeTensor, hyper: HfConfig) -> int | None:
-    """Return the row length of a matrix by config.json; None if its key does not give one."""
+    """Return the row length of a matrix by config.json, in weights; None if it gives none."""
     return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
 
 
@@ -390,8 +390,8 @@ def _check(
     found: Mapping[str, MappedTensor],
     words: str = "",
 ) -> None:
-    """Raise FileError unless the tensor exists in this shape. The message has the checkpoint's
-    name.
+    """Raise FileError unless ``found`` has the tensor ``name`` in this shape. The message names the
+    checkpoint's tensor; ``words`` is added to it, after "config.json".
     """
     if name not in found:
         where = _hf_name(name, hyper, found)
@@ -403,8 +403,8 @@ def _check(
 
 
 def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> str:
-    """Return the checkpoint's name of GGUF's tensor ``name``, in the style of the tensors
-    ``found``, for messages.
+    """Return the checkpoint's name of GGUF's tensor ``name``, for messages, with the prefixes that
+    the tensors ``found`` have in the checkpoint.
     """
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")

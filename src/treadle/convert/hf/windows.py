@@ -1,7 +1,7 @@
 """Per-layer patterns of families: which layers have a sliding window, and which have attention.
 
-Functions that "put the window" return a flag per layer, bool [n_layer], true for a window; None if
-the window is unused.
+Functions that return ``Windowed`` are for ``Family.windowed``. ``keys`` reads config.json's text
+part.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _EVERY = 4  # Qwen's default: every fourth layer has attention
 
 
 def every_layer(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers (Mistral)."""
+    """Return the layers with a window, bool [n_layer]: all (Mistral)."""
     return [True] * n_layer
 
 
 def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in layers from ``max_window_layers`` on, if ``use_sliding_window`` (Qwen 2 and
-    3).
+    """Return the layers with a window, bool [n_layer]: those from ``max_window_layers`` on (Qwen 2
+    and 3). None if ``use_sliding_window`` is false.
     """
     if not keys.flag("use_sliding_window", False):
         return None
@@ -33,15 +33,15 @@ def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def every_layer_if_used(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers, if ``use_sliding_window`` (Qwen 3 MoE): transformers ignores
-    ``max_window_layers`` there.
+    """Return the layers with a window, bool [n_layer]: all (Qwen 3 MoE), because transformers
+    ignores ``max_window_layers`` there. None if ``use_sliding_window`` is false.
     """
     return [True] * n_layer if keys.flag("use_sliding_window", False) else None
 
 
 def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in every other layer below ``max_window_layers``, if ``use_sliding_window``
-    (Qwen 2 MoE).
+    """Return the layers with a window, bool [n_layer]: every other layer below
+    ``max_window_layers`` (Qwen 2 MoE). None if ``use_sliding_window`` is false.
     """
     if not keys.flag("use_sliding_window", False):
         return None
@@ -52,7 +52,7 @@ def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
 def all_but_every(
     usual: int, *, overridable: bool = False
 ) -> Callable[[MetadataReader, int], Windowed]:
-    """Return a rule that puts the window in all layers but every ``usual``-th.
+    """Return a function for ``Family.windowed``: all layers but every ``usual``-th have the window.
 
     ``overridable``: the key ``sliding_window_pattern``, which transformers reads only in some
     families, overrides ``usual``; 0 means no layer.
@@ -68,20 +68,22 @@ def all_but_every(
 
 
 def all_but_first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers but the first of each four."""
+    """Return the layers with a window, bool [n_layer]: all but the first of each four."""
     return by_period(-4, n_layer)
 
 
 def window_nope_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in layers without RoPE, if ``use_sliding_window`` (SmolLM 3). A
-    ``layer_types`` list overrides this in any case.
+    """Return the layers with a window, bool [n_layer]: those without RoPE (SmolLM 3); none if
+    ``use_sliding_window`` is false. A ``layer_types`` list overrides this in any case.
     """
     used = keys.flag("use_sliding_window", False)
     return [used and not turns for turns in by_period(NOPE_PERIOD, n_layer)]
 
 
 def has_attention(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: true for attention with a KV cache, false for a recurrent state."""
+    """Return a flag per layer: true for attention with a KV cache, false for a recurrent state.
+    Raises FileError if ``layer_types`` is no list of ``n_layer`` kinds.
+    """
     kinds = keys.get("layer_types")
     if kinds is None:
         every = keys.integer(INTERVAL, _EVERY)

@@ -22,7 +22,9 @@ RENAMED = {"tokenizer.ggml.separator_token_id": "tokenizer.ggml.seperator_token_
 
 
 def open_gguf_v1(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a GGUF file of version 1, or one from before its release (``FUGG``), as a source."""
+    """Open a GGUF file of version 1, or one from before its release (``FUGG``), as a source.
+    ``tokenizer`` is unused.
+    """
     source = gguf_source(GGUF([HeaderV1(path)]))
     source.metadata = {RENAMED.get(key, key): v for key, v in source.metadata.items()}
     return source
@@ -30,7 +32,7 @@ def open_gguf_v1(path: Path, tokenizer: Path | None = None) -> Source:
 
 def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
     """Open a GGML, GGMF or GGJT file as a source; the first two may be split (``FILE``, ``FILE.1``
-    ...).
+    ...). ``tokenizer`` is unused. Raises FileError for damaged files, and parts of several models.
     """
     first = Legacy(path)
     parts = [first]

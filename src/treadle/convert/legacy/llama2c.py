@@ -89,7 +89,7 @@ def find_tokenizer(path: Path, n_vocab: int) -> Path:
 
 def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
     """Return GGUF's keys of a ``tokenizer.bin``, or of the sentencepiece model that it was exported
-    from.
+    from. Raises FileError for other files.
 
     ``tokenizer.bin``: the longest piece's length, then ``n_vocab`` x {score:f32 length:i32 bytes}.
     """

@@ -119,7 +119,8 @@ class _Model:
 
     def _context(self, eps: float, theta: float) -> int:
         """Return the trained context length in tokens. Unless ``max_seq_len`` gives it, it is
-        deduced from settings that identify the release, with a note for the user.
+        deduced from settings that identify the release (norm epsilon ``eps``, RoPE base ``theta``
+        ..), with a note for the user.
         """
         if self.params.get("max_seq_len") is not None:
             return self.params.integer("max_seq_len", hi=POSITION_MAX)
@@ -175,8 +176,9 @@ class _Model:
     def _without_copies(
         self, name: str, pieces: list[CheckpointTensor]
     ) -> tuple[list[CheckpointTensor], list[tuple[CheckpointTensor, CheckpointTensor]]]:
-        """Return the pieces to join, and pairs of pieces that must be equal. If there are more
-        ranks than key heads, consecutive ranks hold copies of one head.
+        """Return the pieces of tensor ``name`` to join, one from each rank, and pairs of pieces
+        that must be equal. If there are more ranks than key heads, consecutive ranks hold copies of
+        one head: only the first of them is joined.
         """
         heads = self.n["n_head_kv"] * self.n["head_dim"]
         n_rows = pieces[0].shape[0] * len(pieces)

@@ -24,8 +24,8 @@ Check = Callable[[str, LowRank, tuple[int, ...]], None]
 
 
 def match_matrices(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:
-    """Return the adapter with its pairs fused or split like the model's matrices. ``check(name,
-    pair, shape)`` raises if a part has another shape.
+    """Return the adapter with its pairs (A and B) fused or split like the model's matrices.
+    ``check(name, pair, shape)`` raises if a pair does not fit a matrix of that shape.
     """
     ranks = dict(adapter.ranks)
     for name in adapter.ranks:

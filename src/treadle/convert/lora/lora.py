@@ -76,8 +76,8 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
 
 
 def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
-    """Load adapters into an engine; new requests use them. Each is a path or (path, scale), with
-    scale 1 by default.
+    """Load adapters into an engine; new requests use them. ``given``: each a path or (path, scale),
+    with scale 1 by default.
 
     A duplicate name gets a number appended. Errors as ``open_adapter``'s, and TreadleError for
     other values.
@@ -136,7 +136,9 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
 
 
 def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
-    """Return A and B of each matrix. Raises FileError for a tensor that is not half of a pair."""
+    """Return (matrix, A, B) for each matrix of a GGUF adapter. Raises FileError for a tensor that
+    is not half of a pair, and if there are none.
+    """
     found = []
     for name, tensor in file.tensors.items():
         stem = name[: -len(SUFFIXES[0])]
@@ -219,7 +221,9 @@ def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
 
 
 def _share(name: str, config: Config) -> float:
-    """Return the fraction of each head that RoPE rotates, in the layer of the matrix ``name``."""
+    """Return the fraction of each head that RoPE rotates in the layer of the matrix ``name``; 1 if
+    the layer has no RoPE.
+    """
     layer = config.layers[int(name.split(".")[1])]
     return 1.0 if layer.rope is None else config.ropes[layer.rope].dims / layer.head_dim
 
@@ -238,8 +242,8 @@ def _heads(name: str, config: Config) -> int:
 
 
 def _pairs_to_halves(tensor: Tensor, n_head: int, share: float) -> Floats:
-    """Reorder B's rows from GGUF's adjacent RoPE pairs to halves of a head, for a model run in
-    place; only within the rotated ``share`` of each head.
+    """Reorder the rows of B (``tensor``, with ``n_head`` heads) from GGUF's adjacent RoPE pairs to
+    halves of a head, for a model run in place; only within the rotated ``share`` of each head.
     """
     rows = _floats(tensor)
     heads = rows.reshape(n_head, -1, rows.shape[1])
@@ -279,7 +283,9 @@ def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
-    """Raise FileError or UnsupportedError unless ``low`` fits the model's matrix ``name``."""
+    """Raise FileError or UnsupportedError unless ``low``, A and B of ``adapter``, fits the model's
+    matrix ``name``.
+    """
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")

@@ -80,7 +80,7 @@ class Peft:
 
 
 def is_peft(path: Path) -> bool:
-    """Whether ``path`` is a folder with adapter_config.json, or a .safetensors file in one."""
+    """Return whether ``path`` is a folder with adapter_config.json, or a safetensors file in it."""
     return ((path if path.is_dir() else path.parent) / CONFIG).is_file() and (
         path.is_dir() or path.suffix == ".safetensors"
     )
@@ -152,8 +152,9 @@ def _check_weights(folder: Path) -> None:
 def _pairs_of(
     tensors: Iterable[SafeTensor], state: Hash
 ) -> tuple[dict[str, dict[str, SafeTensor]], set[str]]:
-    """Return tensors "A" and "B" by module, and the modules that are embedding tables. Names and
-    contents are added to the hash ``state``.
+    """Return the tensors of an adapter by module and side ("A", "B"), and the modules that are
+    embedding tables. Names and contents are added to the hash ``state``. Raises UnsupportedError
+    for other tensors.
     """
     pairs: dict[str, dict[str, SafeTensor]] = {}
     tables: set[str] = set()
@@ -216,8 +217,8 @@ def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule
 
 
 def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> int:
-    """Return the number of experts in the model's matrix; if the model lacks it, the largest index
-    in ``each`` plus one.
+    """Return the number of experts in the model's matrix ``part.name``; if the model lacks it, the
+    largest index in ``each`` (pairs by expert) plus one.
     """
     matrix = gguf.tensors.get(part.name)
     return matrix.shape[0] if matrix is not None and len(matrix.shape) == 3 else max(each) + 1
@@ -278,7 +279,9 @@ def _alpha(keys: MetadataReader, module: str) -> float:
 
 
 def _is_rslora(keys: MetadataReader) -> bool:
-    """Whether the adapter is rsLoRA, whose scale is alpha / sqrt(rank) in place of alpha / rank."""
+    """Return whether the adapter is rsLoRA, whose scale is alpha / sqrt(rank) in place of alpha /
+    rank.
+    """
     return keys.flag("use_rslora", False)
 
 
@@ -298,8 +301,8 @@ def _transform(tensor: SafeTensor, make: Make) -> Floats:
 
 
 def _transformed_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
-    """Return the shape of what ``part.make`` makes of the tensor, without reading its values.
-    Raises FileError if it does not fit.
+    """Return the shape that ``part.make`` gives the tensor, A or B of an adapter, without reading
+    its values. Raises FileError if the tensor does not fit.
     """
     assert part.make is not None
     try:

@@ -22,7 +22,9 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class ExpertPair:
-    """A and B of a module, stored in ``types``; ``factor`` multiplies B A."""
+    """A and B of a module; ``types``: their types in the file, safetensors' names; ``factor``
+    multiplies B A.
+    """
 
     a: SafeTensor
     b: SafeTensor
@@ -31,8 +33,8 @@ class ExpertPair:
 
 
 def group_by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
-    """Group pairs by module name without the expert's index, then by that index; other modules get
-    one index of their own.
+    """Group pairs by module name without the expert's index, then by that index; a module that is
+    no expert's has the single index ALONE.
     """
     found: dict[str, dict[int, ExpertPair]] = {}
     for module, pair in pairs.items():
@@ -43,8 +45,8 @@ def group_by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, Expe
 
 
 def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
-    """Stack the pairs of single experts to one pair, A [E, rank, k] and B [E, m, rank], zeros for
-    experts without one; if factors differ, they go into B.
+    """Stack the pairs of single experts to one pair for all ``n_expert`` of the model, A [E, rank,
+    k] and B [E, m, rank], zeros for experts without one; if factors differ, they go into B.
 
     Raises FileError for an expert that the model lacks, and for experts of different shapes.
     """

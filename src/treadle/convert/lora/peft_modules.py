@@ -53,8 +53,8 @@ class PeftModule:
     ``make`` converts A or B, as ``side`` says ("A", "B"); None: both stay unchanged.
     """
 
-    name: str
-    family: Family
+    name: str  # GGUF's, with layer and suffix
+    family: Family  # whose table or rule has the module
     make: Make | None = None
     side: Side = ""
 
@@ -107,8 +107,8 @@ class Modules:
         raise UnsupportedError(why)
 
     def is_unread(self, module: str) -> bool:
-        """Whether the module comes after an encoder's last hidden states (pooling, heads), so that
-        treadle does not run it.
+        """Return whether the module comes after an encoder's last hidden states (pooling, heads),
+        so that treadle does not run it.
         """
         if any(name.startswith(SCORING) for name in self._gguf.tensors):
             return False
@@ -131,12 +131,16 @@ class Modules:
 
 
 def stem_of(family: Family, made: str) -> str:
-    """Return GGUF's stem for the tensor ``made`` by a rule."""
+    """Return GGUF's name, without layer and suffix, for the tensor ``made``, a result of one of the
+    family's rules.
+    """
     return family.names[made.removesuffix(".weight")]
 
 
 def gguf_name(stem: str, layer: str | None) -> str:
-    """Return GGUF's name of a matrix, in a layer or outside."""
+    """Return the full GGUF name of a matrix, "blk.{layer}.{stem}.weight"; outside layers (``layer``
+    is None) "{stem}.weight".
+    """
     return f"{stem}.weight" if layer is None else f"blk.{layer}.{stem}.weight"
 
 

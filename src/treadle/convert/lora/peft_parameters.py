@@ -40,12 +40,12 @@ _BOTH = "gate_up_proj"
 
 
 class Parameters(NamedTuple):
-    """The experts of one layer. ``n_ff`` and ``n_embd``: outputs and inputs of the gate and up
-    matrices.
+    """The ``n`` experts of one layer, which ``module`` names. ``n_ff`` and ``n_embd``: outputs and
+    inputs of the gate and up matrices.
     """
 
     module: str
-    layer: str
+    layer: str  # its number
     n: int
     n_ff: int
     n_embd: int
@@ -59,8 +59,8 @@ class Parameters(NamedTuple):
 
 
 def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
-    """Return the experts that ``module`` names; None unless it is all experts of a layer of the
-    model.
+    """Return the experts that ``module`` names; None if it does not name all experts of a layer, or
+    if the model has no such experts.
     """
     match = _MODULE.fullmatch(module)
     name = NAME.fullmatch(f"{match['module']}.weight") if match else None
@@ -95,10 +95,11 @@ class ParameterPair(NamedTuple):
 
 
 def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: object) -> bool:
-    """Whether A takes the parameter's inputs, as it should, in this file; false if PEFT swapped A
-    and B.
+    """Return whether A takes the parameter's inputs, as it should, in this file; false if PEFT
+    swapped A and B.
 
-    ``version``: PEFT's, recorded since 0.18. Raises UnsupportedError if it is ambiguous.
+    ``version``: PEFT's, recorded since 0.18. Raises UnsupportedError if neither shapes nor the
+    version decide.
     """
     fits = [tuple(map(bool, pair.fits())) for pair in pairs]
     told = {straight for straight, turned in fits if straight != turned}
@@ -122,8 +123,9 @@ def read_parameter(
 ) -> Iterator[tuple[str, str, LowRank]]:
     """Yield (parameter, GGUF name, pair with a factor of 1) for each matrix that a pair adds to.
 
-    ``straight``: the result of ``is_straight``, used if shapes fit either way. Raises FileError for
-    shapes of no parameter, UnsupportedError if they fit two.
+    ``read`` returns a tensor's values as float32. ``straight``: the result of ``is_straight``, used
+    if shapes fit either way. Raises FileError for shapes of no parameter, UnsupportedError if they
+    fit two.
     """
     of, a, b, targets = pair
     (n_rows, given), (gives, n_columns) = (
@@ -156,8 +158,8 @@ def read_parameter(
 
 
 def _half(read: Callable[[], tuple[Floats, Floats]], which: int, rows: Any = slice(None)) -> Floats:
-    """Return ``read()[which]``, A (0) or B (1) of all experts, with only ``rows`` of each
-    expert.
+    """Return A (``which`` = 0) or B (1) of all experts, as ``read`` returns them, with only
+    ``rows`` of each expert.
     """
     return np.ascontiguousarray(read()[which][:, rows])
 
@@ -165,8 +167,8 @@ def _half(read: Callable[[], tuple[Floats, Floats]], which: int, rows: Any = sli
 def _matrices(
     of: Parameters, parameter: str, shape: tuple[int, int], modules: Modules
 ) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """Yield the GGUF name of each matrix made from a parameter of ``shape`` [m, k], and the
-    parameter's rows that it takes, int [n].
+    """Yield the GGUF name of each matrix that conversion makes from ``parameter`` of the experts
+    ``of``, of ``shape`` [m, k], and the parameter's rows that the matrix takes, int [n].
     """
     if own := _rule(parameter, modules):
         family, rule = own
@@ -183,7 +185,9 @@ def _matrices(
 
 
 def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | None:
-    """Return the family's rule for the parameter, with the family, or None."""
+    """Return the rule that makes matrices of ``parameter``, with its family; None if no family of
+    the model has one.
+    """
     for family, rule in modules.rules():
         if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):
             return family, rule
@@ -191,8 +195,8 @@ def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | N
 
 
 def _is_transposed(parameter: str, modules: Modules) -> bool:
-    """Whether the checkpoint's model (transformers) stores ``parameter`` as ``[E, k, m]``, which
-    conversion transposes.
+    """Return whether the checkpoint's model (transformers) stores ``parameter`` as ``[E, k, m]``,
+    which conversion transposes.
     """
     own = _rule(parameter, modules)
     makes = own[1].gives.values() if own else ()

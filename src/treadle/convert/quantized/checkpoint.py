@@ -80,7 +80,8 @@ def quantization_section(config: MetadataReader) -> MetadataReader | None:
 
 
 def unquantised(tensors: Mapping[str, SafeTensor], settings: MetadataReader) -> Found:
-    """Return the tensors with packed parts replaced by matrices.
+    """Return the tensors with packed parts replaced by matrices. ``settings``: as ``find_settings``
+    returns them.
 
     Raises FileError for parts that are missing or do not match, UnsupportedError for a format that
     treadle does not unpack.
@@ -202,8 +203,8 @@ def _bitsandbytes(found: Found, settings: MetadataReader) -> None:
 
 
 def _words(found: Found) -> Found:
-    """Remove every ``NAME.qweight`` from ``found`` and return them as ``NAME.weight``, the name of
-    the unpacked matrix.
+    """Remove every ``NAME.qweight`` from ``found``, and return them under ``NAME.weight``, the name
+    of the unpacked matrix.
     """
     names = [name for name in found if name.endswith(".qweight")]
     return {f"{name.removesuffix('qweight')}weight": found.pop(name) for name in names}
@@ -219,7 +220,9 @@ def _weights(settings: MetadataReader) -> list[MetadataReader]:
 
 
 def _sizes(*settings: MetadataReader) -> Sizes:
-    """Return the candidate sizes of scale blocks in the settings: rows, and columns."""
+    """Return the sizes of scale blocks that any of the ``settings`` state, as two lists: rows of a
+    block, and columns.
+    """
     rows = list[int]()
     columns = list[int]()
     for keys in settings:

@@ -47,8 +47,8 @@ class DequantizedTensor(DerivedTensor):
 def unpacked(
     name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
 ) -> DequantizedTensor:
-    """Return a tensor of ``shape`` in ``dtype`` that ``make(*values of sources)`` computes when it
-    is read.
+    """Return a tensor of ``shape`` in ``dtype`` (a ggml type's name), whose bytes ``make`` computes
+    from the values of ``sources`` when it is read.
     """
     first = sources[0]
     (block, block_bytes) = block_of(dtype)
@@ -97,7 +97,9 @@ def typed(tensor: SafeTensor, kinds: Sequence[str]) -> SafeTensor:
 
 
 def floats_of(scale: SafeTensor) -> str:
-    """Return the type of products with these scales: theirs if it is F16 or BF16, else BF16."""
+    """Return the float type for weights that are multiplied by these scales: the scales' own if it
+    is F16 or BF16, else BF16.
+    """
     return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"
 
 
@@ -117,8 +119,8 @@ def matrix_shape(tensor: SafeTensor) -> tuple[int, ...]:
 
 
 def shared(n: int, parts: int, *said: int) -> int:
-    """Return the first group size of ``said`` for which ``n`` weights have ``parts`` scales; the
-    last group may be smaller. 0: none fits.
+    """Return the first group size in ``said`` for which ``n`` weights have ``parts`` scales, where
+    the last group may be smaller; 0 if none fits.
     """
     return next((size for size in said if size > 0 and -(-n // size) == parts), 0)
 

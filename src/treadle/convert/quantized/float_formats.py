@@ -48,7 +48,7 @@ _MOST = 1e9  # limit of a setting
 
 
 def is_float8(tensor: SafeTensor) -> bool:
-    """Whether the tensor's type is an 8-bit float that holds weights."""
+    """Return whether the tensor's type is an 8-bit float that holds weights."""
     return tensor.dtype in FLOAT8
 
 
@@ -83,8 +83,8 @@ def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> Non
 
 
 def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of scales with as many axes as the weights; zeros if it does not match
-    these.
+    """Return the shape ``scales`` with as many axes as ``shape``, that of the weights; zeros if it
+    does not match.
     """
     if math.prod(scales) == 1:
         return (1,) * len(shape)
@@ -103,8 +103,9 @@ def read_float4(
     """Replace the pairs of E2M1 ``name`` in ``found`` by blocks: with powers of two in
     ``name``_scale MXFP4, with E4M3 scales NVFP4.
 
-    ``whole``: name of a factor that multiplies (or divides) all weights of NVFP4; "": none. Rows
-    that are not whole NVFP4 blocks become BF16.
+    ``whole``: name of a factor that multiplies (if ``divides``, divides) all weights of NVFP4; "":
+    none. Rows that are not whole NVFP4 blocks become BF16. Raises FileError for scales of another
+    shape.
     """
     scale = pop_companion(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrix_shape(tensor)
@@ -148,7 +149,9 @@ def _factor(number: Array, divides: bool) -> Array:
 
 
 def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> Array:
-    """Return NVFP4 weights as BF16 bytes, for rows that are not whole blocks."""
+    """Return NVFP4 weights as BF16 bytes, for rows that are not whole blocks: pairs of E2M1 times
+    E4M3 ``scales``, times (or, if ``divides``, divided by) each of ``numbers``.
+    """
     each = float8(scales, E4M3)
     for number in numbers:
         each = each * _factor(number, divides)
@@ -159,7 +162,8 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     """Replace bitsandbytes' 4-bit weights ``name`` in ``found`` by F16 or BF16.
 
     Each code selects one of 16 values, scaled by ``absmax`` per ``blocksize`` weights; the scales
-    may be 8-bit codes of a second table. ``state``: the tensor with the settings as JSON.
+    may be 8-bit codes of a second table. ``state``: the tensor with the settings as JSON. Raises
+    FileError for parts that are missing or do not match.
     """
     if name not in found:
         raise state.error(f"has no {name}")

@@ -1,4 +1,8 @@
-"""Matrices of quantised checkpoints in integers: ``w = scale * (code - zero)``."""
+"""Matrices of quantised checkpoints in integers: ``w = scale * (code - zero)``.
+
+Functions that unpack a matrix raise FileError for parts that are missing or do not match.
+``found``: a checkpoint's tensors by name, which they change.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +65,8 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
 
 
 def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
-    """Replace bitsandbytes' I8 ``name`` [M, K] in ``found`` by Q8_0 or BF16. Code 127 stands for
-    the row's largest magnitude, ``scale`` [M].
+    """Replace bitsandbytes' I8 ``name`` [M, K] in ``found`` by Q8_0 or BF16. ``scale`` [M] has the
+    largest magnitude of each row, which code 127 stands for.
     """
     tensor = found.get(name)
     if tensor is None or tensor.dtype != INT8:
@@ -142,6 +146,7 @@ class GptqLayout:
 def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) -> None:
     """Unpack GPTQ's int32 words along K, [K * bits / 32, M], into ``found[name]``, with ``qzeros``
     [G, M * bits / 32], ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
+    ``said``: the settings of config.json.
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
@@ -200,7 +205,7 @@ def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
 
 
 def _broadcast(grid: tuple[int, int], values: Array) -> Array:
-    """Broadcast scales or zero points, one for all, [M] or [M, G], to [M, G]."""
+    """Broadcast scales or zero points, [M, G], [M] or a single one, to ``grid``, [M, G]."""
     return np.broadcast_to(values.reshape(-1, grid[1]), grid)
 
 
@@ -219,8 +224,9 @@ def _scales_a_row(scale: SafeTensor, m: int) -> int:
 
 
 def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array | None:
-    """Return the scale group of each weight in a row, int64 [K], from ``g_idx`` if there is one;
-    None if groups are contiguous and whole. Raises FileError for invalid groups.
+    """Return the scale group of each of the ``k`` weights in a row, int64 [K], from ``order``
+    (``g_idx``) if it is given; None if groups of ``group`` weights are contiguous and whole. Raises
+    FileError for invalid groups.
     """
     in_turn = np.arange(k) // group
     if order is None:
@@ -236,8 +242,9 @@ def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array
 
 
 def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: SafeTensor) -> str:
-    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``middle``: every
-    zero point is the middle code.
+    """Return Q4_0, Q4_1 or Q8_0 if it holds the same numbers, else a float type. ``bits``: per
+    code; ``group``: weights per scale; ``middle``: every zero point is the middle code; ``groups``:
+    as ``_order`` returns them.
     """
     if groups is not None or group % BLOCK or (bits > 4 and not middle):
         return floats_of(scale)

@@ -110,24 +110,24 @@ class PackedModule:
 
     @property
     def arrays(self) -> tuple[SafeTensor, SafeTensor, SafeTensor]:
-        """Return the tensors in the order of the format's parts."""
+        """The tensors in the order of the format's parts."""
         return self.weight, self.scales, self.biases
 
     @property
     def bits_and_group(self) -> tuple[int, int]:
-        """Return the bits per code, and the weights per scale."""
+        """The bits per code, and the weights per scale."""
         group = self.shape[-1] // self.scales.shape[-1]
         return self.weight.shape[-1] * WORD // self.shape[-1], group
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of all three tensors in bytes."""
+        """The size of all three tensors in bytes."""
         return sum(tensor.n_bytes for tensor in self.arrays)
 
 
 def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
     """Return the tensors; each module packed in a mode of FLOATS (mxfp4, nvfp4, mxfp8) becomes one
-    tensor. Raises FileError for mismatched parts.
+    tensor. ``found``: config.json's settings. Raises FileError for mismatched parts.
     """
     result = dict(tensors)
     for name, scales in tensors.items():
@@ -155,7 +155,8 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
 def unpack(
     tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
 ) -> Found:
-    """Return the tensors; affine modules chosen by ``wanted`` become one tensor each.
+    """Return the tensors; affine modules chosen by ``wanted`` become one tensor each. ``found``:
+    config.json's settings.
 
     ``wanted(name of the weight)`` returns "" to leave a module packed, a float type, or BLOCKS:
     Q4_1 blocks where they hold the codes, else floats. Errors as ``find_packed``'s.
@@ -189,8 +190,9 @@ def find_packed(
     found: Quantization,
     width: Callable[[SafeTensor], int | None],
 ) -> dict[str, PackedModule]:
-    """Return every packed matrix by the name of its ``weight``. ``width(weight)`` returns the row
-    length K, None if unknown. Raises FileError, UnsupportedError.
+    """Return every packed matrix by the name of its ``weight``. ``found``: config.json's settings;
+    ``width(weight)`` returns the row length K, None if unknown. Raises FileError for missing or
+    mismatched parts, UnsupportedError for a format that treadle lacks.
     """
     packed: dict[str, PackedModule] = {}
     for name, tensor in tensors.items():
@@ -230,8 +232,9 @@ def _pack(
     found: Quantization,
     width: int | None,
 ) -> PackedModule:
-    """Return the module of these three tensors. Raises FileError if their shapes do not match each
-    other and the settings. ``width``: K if known, from which bits and group size follow.
+    """Return the module of these three tensors. ``width``: K if known, from which bits and group
+    size follow; else those of the settings ``found`` apply. Raises FileError if shapes do not match
+    each other and the settings.
     """
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)

@@ -32,8 +32,8 @@ INFINITIES = {"F8_E5M2": 124}  # larger codes are NaNs; E4M3 has only one NaN: 1
 
 
 def float8(codes: Array, dtype: str) -> F32Array:
-    """Decode uint8 to float32: shift exponent and mantissa into place, then multiply by the
-    difference of the exponent biases. NaNs and infinities are kept.
+    """Decode 8-bit floats of type ``dtype``, uint8, to float32: shift exponent and mantissa into
+    place, then multiply by the difference of the exponent biases. NaNs and infinities are kept.
     """
     shift, bias = FLOAT8[dtype]
     bits = codes.view(np.int8).astype(np.int32)  # sign-extends: the sign bit is in place
@@ -48,7 +48,7 @@ def float8(codes: Array, dtype: str) -> F32Array:
 
 
 def is_nonfinite(codes: Array, dtype: str) -> Array:
-    """Return a bool per uint8 code: whether it is an infinity or a NaN."""
+    """Return a bool per 8-bit float of type ``dtype``: whether it is an infinity or a NaN."""
     return np.asarray(codes & 127 >= INFINITIES.get(dtype, 127))
 
 
@@ -58,7 +58,7 @@ def powers(exponents: Array) -> F32Array:
 
 
 def to_bytes(values: F32Array, dtype: str) -> Array:
-    """Convert float32 [.., K] to F16 or BF16, uint8 [.., 2 K]."""
+    """Convert float32 [.., K] to ``dtype``, F16 or BF16, as bytes, uint8 [.., 2 K]."""
     return by_name(dtype).quantize_rows(np.ascontiguousarray(values, np.float32))
 
 
@@ -66,8 +66,8 @@ def to_bytes(values: F32Array, dtype: str) -> Array:
 
 
 def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: str) -> Array:
-    """Return 8-bit float codes, uint8 [.., M, K], times scales [.., R, C] of blocks [m, k], as
-    BF16, uint8 [.., M, 2 K].
+    """Return 8-bit float codes of type ``dtype``, uint8 [.., M, K], times their scales, [.., R, C],
+    as BF16, uint8 [.., M, 2 K]. ``block``: rows and columns of weights that share a scale.
     """
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     (m, k), (n_rows, n_columns) = block, codes.shape[-2:]
@@ -131,8 +131,8 @@ def split_awq(words: Array) -> Array:
 def whole_numbers(
     dtype: str, codes: Array, scales: F32Array, zeros: Array, groups: Array | None = None
 ) -> Array:
-    """Compute ``scales * (codes - zeros)`` in ``dtype``: codes [M, K] of any integer type, scales
-    and zeros [M, G]; uint8 [M, bytes of a row].
+    """Compute ``scales * (codes - zeros)`` in ``dtype``, Q4_0, Q4_1, Q8_0 or a float type: codes
+    [M, K] of any integer type, scales and zeros [M, G]; return uint8 [M, bytes of a row].
 
     ``groups`` [K]: each weight's group; None: groups are contiguous. Q4_0 needs all zeros equal and
     codes from 8 below to 7 above them; Q4_1 needs codes from 0 to 15. Raises OverflowError for
@@ -167,9 +167,9 @@ def whole_numbers(
 
 
 def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Array:
-    """Compute ``scales * codes + minimums`` in Q4_1 or floats: codes [M, K] from 0 on, the others
-    [M, G]; uint8 [M, bytes of a row]. Raises OverflowError for block scales or minimums that are
-    not finite.
+    """Compute ``scales * codes + minimums`` in ``dtype``, Q4_1 or a float type: codes [M, K] from 0
+    on, the others [M, G]; return uint8 [M, bytes of a row]. Raises OverflowError for block scales
+    or minimums that are not finite.
     """
     m, k = codes.shape
     group = k // scales.shape[1]
@@ -195,15 +195,15 @@ def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Ar
 
 
 def from_mxfp4(pairs: Array, scales: Array) -> Array:
-    """Convert pairs, uint8 [.., K / 2], and exponents [.., K / 32] to ggml's MXFP4 blocks, uint8
-    [.., row bytes].
+    """Convert pairs of E2M1, uint8 [.., K / 2], with a power of two per 32 weights (uint8 exponents
+    [.., K / 32]) to ggml's MXFP4 blocks, uint8 [.., row bytes].
     """
     return mxfp4_blocks(pairs.reshape(*scales.shape, -1), scales)
 
 
 def from_nvfp4(pairs: Array, scales: Array) -> Array:
-    """Convert pairs, uint8 [.., K / 2], and E4M3 scales [.., K / 16] to ggml's NVFP4 blocks, uint8
-    [.., row bytes].
+    """Convert pairs of E2M1, uint8 [.., K / 2], with E4M3 scales, uint8 [.., K / 16], to ggml's
+    NVFP4 blocks, uint8 [.., row bytes].
     """
     codes = split_bytes(pairs, 4).reshape(*scales.shape, 2, NV_GROUP // 2)
     joined = codes[..., 0, :] | codes[..., 1, :] << 4
@@ -217,8 +217,9 @@ def from_nvfp4(pairs: Array, scales: Array) -> Array:
 
 
 def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> Array:
-    """Look up 4-bit codes, uint8 [n / 2] with the even weight in the upper half, in ``table`` [16],
-    times one scale per block of neighbours, regardless of rows. Return F16 or BF16, uint8 [2 n].
+    """Look up 4-bit codes (``pairs``, uint8 [n / 2] with the even weight in the upper half) in
+    ``table`` [16], times one scale per block of neighbours, regardless of rows. Return ``dtype``,
+    F16 or BF16, as uint8 [2 n].
     """
     a_block = 2 * pairs.size // scales.size
     byte = np.arange(256)

@@ -14,7 +14,8 @@ CHECKED_WEIGHTS = 1 << 20  # weights checked at a time
 
 
 def is_finite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> bool:
-    """Whether no weight of ``data`` (uint8, whole blocks) is an infinity or a NaN.
+    """Return whether all weights of ``data`` (uint8, whole blocks) are finite, no infinities or
+    NaNs.
 
     ``k``: weights per row. In a format whose rows have scales of their own, ``data`` are whole
     rows.
@@ -37,7 +38,9 @@ def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> int:
 
 
 def nonfinite_message(fmt: Format, block: int, k: int) -> str:
-    """Return a message about the non-finite weight in this block, for rows of ``k`` weights."""
+    """Return a message about the non-finite weight in block number ``block`` of a tensor with rows
+    of ``k`` weights.
+    """
     row, column = divmod(block * fmt.block, k)
     what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
     return f"{what} not finite, in row {row}, column {column}"

@@ -66,7 +66,7 @@ class DerivationRule:
     side: Side = ""
 
     def applies(self, layer: int) -> bool:
-        """Return whether the rule applies to layer number ``layer``; 0 stands for outside
+        """Return whether the rule applies to layer number ``layer``; pass 0 for tensors outside
         layers.
         """
         within = self.first_layer <= layer <= self.last_layer
@@ -138,7 +138,9 @@ def name_in_layer(name: str) -> str:
 
 
 def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
-    """Replace the tensors of single experts by stacks: one [E, ..] for E tensors."""
+    """Return the tensors with those of single experts replaced by stacks: E tensors by one [E, ..].
+    Raises FileError if an expert's is missing or differs from the others'.
+    """
     result: dict[str, SafeTensor] = {}
     experts: dict[str, dict[int, SafeTensor]] = {}
     for name, tensor in tensors.items():
@@ -225,8 +227,8 @@ def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> Safe
 def _shape_of(
     make: Make, sources: Sequence[SafeTensor], floats: bool, whole: bool = False
 ) -> tuple[int, ...]:
-    """Return the shape that ``make`` would give, without reading weights. Of a stack of matrices it
-    gets only the first, unless ``whole``.
+    """Return the shape of the result of ``make``, without reading weights. ``floats``, ``whole``:
+    as in ``DerivationRule``. Of a stack of matrices ``make`` gets only the first, unless ``whole``.
     """
     kind = np.dtype(np.float32 if floats else np.uint8)
     shapes = [each.shape if floats else elements_of(each) for each in sources]
@@ -237,7 +239,7 @@ def _shape_of(
 
 
 def _array(tensor: SafeTensor, floats: bool) -> Rows:
-    """Return a tensor's values [*shape]: float32, or raw elements unless ``floats``."""
+    """Return a tensor's values [*shape]: as float32 if ``floats``, else raw elements as stored."""
     if floats:
         values: Rows = by_name(tensor.dtype).dequantize_rows(tensor.data)
         return values.reshape(tensor.shape)
@@ -262,8 +264,8 @@ def elements_of(tensor: SafeTensor) -> tuple[int, ...]:
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """Return the weights and the bytes of a block of ``dtype``; safetensors' own types have 1
-    weight.
+    """Return the number of weights and of bytes in a block of ``dtype``, a ggml type's name;
+    safetensors' own types have one weight.
     """
     if dtype in DTYPES:
         return 1, DTYPES[dtype] // 8
@@ -275,7 +277,9 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 
 def same(rows: Rows) -> Rows:
-    """Return the tensor unchanged: a rule for tensors named without a "weight" or "bias" suffix."""
+    """Return the tensor unchanged, for a rule that only renames it, such as one named without a
+    "weight" or "bias" suffix.
+    """
     return rows
 
 
@@ -333,7 +337,7 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
 
 def norms_of_heads(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return rules for StableLM 2 12B, whose q and k have a LayerNorm per head: GGUF has the
-    weights of all heads in one tensor.
+    weights of all heads in one tensor. Return () for models without these norms.
     """
     if not keys.flag("qk_layernorm", False):
         return ()

@@ -45,6 +45,6 @@ def add_model(source: Source, model: GGUF) -> None:
 
 
 def _has_sections(metadata: Mapping[str, Any], arch: str) -> bool:
-    """Return whether a position in the model has several numbers (M-RoPE)."""
+    """Return whether a model's ``metadata`` says that a position has several numbers (M-RoPE)."""
     found = metadata.get(f"{arch}.{SECTIONS}")
     return found is not None and sum(bool(n) for n in found) > 1

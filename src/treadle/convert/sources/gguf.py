@@ -13,7 +13,9 @@ from treadle.files.gguf_array import DTYPES, ValueType
 
 
 def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a GGUF file with all its shards; errors as ``open_gguf``'s."""
+    """Open a GGUF file with all its shards as a source; errors as ``open_gguf``'s. ``tokenizer`` is
+    unused.
+    """
     return gguf_source(open_gguf(path))
 
 
@@ -25,8 +27,8 @@ def gguf_source(gguf: GGUF) -> Source:
 
 
 def _typed(gguf: GGUF, key: str) -> Any:
-    """Return the value of ``key``, numbers as numpy scalars: the writer then keeps their
-    GGUF type.
+    """Return the metadata value of ``key``, a number as a numpy scalar, so that the writer keeps
+    its GGUF type.
     """
     value = gguf.metadata[key]
     kind = gguf.types[key]

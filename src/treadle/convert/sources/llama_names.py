@@ -78,8 +78,8 @@ def join(
     ggml_type: int,
     copies: Sequence[tuple[TensorData, TensorData]] = (),
 ) -> SourceTensor:
-    """Return a source tensor that joins ``pieces`` along ``axis``; None: all are copies of the
-    first.
+    """Return a source tensor in ``ggml_type`` that joins ``pieces`` along ``axis``; None: all are
+    copies of the first.
 
     ``copies`` are pairs of tensors that must be equal, of which only the first is among the pieces;
     reading raises FileError if they differ.
@@ -103,7 +103,9 @@ def join(
 def _joined(
     pieces: Sequence[TensorData], axis: int | None, copies: Sequence[tuple[TensorData, TensorData]]
 ) -> Bytes:
-    """Return a whole tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
+    """Return the pieces joined along ``axis``, uint8 [n_bytes]: a view if there is one piece, else
+    one new array. Raises FileError if two tensors of a pair in ``copies`` differ.
+    """
     for first, copy in copies:
         if not np.array_equal(first.data, copy.data):
             what = f"differs from {first.path.name}: these are not shards of the same checkpoint"
@@ -117,8 +119,9 @@ def _joined(
 
 
 def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
-    """Return GGUF's keys of a llama model from its sizes: ``n_vocab n_ctx n_embd n_layer n_ff
-    n_head n_head_kv eps``, and optionally ``head_dim`` and ``rope_base``. ``path`` gives its name.
+    """Return GGUF's keys of a llama model from its sizes ``n``:
+    ``n_vocab n_ctx n_embd n_layer n_ff n_head n_head_kv eps``, and optionally ``head_dim`` and
+    ``rope_base``. The model is named after ``path``.
     """
     n_embd = n["n_embd"]
     n_head = n["n_head"]
@@ -142,7 +145,8 @@ def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
 
 
 def widths(n: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes by the words in ``models.structure.TensorRow.shape`` (``n_q``, ``n_k`` ..).
+    """Return sizes in weights by the words in ``models.structure.TensorRow.shape`` (``n_q``,
+    ``n_k`` ..).
 
     ``n`` has ``n_vocab n_embd n_ff n_head n_head_kv`` and optionally ``head_dim``.
     """

@@ -91,14 +91,12 @@ class SourceTensor:
 
     @property
     def k(self) -> int:
-        """Return the number of weights in a row."""
+        """The number of weights in a row."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of ``read()`` in bytes. Raises UnsupportedError if rows are not whole
-        blocks.
-        """
+        """The size of ``read()`` in bytes. Raises UnsupportedError if rows are not whole blocks."""
         kind = self.kind
         if self.k % kind.block:
             what = f"shape {list(self.shape)} in ggml type {self.ggml_type}"
@@ -107,26 +105,26 @@ class SourceTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes per row; 1 if rows are empty."""
+        """The bytes per row; 1 if rows are empty."""
         return max(1, self.kind.row_bytes(self.k))
 
     @property
     def n_rows(self) -> int:
-        """Return the number of rows, over all matrices."""
+        """The number of rows, over all matrices."""
         return self.n_bytes // self.row_bytes
 
     @property
     def kind(self) -> GGMLType:
-        """Return the ggml type of ``read()``. Raises UnsupportedError for one whose size is
-        unknown.
-        """
+        """The ggml type of ``read()``. Raises UnsupportedError for one whose size is unknown."""
         kind = type_of(self.ggml_type)
         if kind is None:
             raise UnsupportedError(f"{self.origin}: ggml type {self.ggml_type} has no size")
         return kind
 
     def error(self, what: str, expected: str | None = None, where: str = "") -> FileError:
-        """Return a FileError about the tensor, or about the part ``where`` of it."""
+        """Return a FileError about the tensor, or about the part ``where`` of it; ``what`` and
+        ``expected`` are clauses for the message.
+        """
         path = self.ranges[0].path if self.ranges else self.origin
         own = self.origin.removeprefix(f"{path}: ") if self.ranges else self.name
         name = own if own == self.name else f"{own} ({self.name})"  # the checkpoint's comes first
@@ -158,7 +156,9 @@ def f32_bytes(values: npt.NDArray[Any]) -> Bytes:
 
 
 def f32_tensor(name: str, values: npt.NDArray[np.float32], origin: str) -> SourceTensor:
-    """Return an F32 tensor of ``values``, which the checkpoint stores in another form."""
+    """Return an F32 tensor of ``values``, which the checkpoint stores in another form; ``origin``:
+    where, for messages.
+    """
     data = f32_bytes(values)
     return SourceTensor(name, values.shape, F32.ggml_id, lambda: data, origin)
 

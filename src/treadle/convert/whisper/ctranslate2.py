@@ -180,8 +180,9 @@ def _tensors(file: Ct2File) -> dict[str, Tensor]:
 def _named(
     file: Ct2File, variable: Ct2Variable, ours: Sequence[str], suffix: str
 ) -> dict[str, Tensor]:
-    """Return a variable as tensors under treadle's names ``ours``: several names split its rows
-    equally. Biases of keys are left out: Whisper has none, and the file has zeros.
+    """Return a variable as tensors by treadle's name. ``ours``: the names between which its rows
+    are split equally, without ``suffix`` ("weight" or "bias"); after the first only last words.
+    Biases of keys are left out: Whisper has none, and the file has zeros.
     """
     prefix = ours[0].rpartition(".")[0]
     names = [ours[0], *(f"{prefix}.{name}" for name in ours[1:])]
@@ -213,8 +214,8 @@ def _named(
 def _codes(
     file: Ct2File, variable: Ct2Variable, name: str, shape: tuple[int, ...], first: int
 ) -> Tensor:
-    """Return the rows of an int8 variable from row ``first`` on as Q8_0; as F16 if rows are not
-    whole blocks, or for a convolution.
+    """Return the tensor ``name`` of ``shape``: the rows of an int8 variable from row ``first`` on,
+    as Q8_0; as F16 if rows are not whole blocks, or for a convolution.
     """
     factors = file.variables.get(f"{variable.name}_scale")
     if factors is None or factors.kind != 0 or math.prod(factors.shape) != variable.shape[0]:
@@ -287,8 +288,8 @@ def _merges(texts: Sequence[str]) -> list[str]:
 
 
 def _lists(folder: Path) -> dict[str, Any]:
-    """Return the keys of suppressed tokens and of alignment heads, from config.json; {} without
-    any.
+    """Return the keys of suppressed tokens and of alignment heads, from config.json in ``folder``;
+    {} if it has none.
     """
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}

@@ -133,8 +133,8 @@ def _shape(path: Path, tensors: Mapping[str, Tensor], name: str, n_dims: int) ->
 def list_keys(
     suppress: Sequence[int], begin: Sequence[int], heads: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
-    """Return the keys of suppressed tokens (always; at the beginning) and of alignment heads,
-    (layer, head) pairs. Empty lists are left out.
+    """Return the keys of tokens that are never generated (``suppress``: anywhere; ``begin``: at the
+    beginning), and of alignment heads, (layer, head) pairs. Empty lists are left out.
     """
     flat = [number for pair in heads for number in pair]
     found = {SUPPRESS: suppress, BEGIN_SUPPRESS: begin, ALIGNMENT_HEADS: flat}
@@ -194,8 +194,8 @@ def read_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str
 
 
 def _with_timestamps(tokens: list[bytes]) -> list[bytes]:
-    """Return the tokens with those after ``<|notimestamps|>`` named by their times; old folders do
-    not name them.
+    """Return the tokens with those after ``<|notimestamps|>`` named by their times, because old
+    folders have no names for them.
     """
     if b"<|notimestamps|>" not in tokens:
         return tokens

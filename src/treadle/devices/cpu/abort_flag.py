@@ -22,8 +22,9 @@ WORD = 8  # bytes that compiled code reads; a ninth signal writes past them
 
 
 class AbortFlag:
-    """Context manager: while it is active, a signal that Python handles sets the 8 bytes at
-    ``address``, which are 0 otherwise. Python's own handler still runs, as soon as it can.
+    """Context manager: while it is active, a signal that Python handles writes its number, which is
+    not 0, to the 8 bytes at ``address``; they are 0 otherwise. Python's own handler still runs, as
+    soon as it can.
 
     ``address`` is 0 in threads other than the main one, where Python handles no signals, and on a
     system without memory files: there signals are handled after the run.
@@ -43,7 +44,7 @@ class AbortFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether a signal has arrived since the block was entered."""
+        """Whether a signal has arrived since the ``with`` block was entered."""
         return self._word is not None and bool(self._word.value[0])
 
     def __exit__(self, *_: object) -> None:

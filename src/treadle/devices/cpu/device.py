@@ -42,7 +42,9 @@ ROW_TABLE = "per_layer_token_embd.weight"
 class CpuProgram:
     """A plan prepared for the compiled loop: a STEP record for each step, and their arguments.
 
-    ``kernels``: the addresses of ``table.kernels``, in the same order.
+    ``kernels``: the addresses of the compiled kernels, in the order of ``table.kernels``.
+    ``arena``, ``inputs``: the memory of the plan's buffers and of the run's inputs. ``job``: the
+    address of the records, their number, and the address of the inputs.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class CpuProgram:
         self.part: ItemRangeStep | None = None
 
     def n_items(self, step: int) -> int:
-        """Return the number of items of a step in the next run; 1 if an earlier step of the run
-        computes it.
+        """Return the number of items of a step in the next run; 1 if the number is not known yet,
+        because an earlier step of the run computes it.
         """
         _, _, base, count, per, _ = self.records[step].tolist()
         if not count:
@@ -103,7 +105,9 @@ class Cpu(Device):
 
     @cached_property
     def table(self) -> TunedTable | None:
-        """The kernel parameters tuned on this machine; None for those shipped with treadle."""
+        """The kernel parameters tuned on this machine; None if nothing was tuned: plans then use
+        the shipped parameters.
+        """
         if not self._is_tuned:
             return None
         from treadle.devices.cpu.tuned_rows import tuned_row
@@ -149,7 +153,9 @@ class Cpu(Device):
         return plan
 
     def _is_scarce(self, gguf: GGUF) -> bool:
-        """Return whether available memory is too small for the model's files; computed once."""
+        """Return whether available memory is too small for the files of the model; computed
+        once.
+        """
         if self._scarce is None:
             from treadle.devices.cpu.residence import shortage
 

@@ -24,7 +24,9 @@ class ItemRangeStep:
         self.address = int(self._record.ctypes.data)
 
     def set(self, step: np.void, items: range) -> None:
-        """Make this the record of ``items`` of ``step``, a STEP record. No run may be using it."""
+        """Write the record: it runs ``items`` of ``step``, a STEP record. No run may be using
+        it.
+        """
         self._args[:] = step["kernel"], step["args"], items.start
         args = int(self._args.ctypes.data)
         self._record[0] = (self._kernel, args, len(items), 0, 1, step["whole"])

@@ -72,15 +72,16 @@ class Handler(Spec):
     """The signal handler ``void (int, siginfo_t *, void *)``, compiled as a kernel: its arguments
     arrive in the registers of a kernel's first three.
 
-    One call before installation, without a siginfo_t, gives it the address of its ``FIELDS``.
+    One call before installation, with a null siginfo_t, passes the address of its ``FIELDS`` as the
+    first argument.
     """
 
     op: ClassVar[str] = "sigbus"
-    address_off: int
+    address_off: int  # as in SignalLayout, like ``map_flags``
     map_flags: int
     page: int  # bytes
-    rows: int  # of FAULTS
-    row_bytes: int
+    rows: int  # number of rows of FAULTS
+    row_bytes: int  # bytes of a row of FAULTS
 
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
@@ -106,8 +107,9 @@ class Handler(Spec):
             self._pass_on(k, own, info, context, code)
 
     def _mend(self, k: Builder, own: Val, row: Val, address: Val, stop: Val, mended: Any) -> None:
-        """Emit: map zeros from the page of ``address`` to ``stop``; earlier pages stay as they
-        are.
+        """Emit: map zeros from the page of ``address`` to ``stop``; earlier pages stay as they are.
+        If that succeeds, store ``address`` in ``row`` (of FAULTS), and 1 in the variable
+        ``mended``. ``own``: address of FIELDS.
         """
         at = address & -self.page
         args = [at, stop - at, k.const(PROT_READ, i32), k.const(self.map_flags, i32)]
@@ -119,8 +121,9 @@ class Handler(Spec):
     def _pass_on(self, k: Builder, own: Val, info: Val, context: Val, code: Val) -> None:
         """Emit: call the previous handler, else let the default action end the process.
 
-        A signal raised by the processor recurs when the instruction is run again; one sent by a
-        process is raised anew.
+        ``own``: address of FIELDS; ``info``, ``context``: the signal handler's arguments; ``code``:
+        si_code. A signal raised by the processor recurs when the instruction is run again; one sent
+        by a process is raised anew.
         """
         number = _field(k, own, "signal").to(i32)
         previous = _field(k, own, "previous")
@@ -177,7 +180,7 @@ class FaultHandler:
         self._sigaction(made)
 
     def remove(self) -> None:
-        """Restore the previous handler, unless another one was installed since."""
+        """Restore the previous handler, unless another one was installed after this one."""
         if _handler_of(self._sigaction(None)) == self.address:
             self._sigaction(self.before)
 

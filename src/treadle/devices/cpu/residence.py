@@ -37,8 +37,8 @@ def resident_bytes(path: Path) -> int | None:
 
 
 class Shortage(NamedTuple):
-    """A model's bytes, the bytes of memory available for them (``free_bytes``), and the limit that
-    bounds these.
+    """A shortage of memory for a model: the model's bytes, the bytes of memory available for them
+    (``free_bytes``), and the limit of memory that is the lowest.
     """
 
     n_bytes: int
@@ -49,7 +49,7 @@ class Shortage(NamedTuple):
 def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) -> Shortage | None:
     """Return the memory shortage for a model's files; None if memory holds all of them, or its
     limits or the files' sizes are unknown. Pages of the files that are already in memory count as
-    available.
+    available. ``cgroup``, ``proc``: the system's folders (tests pass others).
     """
     paths = list(paths)
     bounds = page_bounds(cgroup, proc)
@@ -104,7 +104,7 @@ def reread(path: Path) -> int | None:
 
 
 def _map(path: Path) -> MappedFile:
-    """Map a file as models' files are mapped."""
+    """Map a file in the way that models' files are mapped; return the mapping."""
     return map_file(path, "a model's file")
 
 

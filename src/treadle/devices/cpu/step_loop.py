@@ -74,7 +74,8 @@ TIMESPEC = 16  # bytes
 
 @dataclass(frozen=True)
 class StepLoop(Spec):
-    """The step loop as a kernel: ``args`` is the team's memory, ``begin`` the caller's role.
+    """The step loop as a kernel: ``args`` is the team's memory, ``begin`` the role in which a
+    thread calls it.
 
     A WORKER runs steps until STOP. A CALLER publishes a run (the *job*), works on it and returns at
     its end. STOP tells the workers to return.
@@ -173,8 +174,8 @@ class _Loop:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
 
     def _publish(self) -> None:
-        """Emit: copy the fields that Python wrote at NEXT to the job, with the claim closed
-        meanwhile.
+        """Emit: copy the fields of the run that Python wrote at NEXT to the job, and close the
+        claim (CLOSED) during the copy.
 
         A thread that sees one of the new fields also sees the claim closed. One that sees the claim
         open again sees all of them, and everything that the caller wrote before.
@@ -196,7 +197,7 @@ class _Loop:
         """Emit: wake sleeping workers.
 
         A worker that checked too early either sees the generation change, or is counted as a
-        sleeper here. The claim, or ``stop``, was written before.
+        sleeper here. The claim, or ``stop``, has been written before this code.
         """
         k = self.k
         k.atomic_add(self.team + GENERATION, k.const(1, i32))
@@ -211,7 +212,9 @@ class _Loop:
                     self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
 
     def _enter(self, epoch: Val) -> None:
-        """Emit: read the current step's record, or go to ``idle`` if the run has no step left."""
+        """Emit: read the record of the step of ``epoch``, the current one, or go to ``idle`` if the
+        run has no step left.
+        """
         k = self.k
         at = self.at
         first = self._job("epoch")
@@ -243,7 +246,7 @@ class _Loop:
         k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
 
     def _count(self) -> None:
-        """Read how many items the step has."""
+        """Emit: read from the current record how many items its step has, at most MOST_ITEMS."""
         k = self.k
         self.total.v = self._step("base")
         with k.if_(self._step("count") > 0):
@@ -255,11 +258,11 @@ class _Loop:
             self.total.v = k.min(k.max(total, 0), MOST_ITEMS)
 
     def _start_round(self, first: Val) -> None:
-        """Begin the round of claims from the item ``first`` on.
+        """Emit: begin a round of claims, one for each thread, from the item ``first`` on.
 
-        All claims of a round are equal, so threads of equal speed end it together. Large claims
-        first, so that a thread reads contiguously and its prefetches are used; small ones last, so
-        that all threads end together.
+        All claims of a round are equal, so threads of equal speed end it together. Rounds get
+        smaller: large claims first, so that a thread reads contiguously and its prefetches are
+        used; small ones last, so that all threads end together.
         """
         k = self.k
         whole = self._step("whole")
@@ -270,8 +273,8 @@ class _Loop:
         self.part.v = part.v
 
     def _execute(self, item: Val, n: Val) -> None:
-        """Emit: run the claimed items; if they complete the step, run the steps of one item
-        behind it, and open the next one with several.
+        """Emit: run the ``n`` claimed items from ``item`` on; if they complete the step, run the
+        following steps of one item, and open the next step of several items to all threads.
         """
         k = self.k
         at = self.at
@@ -304,13 +307,15 @@ class _Loop:
         k.goto(at["poll"])
 
     def _open(self) -> None:
-        """Let all threads claim items of the step ``epoch``, or see that the run is over."""
+        """Emit: let all threads claim items of the step ``epoch``, or see that the run is over."""
         k = self.k
         k.atomic_set(self.team + DONE, k.i64(0))
         k.atomic_set(self.team + CLAIM, self.epoch.v << ITEM_BITS)
 
     def _call_kernel(self, begin: Val, end: Val) -> None:
-        """Run the step's kernel on these items, if there are any and no abort."""
+        """Emit: run the step's kernel on the items from ``begin`` to ``end``, if there are any and
+        no abort.
+        """
         k = self.k
         args = [self._step("args", ptr), self.run.v, begin, end, self.scratch]
         with k.if_((begin < end) & k.atomic_load(self._job("alarm", ptr), i64).eq(0)):

@@ -24,9 +24,10 @@ COLUMNS = ("kernel", "word", "base", "count_base", "count_offset", "per", "whole
 
 @dataclass(eq=False)
 class StepTable:
-    """The steps of a plan: ``steps`` i64 ``[n_steps, len(COLUMNS)]``, and their arguments,
-    ``offsets`` i64 ``[n_words]`` from ``bases`` i32 ``[n_words]``. ``kernels`` are names,
-    ``constants`` the memory that outlives the plan, ``scratch`` bytes for each thread.
+    """The steps of a plan: ``steps`` i64 ``[n_steps, len(COLUMNS)]``, and their arguments, in
+    words: ``offsets`` i64 ``[n_words]``, each relative to the base with the number in ``bases`` i32
+    ``[n_words]``. ``kernels``: names of the kernels; ``constants``: the memory that outlives the
+    plan, such as weights and KV pools; ``scratch``: bytes for each thread.
     """
 
     kernels: list[str]

@@ -47,7 +47,8 @@ LINE = 64
 class StoredPlan(Plan):
     """A plan read from disk, with all that runs need; reading ``steps`` lowers the plan.
 
-    ``table``: the steps as the device binds them. ``lower`` returns the lowered plan.
+    ``head``: the other attributes of the plan, from the file's JSON. ``table``: the steps in the
+    form that the CPU device binds to memory. ``lower``: a function that returns the lowered plan.
     """
 
     def __init__(
@@ -116,9 +117,11 @@ class StoredPlan(Plan):
 
 def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
     """Return the key of a plan: a hash of all that its lowering reads, and the name of its file.
-    None if such plans are not stored: with adapters, control vectors or hooks; of models that are
-    not unchanged GGUF files; with configurations of unknown types; and all of them under
-    ``TREADLE_PLANS=0``.
+    ``variant``: ``Device.variant``.
+
+    Returns None for plans that are not stored: those with adapters, control vectors or hooks; those
+    of models that are not unchanged GGUF files, or with configurations of unknown types; and all
+    plans under ``TREADLE_PLANS=0``.
     """
     if request.lowering is not None or request.weights.n_scales or not are_stored():
         return None
@@ -149,13 +152,17 @@ def _pools(cache: KVCache) -> list[Pool | StatePool]:
 
 
 def _about(cells: Pool | StatePool) -> tuple[object, ...]:
-    """Return the properties of a pool that plans depend on."""
+    """Return the properties of a pool that plans depend on: its kind, sizes, and layers'
+    offsets.
+    """
     places = [cells.layer_off(layer) for layer in cells.layers]
     return type(cells).__name__, cells.spec, cells.n_bytes, cells.cell_bytes, places
 
 
 def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -> StoredPlan | None:
-    """Return the plan stored under ``key``; None if there is none, or it is damaged."""
+    """Return the plan stored under ``key``, with its constants found in ``gguf`` and ``cache``;
+    None if there is none, or it is damaged. ``lower``: see ``StoredPlan``.
+    """
     body = read_entry(key + SUFFIX)
     if body is None or len(body) < HEAD.size:
         return None
@@ -187,8 +194,9 @@ def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -
 
 
 def write_plan(plan: Plan, table: StepTable, gguf: GGUF, cache: KVCache) -> None:
-    """Store a plan, if all of its constants can be found again or stored; a folder that cannot be
-    written to is ignored.
+    """Store a plan and its step table under ``plan.key``, if each of the constants is in ``gguf``
+    or ``cache``, or they are small enough to be stored too; a folder that cannot be written to is
+    ignored.
     """
     computed: list[np.ndarray] = []
     constants = []
@@ -240,8 +248,9 @@ def _dtype(given: Any) -> np.dtype[Any]:
 
 
 def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
-    """Return the place of a constant as a later process can find it: a model's file and offset, or
-    a pool. None for a constant that the lowering computed.
+    """Return the place of a constant's ``memory`` as a later process can find it: ["file", number,
+    offset, bytes] in a model's file, or ["pool", number]. None for a constant that the lowering
+    computed.
     """
     for i, file in enumerate(gguf.mapped_files):
         if file.begin <= memory.address and memory.address + memory.n_bytes <= file.end:
@@ -253,8 +262,8 @@ def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
 
 
 def _constant_memory(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -> Any:
-    """Return the memory of a constant at ``place``, as described by ``_place_of``; ``computed``:
-    the stored constants.
+    """Return the memory of a constant at ``place``: one that ``_place_of`` returns, or ["computed",
+    offset, bytes] for a part of ``computed``, the stored constants.
     """
     kind, first, *rest = place
     if kind == "pool":

@@ -58,7 +58,9 @@ class HostMemory(DeviceMemory):
 
     @classmethod
     def wrap(cls, array: np.ndarray, address: int | None = None) -> HostMemory:
-        """Wrap the memory of ``array``, without a copy. ``address``: its own, if that is known."""
+        """Wrap the memory of ``array``, without a copy. ``address``: that of the array, if
+        known.
+        """
         result = cls.__new__(cls)
         result.bytes = array
         result.n_bytes = array.nbytes
@@ -73,7 +75,7 @@ class HostMemory(DeviceMemory):
 
 
 class _Shared:
-    """State shared by a team's threads; it lives as long as the last of them."""
+    """Memory, compiled loop and threads of a team; it lives as long as the last thread."""
 
     def __init__(self, isa: Isa) -> None:
         self.memory = HostMemory(TEAM_BYTES)
@@ -87,11 +89,15 @@ class _Shared:
         self.workers: list[threading.Thread] = []
 
     def set(self, field: str, value: int) -> None:
-        """Set a field of the job while no worker runs; starting a worker publishes it."""
+        """Set a field of the job (JOB_FIELDS) while no worker runs; starting a worker publishes
+        it.
+        """
         self.job[JOB_AT[field]] = value
 
     def run_role(self, role: int, scratch: HostMemory) -> None:
-        """Run the compiled loop in this thread, in a role of ``StepLoop``."""
+        """Run the compiled loop in this thread, in the role WORKER, CALLER or STOP
+        (``StepLoop``).
+        """
         self.entry(self.memory.address, 0, role, 0, scratch.address)
 
     def dismiss(self) -> None:
@@ -171,8 +177,8 @@ class Team:
 
 
 def step_times(times: np.ndarray) -> np.ndarray:
-    """Return the seconds of each step, [n_steps], from ``Team.run``'s ``times``, int64 ``[n_steps +
-    1, 2]``.
+    """Return the seconds of each step, float64 ``[n_steps]``, from the timespecs that ``Team.run``
+    writes to ``times``: int64 ``[n_steps + 1, 2]``, seconds and nanoseconds.
     """
     assert times.dtype.itemsize * 2 == TIMESPEC
     at = times[:, 0] + times[:, 1] * 1e-9

@@ -41,8 +41,8 @@ KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": MatrixGemm, "gemv": Ge
 
 @dataclass(frozen=True)
 class TunedRow:
-    """The tuned parameters of one instruction set on this machine; ``table`` is the one that plans
-    use.
+    """The kernel parameters of one instruction set on this machine: ``table`` is the one that plans
+    use, tuned or shipped.
     """
 
     isa: str
@@ -53,7 +53,7 @@ class TunedRow:
 
     @property
     def formats(self) -> list[str]:
-        """The weight formats that the table has parameters for."""
+        """The names of the weight formats that the table has parameters for."""
         return list(_to_json(self.table))
 
 
@@ -65,7 +65,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
     """Return the parameters in use for ``isa`` (None: the instruction set in use here).
 
     A file that is not valid raises nothing: ``problem`` has the reason. Where nothing was ever
-    tuned, the call costs one check for a folder.
+    tuned, the call costs one check for a folder. ``proc``: the system's /proc, or a test's.
     """
     if isa is None:
         from treadle.isa import choose
@@ -92,8 +92,8 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
 
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
-    """Return the path of the file that ``save`` writes. Raises CacheError if its folder cannot be
-    used.
+    """Return the path of the tuning file that ``save`` writes for ``isa``. Raises CacheError if its
+    folder cannot be used.
     """
     cache.checked_folder()
     path = path_of(isa, proc)
@@ -103,8 +103,8 @@ def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
 
 
 def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
-    """Store the parameters of a valid existing file, overridden by each of ``tables`` in turn;
-    return the path.
+    """Store ``tables`` in the tuning file of ``isa``: the parameters of a valid existing file,
+    overridden by each of ``tables`` in turn; return the path.
 
     Raises CacheError for a folder that is refused or cannot be written to.
     """
@@ -126,8 +126,8 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
 
 
 def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
-    """Remove the file of ``isa``, whatever it holds; return its path, or None if there was none.
-    Raises CacheError if it cannot be removed.
+    """Remove the tuning file of ``isa``, whatever it holds; return its path, or None if there was
+    none. Raises CacheError if it cannot be removed.
     """
     path = path_of(isa, proc)
     try:
@@ -140,16 +140,16 @@ def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
 
 
 def path_of(isa: Isa, proc: Path = topology.PROC) -> Path:
-    """Return the path of the file for one instruction set on this CPU. Raises CacheError if there
-    is no home directory.
+    """Return the path of the tuning file for one instruction set on this CPU. Raises CacheError if
+    there is no home directory.
     """
     cpu = hashlib.sha256(topology.cpu_name(proc).encode()).hexdigest()[:8]
     return cache.tuned_folder() / f"{isa.name}-{cpu}.json"
 
 
 def _machine(isa: Isa, proc: Path) -> dict[str, str]:
-    """Return the properties that measurements depend on: instruction set, CPU, versions and
-    sources.
+    """Return the properties that measurements depend on, as they are in the file: instruction set,
+    CPU, versions and a hash of the kernels' sources, by name.
     """
     from treadle.jit.compile import compiler_versions
 
@@ -166,7 +166,9 @@ def _machine(isa: Isa, proc: Path) -> dict[str, str]:
 
 
 def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
-    """Return a file's table and its date. Raises _RefusedError, CacheError and OSError."""
+    """Return a file's table, and the date of its measurement as text. Raises _RefusedError,
+    CacheError and OSError.
+    """
     text = _read_owned(path)
     try:
         said = json.loads(text)
@@ -212,8 +214,8 @@ def _read_owned(path: Path) -> bytes:
 
 
 def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
-    """Parse the JSON form that ``_to_json`` makes. Raises ValueError, TypeError and AttributeError
-    for anything else.
+    """Parse the JSON form that ``_to_json`` makes: parameters by weight format, then by kernel.
+    Raises ValueError, TypeError and AttributeError for anything else.
     """
     found: dict[str, dict[Any, Any]] = {name: {} for name in SHIPPED.items()}
     for w, row in formats.items():
@@ -237,8 +239,9 @@ def _tokens(value: str | int, least: int = 1) -> int:
 
 
 def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str, int]:
-    """Return the parameters of one kernel; each must be known to it, with a value that a sweep may
-    produce. Raises ValueError.
+    """Check and return ``said``, the parameters of the kernel ``op``, from a file: each must be
+    known to the kernel, with a value that a sweep may produce, and all must fit the registers of
+    ``isa``. ``tokens``: the tile's tokens if ``said`` has none (``nr``). Raises ValueError.
     """
     kind = KINDS[op]
     swept = {name: vs for stage in TUNING_CANDIDATES[op] for name, vs in stage.items()}
@@ -259,7 +262,9 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
 
 
 def _to_json(table: TunedTable) -> dict[str, dict[str, Any]]:
-    """Return a table in its JSON form: parameters by weight format, then by kernel."""
+    """Return a table in its JSON form: by weight format, then by kernel, the parameters or
+    (``gemv``) those by the number of tokens.
+    """
     out: dict[str, dict[str, Any]] = {}
     for key, rows in table.items().items():
         for at, said in rows.items():

@@ -49,7 +49,8 @@ class Searcher:
 
     def __call__(self, x: F32Array, weights: F32Array | None) -> Any:
         """Search the super-blocks of float32 ``[n, block]``; ``weights``: importances of the same
-        shape, or None. Returns scales and codes, not yet packed.
+        shape, or None. Returns scales and codes, not yet packed, as the numpy search of the format
+        does.
         """
         spec = self.spec
         lanes = self.isa.lanes

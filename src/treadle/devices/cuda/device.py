@@ -65,7 +65,7 @@ class CudaMemory(DeviceMemory):
 
 
 class CudaProgram:
-    """A plan as launches, with the memory that they refer to."""
+    """A plan as launches of kernels, with the memory that they refer to."""
 
     def __init__(self, device: Cuda, plan: Plan, arena: Any, inputs: CudaMemory) -> None:
         assert inputs.bytes is not None
@@ -110,7 +110,7 @@ class CudaProgram:
         return int(memory.address if memory else arg or 0)
 
     def graph(self, steps: range) -> Any:
-        """Return the driver's graph of these steps, recorded on first use."""
+        """Return the driver's graph of the launches of ``steps``, recorded on first use."""
         if steps not in self._graphs:
             launches = self.launches[steps.start : steps.stop]
             made = self._graphs[steps] = self._driver.graph(self.upload, launches)
@@ -155,8 +155,8 @@ class Cuda(Device):
         return result
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """Upload a tensor to the GPU, in chunks, so that a mapped file is never read all at
-        once.
+        """Upload a tensor to the GPU, in chunks, so that a mapped file is never read all at once;
+        return it as a constant.
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         memory = CudaMemory(self.driver, flat.nbytes)
@@ -191,8 +191,8 @@ class Cuda(Device):
         return plan
 
     def _check_room(self, gguf: GGUF) -> None:
-        """Raise NoMemoryError if the model's weights do not fit, before the first one is
-        uploaded.
+        """Raise NoMemoryError if the model's weights do not fit into the GPU's free memory; called
+        before the first one is uploaded.
         """
         if self._n_weights:
             return
@@ -207,7 +207,9 @@ class Cuda(Device):
         self._n_weights = n_bytes
 
     def load(self, plan: Plan) -> dict[str, Any]:
-        """Load the plan's kernels that are missing; return all loaded kernels by name."""
+        """Load the plan's kernels that are missing; return the handles of all loaded kernels by
+        name.
+        """
         specs = {spec.name: spec for spec in plan.specs()}
         for done, (name, spec) in enumerate(specs.items()):
             if name not in self._loaded:

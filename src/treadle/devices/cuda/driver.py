@@ -30,8 +30,8 @@ class CardFacts(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One kernel with its size and arguments, which are the same in every run; see
-    ``launch_args.py``.
+    """One kernel with its size and arguments, which are the same in every run. It runs ``base *
+    ceil(count / per)`` items; see ``launch_args.py``.
     """
 
     kernel: Any  # returned by ``load``
@@ -41,9 +41,9 @@ class Launch(NamedTuple):
     args: int  # address of the arguments
     run: int  # address of the run's inputs
     counter: int  # address of the item count; 0: the count is 1
-    base: int
+    base: int  # items for each ``per`` of the count
     per: int
-    scratch: int  # address; 0: none
+    scratch: int  # address of all threads' scratch memory; 0: none
 
 
 class Upload(NamedTuple):
@@ -70,7 +70,7 @@ class Driver(Protocol):
 
     def code(self, spec: Spec, tally: CompileStats) -> bytes:
         """Return the code of a kernel in the form that ``load`` takes: from the cache, else
-        compiled.
+        compiled, which ``tally`` counts. Raises CompileError.
         """
 
     def load(self, spec: Spec, code: bytes) -> Any:
@@ -80,19 +80,19 @@ class Driver(Protocol):
         """Allocate GPU memory, uninitialised; return its address. Raises NoMemoryError."""
 
     def free(self, address: int) -> None:
-        """Free memory from ``alloc``."""
+        """Free GPU memory at an address that ``alloc`` returned."""
 
     def pinned(self, n_bytes: int) -> np.ndarray:
         """Return zeroed, page-locked host memory: uint8 ``[n_bytes]``."""
 
     def unpin(self, data: np.ndarray) -> None:
-        """Free memory from ``pinned``."""
+        """Free host memory that ``pinned`` returned."""
 
     def clear(self, address: int, n_bytes: int) -> None:
         """Fill GPU memory with zeros; may return before it is done."""
 
     def write(self, address: int, data: np.ndarray) -> None:
-        """Copy uint8 from any host memory to the GPU; done when this returns."""
+        """Copy uint8 data from any host memory to the GPU's ``address``; done when this returns."""
 
     def read(self, address: int, n_bytes: int) -> np.ndarray:
         """Wait for all earlier work, then copy from the GPU: uint8 ``[n_bytes]``."""

@@ -43,7 +43,7 @@ def _random_bytes(n_bytes: int) -> Any:
 
 
 def device_properties() -> dict[str, Any]:
-    """Return the properties of the first GPU, by name, for ``treadle doctor``; or the reason why
+    """Return the properties of the first GPU, by name, for ``treadle doctor``; {"cuda": reason} if
     there is none.
     """
     try:

@@ -61,8 +61,8 @@ def find_swap(op: str) -> Swap | None:
 
 
 def swap(plan: Plan, isa: Isa) -> None:
-    """Replace, in place, the steps of a plan that have a GPU kernel, if ``isa`` has thread
-    blocks.
+    """Replace, in place, the steps of a plan that have a GPU kernel; does nothing if ``isa`` has no
+    thread blocks (``isa.simt``).
     """
     if isa.simt is None:
         return

@@ -69,9 +69,10 @@ def emit_entry(
     scratch: Val,
 ) -> None:
     """Emit one thread's code of a launch: a loop over the thread's items, or over the block's items
-    for a ``PerBlock`` kernel.
+    for a ``PerBlock`` kernel. There are ``base * ceil(count / per)`` items.
 
-    ``count``: address of the grid's count, i64; null means 1. ``scratch``: of all threads,
+    ``args``, ``run``: addresses of the kernel's arguments and of the run's inputs. ``count``:
+    address of the grid's count, i64; null means 1. ``scratch``: address of all threads' scratch,
     contiguous, ``spec.scratch(isa.lanes)`` bytes each, rounded up to 64.
     """
     assert isa.simt is not None, isa.name

@@ -114,7 +114,9 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def _row(self) -> Isa:
-        """Return the best instruction set for the GPU. Raises DeviceError if the GPU is too old."""
+        """Return the best instruction set (row of ``isa``) for the GPU. Raises DeviceError if the
+        GPU is too old.
+        """
         found = row(*self.facts.capability)
         if found is None:
             has = ".".join(map(str, self.facts.capability))
@@ -149,7 +151,9 @@ class CudaDriver:
         return function
 
     def _refused(self, spec: Spec, error: DeviceError, log: str) -> DeviceError:
-        """Return the error for a kernel that the driver rejects."""
+        """Return the error for a kernel that the driver rejects with ``error``; ``log``: the
+        messages of the driver's compiler.
+        """
         old = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NO_BINARY_FOR_GPU"
         if error.code in [CONSTANTS[name] for name in old]:
             version = ".".join(map(str, self.facts.version))

@@ -38,7 +38,9 @@ N_QUERIES = 4096  # WebGPU's limit for a query set
 
 
 class WgpuProgram:
-    """A plan's dispatches: for each step its pipelines, bindings, and numbers of workgroups."""
+    """A plan's dispatches: for each step its pipelines, bindings, and functions that return the
+    numbers of workgroups.
+    """
 
     def __init__(self, device: Wgpu, plan: Plan, arena: GpuMemory, inputs: GpuMemory) -> None:
         assert inputs.bytes is not None
@@ -66,8 +68,8 @@ class WgpuProgram:
         device.gpu.queue.write_buffer(self._args, 0, table)
 
     def _value(self, arg: Any) -> int:
-        """Return an argument as a word: a buffer's offset in the arena, in words, or an integer;
-        for a pair, the sum of both.
+        """Return an argument of a dispatch as a word: a buffer's offset in the arena, in words, or
+        an integer; for a pair of these, the sum.
         """
         if isinstance(arg, tuple):
             return self._value(arg[0]) + int(arg[1])
@@ -90,7 +92,9 @@ class WgpuProgram:
         return device.gpu.create_bind_group(layout=layout, entries=entries)
 
     def count(self, name: str) -> int:
-        """Return a count of RUN_STATE by name, from the host's copy of the inputs."""
+        """Return the count of RUN_STATE called ``name``, from the host's copy of the run's
+        inputs.
+        """
         return int(self._words[run_offset(name) // 8])
 
 
@@ -127,14 +131,16 @@ class Wgpu(Device):
         return f"{_source_hash()}\0{self.name}\0{self._kind}"
 
     def report_progress(self, what: str, done: int, total: int) -> None:
-        """Report progress: ``done`` of ``total`` parts of ``what``."""
+        """Report progress to the caller's function: ``done`` of ``total`` parts of ``what``."""
         if self._progress:
             self._progress(what, done, total)
 
     # -- memory -----------------------------------------------------------------------------------
 
     def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
-        """Create a zeroed buffer of at least ``n_bytes``, in whole words. Raises NoMemoryError."""
+        """Create a zeroed buffer of at least ``n_bytes``, in whole words; ``usage``: WebGPU's
+        flags. Raises NoMemoryError.
+        """
         size = max(round_up(n_bytes, WORD), WORD)
         if usage == STORAGE and size > self.most + WORD:
             raise NoMemoryError(
@@ -171,8 +177,8 @@ class Wgpu(Device):
         return plan
 
     def pipeline(self, call: Dispatch) -> tuple[Any, Any]:
-        """Return a shader's pipeline, and the layout of its bindings; compiled on first use. Raises
-        DeviceError.
+        """Return the pipeline of a dispatch's shader, and the layout of its bindings; compiled on
+        first use. Raises DeviceError.
         """
         text = call.shader.text
         shader = call.shader
@@ -230,7 +236,7 @@ class Wgpu(Device):
             raise DeviceError(f"{self.name}: {error}") from error
 
     def _timed(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
-        """Run steps and return the seconds of each.
+        """Run steps, each the list of its dispatches, and return the seconds of each.
 
         They are measured by the adapter's clock if it has one, else by the host's, with each step
         submitted separately.
@@ -277,7 +283,9 @@ class Wgpu(Device):
 
 
 def _encode(compute: Any, calls: list[tuple[Any, Any, Any]], ready: WgpuProgram) -> None:
-    """Encode a step's dispatches, except empty ones."""
+    """Encode a step's dispatches ``calls`` (pipeline, bindings, numbers of workgroups) in the pass
+    ``compute``, except empty ones.
+    """
     for pipeline, group, groups_of in calls:
         groups: Groups = groups_of(ready.count)
         if 0 not in groups:
@@ -298,8 +306,8 @@ def _package() -> Any:
 
 @contextmanager
 def _a_folder_for_displays() -> Iterator[None]:
-    """Set XDG_RUNTIME_DIR, in which Vulkan's drivers look for a display, if it is missing: they
-    print an error without it.
+    """Set XDG_RUNTIME_DIR, in which Vulkan's drivers look for a display, for the ``with`` block if
+    it is missing: they print an error without it.
     """
     name = "XDG_RUNTIME_DIR"
     if name in os.environ:
@@ -325,8 +333,8 @@ def find_adapter(wgpu: Any) -> Any:
 
 
 def device_properties() -> dict[str, Any]:
-    """Return the adapter's properties, by name, for ``treadle doctor``; or the reason why there is
-    none.
+    """Return the properties of the adapter, by name, for ``treadle doctor``; {"wgpu": reason} if
+    there is none.
     """
     try:
         adapter = find_adapter(_package())
@@ -341,5 +349,7 @@ def device_properties() -> dict[str, Any]:
 
 @cache
 def _source_hash() -> str:
-    """Return a hash of all sources of this folder: any of them can change a result."""
+    """Return a hash of all sources of the folder ``devices/wgpu``: any of them can change a
+    result.
+    """
     return hash_of_sources("devices.wgpu")

@@ -23,8 +23,8 @@ STORAGE = "STORAGE|COPY_SRC|COPY_DST"
 
 
 class GpuMemory(DeviceMemory):
-    """A buffer. ``bytes``: the host's copy of a run's inputs, uploaded before each run; None unless
-    ``host``.
+    """A buffer of the GPU. ``bytes``: the host's copy, for a run's inputs, uploaded before each
+    run; None unless ``host``.
     """
 
     def __init__(self, device: Wgpu, n_bytes: int, *, host: bool = False) -> None:
@@ -108,8 +108,8 @@ class GpuWeights(DeviceMemory):
         return part.buffer
 
     def parts(self, row_bytes: int) -> list[tuple[BufferSlice, int, int]]:
-        """Return the tensor's buffers, each with its first row and number of rows. Raises
-        NoMemoryError if a row exceeds the binding limit.
+        """Return the tensor's buffers, each with its first row and number of rows, for rows of
+        ``row_bytes``. Raises NoMemoryError if a row exceeds the binding limit.
         """
         if row_bytes not in self._parts:
             n_rows = self._array.nbytes // row_bytes

@@ -66,7 +66,9 @@ fn load_scale(i: u32) -> f32 { return bitcast<f32>(pool[i]); }
 
 
 def page_constants(page: PageLayout) -> tuple[tuple[str, Any], ...]:
-    """Return the WGSL constants of a page layout: sizes, and offsets within a head, in words."""
+    """Return the names and values of a page layout's WGSL constants: sizes, and offsets within a
+    head, in words.
+    """
     return (
         ("PAGE", PAGE),
         ("BITS", 8 * page.keys.fmt.n_bytes),
@@ -89,16 +91,16 @@ def check_pages(kv: str, label: str) -> None:
 
 
 def loading(kv: str, label: str) -> str:
-    """Return the WGSL functions that read values of format ``kv`` from ``pool``. Raises
-    UnsupportedError for a format without shaders.
+    """Return the WGSL functions that read values of the KV format ``kv`` from the binding ``pool``.
+    Raises UnsupportedError, with the step's label, for a format without shaders.
     """
     check_pages(kv, label)
     return WIDEN[kv] + LOAD
 
 
 def storing(kv: str, label: str) -> str:
-    """Return the WGSL functions that write values of format ``kv`` to ``pool``. Raises
-    UnsupportedError for a format without shaders.
+    """Return the WGSL functions that write values of the KV format ``kv`` to the binding ``pool``.
+    Raises UnsupportedError, with the step's label, for a format without shaders.
     """
     check_pages(kv, label)
     return NARROW[kv] + STORE

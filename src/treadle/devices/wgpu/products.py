@@ -184,7 +184,7 @@ def _bring(name: str) -> str:
 
 def gemv(step: Step) -> list[Dispatch]:
     """Return the dispatches of a product for at most ``spec.nr`` tokens, one for each buffer of
-    each matrix. Raises UnsupportedError for a product that is not supported here.
+    each matrix. Raises UnsupportedError for a weight format or a kind of product without a shader.
     """
     spec: Any = step.spec
     minimum = layout_of(spec.w, step.label).minimum
@@ -196,7 +196,7 @@ def gemv(step: Step) -> list[Dispatch]:
 
 def gemm(step: Step) -> list[Dispatch]:
     """Return the dispatches of a product for any number of tokens, one for each buffer of each
-    matrix. Raises UnsupportedError for a product that is not supported here.
+    matrix. Raises UnsupportedError for a weight format or a kind of product without a shader.
     """
     spec: Any = step.spec
     body = reading(spec.w, step.label, "w") + TILES + _bring("w") + GEMM
@@ -229,8 +229,8 @@ def _products(
 def gated(step: Step) -> list[Dispatch]:
     """Return the dispatches of gate and up products with their activation. A matrix beyond the
     device's binding limit is in several buffers; gate and up, of the same size, are split at the
-    same rows, and each pair of buffers has one dispatch. Raises UnsupportedError for a product that
-    is not supported here.
+    same rows, and each pair of buffers has one dispatch. Raises UnsupportedError for a weight
+    format or a kind of product without a shader.
     """
     spec = step.spec
     given = step.args

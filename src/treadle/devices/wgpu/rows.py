@@ -37,8 +37,9 @@ UPS = {"swiglu_clamped": "return clamp(x, -7.0, 7.0) + 1.0;"}
 
 
 def activation(fn: str, label: str) -> str:
-    """Return WGSL of ``f(x)``, the activation ``fn``, and ``g(x)``, applied to the value that it
-    gates. Raises UnsupportedError, with the step's label, for other functions.
+    """Return the WGSL functions ``f(x)``, the activation ``fn``, and ``g(x)``, which is applied to
+    the value that ``f`` gates. Raises UnsupportedError, with the step's label, if ``fn`` has no
+    WGSL.
     """
     if fn not in FUNCTIONS:
         raise UnsupportedError(f"{label}: {fn}; the wgpu device supports {', '.join(FUNCTIONS)}")
@@ -47,8 +48,8 @@ def activation(fn: str, label: str) -> str:
 
 
 def plain_row(act: ActivationLayout, label: str) -> int:
-    """Return the words between rows of activations. Raises UnsupportedError unless they are plain
-    f32.
+    """Return the number of words between rows of activations. Raises UnsupportedError, with the
+    step's label, unless they are plain f32.
     """
     if act.kind != "f32" or act.group != 1:
         what = f"activations of {act.kind} in groups of {act.group}"
@@ -93,8 +94,8 @@ fn main() {
 
 
 def row_constants(k: int, label: str) -> tuple[tuple[str, Any], ...]:
-    """Return the WGSL constants K and UNITS of rows of ``k`` values. Raises UnsupportedError unless
-    ``k`` is a multiple of 4.
+    """Return the WGSL constants K and UNITS of rows of ``k`` values. Raises UnsupportedError, with
+    the step's label, unless ``k`` is a multiple of 4.
     """
     if k % 4:
         raise UnsupportedError(f"{label}: rows of {k} values, expected a multiple of 4")
@@ -164,7 +165,7 @@ def norm(step: Step) -> list[Dispatch]:
 
 
 def _rows(step: Step) -> Any:
-    """Return the function ``Dispatch.groups`` of a step with one workgroup for each row; the number
+    """Return a function ``Dispatch.groups`` for a step with one workgroup for each row; the number
     of rows is the run's count that the step's grid names.
     """
     name = step.grid.count
@@ -172,7 +173,9 @@ def _rows(step: Step) -> Any:
 
 
 def _values(step: Step, k: int) -> Any:
-    """Return a ``Dispatch.groups``: one thread for each of ``k`` values of each row."""
+    """Return a function ``Dispatch.groups`` for a step with one thread for each of ``k`` values of
+    each row.
+    """
     name = step.grid.count
 
     def groups(count: Count) -> Groups:
@@ -248,7 +251,9 @@ fn main() {
 
 
 def column_norm(step: Step) -> list[Dispatch]:
-    """Return the dispatch of norms of heads, in place: a workgroup for each head of a token."""
+    """Return the dispatch that norms the heads in some columns of each row, in place: a workgroup
+    for each head of a token.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, ColumnNorm)

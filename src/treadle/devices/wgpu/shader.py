@@ -114,9 +114,10 @@ def literal(value: Any) -> str:
 class Dispatch:
     """One dispatch of a step: a shader with its arguments and size.
 
-    ``args``: buffers of the plan, or words. ``groups`` returns the numbers of workgroups for a
-    run's counts; if one is 0, nothing is dispatched. ``consts``: weights and pages by binding name,
-    None for one that the shader does not read; for weights split over several buffers, one of them.
+    ``args``: values of the shader's arguments by name: buffers of the plan, or integers. ``groups``
+    returns the numbers of workgroups for a run's counts; if one is 0, nothing is dispatched.
+    ``consts``: weights and pages by binding name, None for one that the shader does not read; for
+    weights split over several buffers, one of them.
     """
 
     shader: Shader
@@ -129,10 +130,14 @@ Printer: TypeAlias = "Callable[[Step], list[Dispatch]]"
 
 
 def fold(n: int) -> Groups:
-    """Return ``n`` workgroups as two dimensions; ``folded`` in WGSL computes the index."""
+    """Return ``n`` workgroups folded into two dimensions, as WebGPU limits each; the function
+    ``folded`` in WGSL computes the index.
+    """
     return min(n, FOLD), -(-n // FOLD), 1
 
 
 def field(name: str, index: int = 0) -> int:
-    """Return the offset in words of a RUN_STATE field; ``index``: of the pool or rope table."""
+    """Return the offset in words of the RUN_STATE field ``name``; ``index``: the number of the pool
+    or rope table, for fields that there are several of.
+    """
     return run_offset(numbered(name, index)) // WORD

@@ -39,7 +39,9 @@ PLAIN = "fn W_scale(row: u32, u: u32) -> vec2<f32> { return vec2<f32>(1.0, 0.0);
 
 @dataclass(frozen=True)
 class WgslFormat:
-    """WGSL code of a weight format; ``minimum``: whether m may differ from 0."""
+    """WGSL code of a weight format: ``text`` has its two functions; ``minimum``: whether the m of
+    ``W_scale`` may differ from 0.
+    """
 
     text: str
     minimum: bool = False
@@ -158,8 +160,8 @@ LAYOUTS = {
 
 
 def layout_of(fmt: str, label: str) -> WgslFormat:
-    """Return a weight format's WGSL code. Raises UnsupportedError, with the step's label, if there
-    is none.
+    """Return the WGSL code of the weight format ``fmt``. Raises UnsupportedError, with the step's
+    label, if there is none.
     """
     if fmt not in LAYOUTS:
         have = ", ".join(LAYOUTS)

@@ -14,8 +14,8 @@ SLACK = 4  # most requests above the idlest replica's at which a cached prefix i
 
 
 def beginning(body: Any) -> list[str]:
-    """Return a hash for each prefix of 1, 2, ... blocks (BLOCK characters) of the prompt in the
-    request ``body``, shortest first; [] without a prompt.
+    """Return a hash for each prefix of 1, 2, ... blocks (BLOCK characters) of the prompt in
+    ``body``, a request's JSON, shortest prefix first, at most DEEPEST; [] without a prompt.
     """
     said = _said(body)
     names = []
@@ -45,10 +45,12 @@ class Affinity:
         self._readers: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, names: Sequence[str], loads: Mapping[str, int]) -> str:
-        """Return the replica for a request with the prefix hashes ``names``. ``loads``: number of
-        running requests by replica. It is the replica with the longest of these prefixes, among
-        those with at most SLACK requests more than the idlest; for an unknown prefix, one of the
-        idlest (with equal loads, every router chooses the same).
+        """Return the name of the replica for a request with the prefix hashes ``names``, and
+        remember that it has them cached. ``loads``: number of running requests by replica.
+
+        It is the replica with the longest of these prefixes, among those with at most SLACK
+        requests more than the idlest; for an unknown prefix, one of the idlest (with equal loads,
+        every router chooses the same).
         """
         least = min(loads.values())
         chosen = None
@@ -70,5 +72,7 @@ class Affinity:
 
 
 def _weight(name: str, replica: str) -> bytes:
-    """Return a rendezvous hash (Thaler and Ravishankar, 1998)."""
+    """Return the rendezvous hash of a prefix hash ``name`` and a replica (Thaler and Ravishankar,
+    1998): the replica with the largest one gets the prefix.
+    """
     return hashlib.sha256(f"{name}\n{replica}".encode()).digest()

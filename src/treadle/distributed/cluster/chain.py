@@ -32,21 +32,25 @@ class StageActor:
         self._stage = Stage(path, layers, **settings)
 
     def where(self) -> str:
-        """Return the address of its machine."""
+        """Return the address of the machine that this actor runs on."""
         address: Any = ray.util.get_node_ip_address
         return str(address())
 
     def run(self, batch: Batch, given: Given) -> Given:
-        """Run one batch on the stage. ``given``: the outputs of the previous stage."""
+        """Run one batch on the stage, and return its outputs. ``given``: the outputs of the
+        previous stage, {} for the first one.
+        """
         return self._stage.run_laid_out(batch, given)
 
     def read(self, name: str) -> np.ndarray:
-        """Return an output of the last run by name, as bytes."""
+        """Return the output called ``name`` of the last run, as bytes: uint8 ``[n_bytes]``."""
         return self._stage.read(name)
 
 
 class RayChain:
-    """A ``StageChain`` (``distributed/stages/pipeline.py``) of actors, spread over all machines."""
+    """A ``StageChain`` (``distributed/stages/pipeline.py``) of actors, spread over all machines:
+    one for the layers of each of ``parts``. ``settings``: arguments of ``Stage``.
+    """
 
     def __init__(self, path: str, parts: list[range], settings: dict[str, Any]) -> None:
         self._path = path
@@ -98,8 +102,8 @@ class RayChain:
         return True
 
     def run(self, batch: Batch) -> Given:
-        """Run a batch through all actors, and return the last stage's outputs. Raises
-        StageLostError, and errors of stages.
+        """Run a batch through all actors, and return the last stage's outputs except the logits.
+        Raises StageLostError, and errors that stages raise.
         """
         sent: Any = ray.put(batch) if len(batch.inputs) > INLINE else batch
         given: Any = {}
@@ -109,7 +113,9 @@ class RayChain:
         return result
 
     def read(self, name: str) -> np.ndarray:
-        """Return an output of the last stage by name, as bytes. Raises StageLostError."""
+        """Return the output called ``name`` of the last stage, as bytes: uint8 ``[n_bytes]``.
+        Raises StageLostError.
+        """
         found: np.ndarray = self._get(self.actors[-1].read.remote(name))
         return found
 

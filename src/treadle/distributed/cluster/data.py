@@ -28,7 +28,9 @@ AT_ONCE = 64  # lines per call of a model, which share its batches
 
 
 class Answerer:
-    """One model, in a Ray Data actor."""
+    """One model in a Ray Data actor, which answers lines of a batch file. ``defaults``: fields of
+    requests that a line does not set.
+    """
 
     def __init__(self, plan: ReplicaPlan, defaults: Mapping[str, Any]) -> None:
         self._model = plan.open()
@@ -36,8 +38,9 @@ class Answerer:
         asyncio.run(self._local.ready())
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Answer a batch of lines. Columns in: ``number``, ``raw``; out: ``data``, ``n_tokens``,
-        ``failed``, in the same order.
+        """Answer a batch of lines. Columns in: ``number`` of the line and ``raw``, its bytes; out:
+        ``data`` (the bytes of the answer's line), ``n_tokens``, and ``failed``, in the order of the
+        lines.
         """
         lines = [
             InputLine(int(number), bytes(raw))
@@ -53,7 +56,9 @@ class Answerer:
 
 
 def next_slice(lines: Iterator[InputLine]) -> list[InputLine]:
-    """Return the next lines: at most SLICE, and no more once they have SLICE_BYTES."""
+    """Return the next lines: at most SLICE, and none after the line with which they have
+    SLICE_BYTES; [] at the end.
+    """
     some: list[InputLine] = []
     n_bytes = 0
     while len(some) < SLICE and n_bytes < SLICE_BYTES and (line := next(lines, None)):
@@ -65,7 +70,9 @@ def next_slice(lines: Iterator[InputLine]) -> list[InputLine]:
 def answers(
     lines: Iterator[InputLine], plan: ReplicaPlan, defaults: Mapping[str, Any]
 ) -> Iterator[OutputLine]:
-    """Yield the answers to ``lines``, in their order, computed by ``plan.replicas`` replicas."""
+    """Yield the answers to ``lines``, in their order, computed by ``plan.replicas`` replicas.
+    ``defaults``: see ``Answerer``.
+    """
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """Number and settings of a model's replicas. ``load``: settings of ``treadle.load``. With
-    ``stages`` > 1, the layers of each replica are split over that many Ray actors.
+    """Number and settings of a model's replicas. ``path``: the model, as for ``treadle.load``;
+    ``load``: the other arguments of ``treadle.load``. With ``stages`` > 1, the layers of each
+    replica are split over that many Ray actors.
     """
 
     path: str | None
@@ -29,8 +30,8 @@ class ReplicaPlan:
     @property
     def max_body(self) -> int:
         """Maximum bytes of a request body that the front server accepts. The larger limit, for
-        pictures, applies unless stages or ``mmproj=False`` exclude them; a replica without pictures
-        refuses such bodies itself.
+        pictures, applies unless stages or ``mmproj=False`` exclude pictures; a replica that reads
+        none refuses large bodies itself.
         """
         may_read_media = self.stages == 1 and self.load.get("mmproj") is not False
         return MAX_MEDIA_BODY if may_read_media else MAX_BODY
@@ -54,7 +55,7 @@ class ReplicaPlan:
         return self.replicas * (self.cpus + stages) + 1
 
     def open(self) -> Model:
-        """Load a replica's model."""
+        """Load the model of one replica; return it."""
         import treadle
         from treadle.distributed.cluster import load
 

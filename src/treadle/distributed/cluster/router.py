@@ -25,7 +25,10 @@ class PrefixRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return ``[[chosen], others]``: Ray Serve tries the groups in this order."""
+        """Return ``[[chosen], others]``, as Ray Serve tries these groups in order: the replica that
+        ``Affinity.choose`` returns, then the others. Without a request, return all free replicas as
+        one group.
+        """
         free = self.select_available_replicas(candidate_replicas) or candidate_replicas
         if not free or pending_request is None:
             return [free] if free else []

@@ -38,7 +38,7 @@ MAX_CALLS = 512  # in one replica; further ones wait in the front server
 
 
 class Replica:
-    """One model with its server."""
+    """One model with its server, in a Ray Serve actor."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
         self._model = plan.open()
@@ -48,14 +48,18 @@ class Replica:
         self._app = build_app(self._service)
 
     def check_health(self) -> None:
-        """Raise if the model is no longer usable; Ray Serve then replaces the replica."""
+        """Raise TreadleError if the model is no longer usable; Ray Serve then replaces the
+        replica.
+        """
         if self._service.engine.state == "error":
             raise TreadleError(self._service.engine.why)
 
     async def call(
         self, names: list[str], scope: dict[str, Any], body: bytes
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the response's ASGI messages. ``names``: prefix hashes, read by the router only."""
+        """Handle one request, and yield the response's ASGI messages. ``names``: prefix hashes,
+        which only the router reads; ``scope``: the request's ASGI scope.
+        """
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         gone = asyncio.Event()
         asked = False
@@ -98,7 +102,7 @@ class FrontServer:
         self._bodies = Bodies(max_body)
 
     async def __call__(self, request: HttpRequest) -> Response:
-        """Handle one request."""
+        """Handle one request: read its body, and return the response of a replica."""
         try:
             with self._bodies.weighing() as weigh:
                 body = await read_body(request, weigh, self._bodies.most)
@@ -131,7 +135,9 @@ def _names(body: bytes) -> list[str]:
 
 
 async def _parts(messages: Any) -> AsyncIterator[bytes]:
-    """Yield the body as it comes; a client's disconnect cancels the replica's call."""
+    """Yield the bytes of the response's body from a replica's ASGI ``messages``, as they come; if
+    the client disconnects, the replica's call is cancelled.
+    """
     try:
         async for message in messages:
             if part := message.get("body"):
@@ -141,7 +147,9 @@ async def _parts(messages: Any) -> AsyncIterator[bytes]:
 
 
 def run(plan: ReplicaPlan, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Start or replace the application on the connected Ray; ``ready`` gets its address."""
+    """Start the application of ``plan`` on the connected Ray, or replace the running one; then call
+    ``ready`` with its address.
+    """
     serve.start(http_options={"host": host, "port": port})
     chosen_by: Any = PrefixRouter
     router = RequestRouterConfig(request_router_class=chosen_by)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class LiveCache(KVCache):
-    """KV cache that knows every referenced sequence."""
+    """KV cache that records every sequence that is in use, in ``live``."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.live: weakref.WeakSet[Sequence] = weakref.WeakSet()
@@ -43,7 +43,9 @@ class LiveCache(KVCache):
         return result
 
     def drop_all(self) -> list[tuple[Sequence, list[int]]]:
-        """Empty every sequence and forget all cached prefixes. Return the ids of each sequence."""
+        """Empty every sequence in use and forget all cached prefixes. Return the sequences that had
+        tokens, each with their ids.
+        """
         self.revive().close()
         held = [(seq, list(seq.ids)) for seq in self.live if seq.ids]
         for seq, _ in held:
@@ -56,7 +58,7 @@ class FrontEngine(Engine):
     """An engine on a ``Pipeline``. A lost stage is replaced, the sequences' tokens are recomputed,
     and the run is repeated: callers notice only the time.
 
-    Raises StageLostError if that fails ``TRIES`` times.
+    Raises StageLostError if a run has failed ``TRIES`` times.
     """
 
     cache_type: ClassVar[type[KVCache]] = LiveCache
@@ -95,7 +97,9 @@ class FrontEngine(Engine):
             raise AssertionError
 
     def _walk(self, ready: Any, times: list[float] | None, *, stoppable: bool = False) -> bool:
-        """Wait for late masks first, because stages run a batch as a whole."""
+        """Run the steps of a plan like ``Engine._walk``, but wait for all masks that are still
+        being computed before the first step, because stages run a batch as a whole.
+        """
         ready.run.write_late()
         ready.run.late.clear()
         return super()._walk(ready, times, stoppable=stoppable)
@@ -111,7 +115,9 @@ class FrontEngine(Engine):
         self.device.restart()
 
     def _read_again(self) -> None:
-        """Recompute the lost sequences, except those that were changed in the meantime."""
+        """Recompute the tokens of the sequences that were lost with a stage, except sequences that
+        were changed since.
+        """
         while self._to_recompute:
             seq, ids, changes = self._to_recompute[-1]
             if seq.n_changes == changes:

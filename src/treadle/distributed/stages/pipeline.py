@@ -34,12 +34,14 @@ class StageChain(Protocol):
     """Interface to the stages of a pipeline: runs batches through them in order."""
 
     def run(self, batch: Batch) -> Given:
-        """Run a batch through all stages. Return the last stage's outputs except the logits. Raises
-        StageLostError, and errors of stages.
+        """Run a batch through all stages. Return the last stage's outputs except the logits, by
+        name. Raises StageLostError, and errors that stages raise.
         """
 
     def read(self, name: str) -> np.ndarray:
-        """Return an output of the last run that ``run`` did not return: the logits."""
+        """Return the output called ``name`` of the last run, as bytes: the logits, which ``run``
+        does not return.
+        """
 
     def restart(self) -> None:
         """Replace the stages that have ended. Raises TreadleError if that fails."""
@@ -49,7 +51,9 @@ class StageChain(Protocol):
 
 
 class StageMemory(DeviceMemory):
-    """Placeholder for the stages' memory. An arena's outputs can be read after a run."""
+    """Placeholder for memory that the stages have. If it is an arena, its outputs can be read after
+    a run; all else raises UnsupportedError.
+    """
 
     bytes = None
 
@@ -67,19 +71,21 @@ class StageMemory(DeviceMemory):
 
 
 class StageOutputs:
-    """Outputs of the last run; logits are fetched on demand."""
+    """Outputs of the last run of ``chain``; logits are fetched on demand."""
 
     def __init__(self, chain: StageChain) -> None:
         self._chain, self._plan = chain, Plan(0, 0)
         self._given: Given = {}
 
     def set(self, plan: Plan, given: Given) -> None:
-        """Store the outputs of a finished run of ``plan``."""
+        """Store ``given``, the outputs of a finished run of ``plan`` by name, without the
+        logits.
+        """
         self._plan = plan
         self._given = given
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """Return the bytes of an output by its offset in the plan's arena."""
+        """Return ``n_bytes`` of an output, uint8; ``at``: their offset in the plan's arena."""
         for name, buffer in self._plan.outputs.items():
             start = self._plan.offsets[buffer]
             if start <= at < start + buffer.n_bytes:
@@ -90,7 +96,9 @@ class StageOutputs:
 
 
 class StagePlan(NamedTuple):
-    """A plan with the memory of its runs."""
+    """A plan with the memory of its runs. ``output``: the name of the graph's output that stages
+    compute.
+    """
 
     n_steps: int
     plan: Plan
@@ -122,7 +130,9 @@ class Pipeline(Device):
         return Const(name, StageMemory(0), array)
 
     def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
-        """Record a copy, which the stages execute before the next run."""
+        """Record a copy of a page or state, ``n_bytes`` long, which the stages make before the next
+        run.
+        """
         if n_bytes:
             which = [cells.const.memory for cells in self._cells].index(memory)
             self._copies.append(CellCopy(which, start // n_bytes, to // n_bytes))

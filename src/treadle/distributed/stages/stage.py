@@ -25,7 +25,9 @@ Given = dict[str, np.ndarray]  # outputs of a stage by name: rows of f32 as byte
 
 
 class CellCopy(NamedTuple):
-    """A copy of a page or a state before a run: cell numbers in one pool."""
+    """A copy of a page or a layer state, before a run: from the cell number ``cell`` to the number
+    ``to`` of a pool. ``pool``: its index among the cache's pools of pages, then of states.
+    """
 
     pool: int
     cell: int
@@ -33,17 +35,18 @@ class CellCopy(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A run as laid out by the front engine."""
+    """A run as laid out by the front engine: the sizes of the plan, and its inputs."""
 
-    n_tokens: int  # of the plan
-    n_outputs: int
-    output: str
+    n_tokens: int  # the most tokens of the plan
+    n_outputs: int  # the most outputs of the plan
+    output: str  # the graph's output that the last stage computes
     inputs: bytes  # the block of engine/batch.py
     copies: tuple[CellCopy, ...] = ()
 
 
 class Stage(Engine):
-    """An engine for ``layers`` of a model file; settings as in ``treadle.load``.
+    """An engine for ``layers`` of a model file, on a CPU device with ``isa`` (a name) and
+    ``n_threads``; the other settings are those of ``Engine``.
 
     Raises the errors of ``treadle.load``, and UnsupportedError for layers that cannot be split.
     """
@@ -68,7 +71,7 @@ class Stage(Engine):
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last stage."""
+        """Whether this is the last stage of the model."""
         return self.layers.stop == self.config.n_layer
 
     def run_laid_out(self, batch: Batch, given: Given) -> Given:
@@ -89,7 +92,9 @@ class Stage(Engine):
             return {name: self._rows_of(name) for name in ready.plan.outputs if name != "logits"}
 
     def read(self, name: str) -> np.ndarray:
-        """Return the rows of an output of the last run, as bytes."""
+        """Return the rows of the output called ``name`` of the last run, as bytes: uint8
+        ``[n_bytes]``.
+        """
         with self.lock:
             return self._rows_of(name)
 
@@ -103,7 +108,9 @@ class Stage(Engine):
         return np.array(arena.read(plan.offsets[buffer], n * buffer.row_bytes))
 
     def _copy(self, copies: Iterable[CellCopy]) -> None:
-        """Copy pages and states, but only the parts of this stage's layers, which it wrote."""
+        """Copy pages and states, but only the parts of this stage's layers, as the other layers'
+        parts were written by other stages.
+        """
         cells = (*self.cache.pools, *self.cache.states)
         for which, cell, to in copies:
             pool = cells[which]
@@ -126,8 +133,8 @@ class Stage(Engine):
 
 
 def run_chain(stages: Iterable[Stage], batch: Batch) -> Given:
-    """Run a batch through all stages in this process. Return the last stage's outputs. Raises
-    TreadleError if there is no stage, and what a stage raises.
+    """Run a batch through all stages in this process. Return the last stage's outputs, by name.
+    Raises TreadleError if there is no stage, and the errors that stages raise.
     """
     given: Given = {}
     for stage in stages:

@@ -23,7 +23,7 @@ MOST = 128  # largest matrix: its sums fit registers
 
 def points(dims: int) -> int:
     """Return the size n of the ``[n, n]`` matrix for heads of ``dims``: the largest power of two
-    that divides ``dims``, at most MOST. A head is rotated n dims at a time.
+    that divides ``dims``, at most 128. A head is rotated n dims at a time.
     """
     return min(dims & -dims, MOST)
 
@@ -65,7 +65,9 @@ def rotate_ref(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rotate(Spec):
-    """Rotate each of ``heads`` heads of ``k`` dims, in place. Items: tokens x heads."""
+    """Rotate each of ``heads`` heads of ``k`` dims by the Hadamard matrix, in place, f32. Items:
+    tokens x heads.
+    """
 
     op: ClassVar[str] = "rotate"
     args = Args("x:inout stride")

@@ -45,7 +45,9 @@ class IndexTile(VectorTile):
                     self._scores(self.page(p), p * PAGE, p, [])
 
     def token(self, t: object) -> Val:
-        """Return the item's token that is being scored, whatever ``t``: a tile has one token."""
+        """Return the item's token that is being scored; ``t`` is ignored, because a tile has one
+        token at a time.
+        """
         return self.now
 
     def _load_queries(self) -> None:

@@ -42,8 +42,9 @@ class IndexStore(PagedKernel):
 
     ``q`` is f32 ``[N, stride]``: ``n_head`` heads of ``head_dim`` from column 0 on, rotated in
     place. ``key`` has one key a token, from column ``k_column`` on. In both, ``rope_dims`` dims
-    from dim ``first`` on are rotated, in pairs of ``style``. With ``back`` a key is first rotated
-    by this constant table of cosines and sines. Items: tokens.
+    from dim ``first`` on are rotated, in pairs of ``style``. With ``back`` a key is rotated twice:
+    first by the constant table of cosines and sines in the argument ``back``, then by its position.
+    Items: tokens.
     """
 
     op: ClassVar[str] = "index_store"
@@ -51,14 +52,14 @@ class IndexStore(PagedKernel):
         "q:inout? key:in back:const? pool:const stride:? k_stride k_column page_bytes layer_off"
     )
     latent = True  # pages have no values
-    style: str
-    kv: str
+    style: str  # pairs of dims that rotate together: "norm" or "neox" (``RopeStore``)
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int  # 0: no queries
     head_dim: int
-    rope_dims: int  # 0: nothing turns
+    rope_dims: int  # 0: no rotation
     first: int = 0
-    pool: int = 0
-    table: int = 0
+    pool: int = 0  # number of the page pool
+    table: int = 0  # number of the rope table
     n_head_kv: int = 1
     head_dim_v: int = 0
     back: bool = False
@@ -159,10 +160,10 @@ class KeySelection(Spec):
 
 @dataclass(frozen=True)
 class IndexScores(Queries):
-    """An indexer's scores of cached keys, f32 ``[N, planes, scores_stride]``: the sum over heads of
-    ``weight * max(0, q . k)``, times ``scale``. With ``apart`` each head has a plane of its own, of
-    ``scale * q . k``. Without ``weighted`` all weights are 1. With ``whole`` only the last key of
-    each unit has a score.
+    """Compute an indexer's scores of cached keys, f32 ``[N, planes, scores_stride]``: the sum over
+    heads of ``weight * max(0, q . k)``, times ``scale``. With ``apart`` each head has a plane of
+    its own, of ``scale * q . k``; else there is one plane. Without ``weighted`` all weights are 1.
+    With ``whole`` only the last key of each unit of ``unit`` keys has a score.
 
     Keys that a query does not see score -inf. A query that sees at most ``top`` units
     (``KeySelection.units``) needs no choice: its scores are not written. Items: the pool's
@@ -261,8 +262,9 @@ class Choose(KeySelection):
     """Choose the keys that each query attends to, by the rules of ``KeySelection``.
 
     ``chosen`` becomes bits ``[N, planes, chosen_stride]``, one word of PAGE bits for each page.
-    ``scores [N, planes, scores_stride]`` are read, and used as scratch. Words past the query's own
-    page are not written. Items: tokens x planes.
+    ``scores [N, planes, scores_stride]`` (of ``IndexScores``) are read, and used as scratch; a
+    plane has a choice of its own. Words past the query's own page are not written. Items: tokens x
+    planes.
     """
 
     op: ClassVar[str] = "choose"
@@ -302,7 +304,9 @@ class Choose(KeySelection):
         return found.v
 
     def _best_of_units(self, k: Builder, scores: Val, n_keys: Val, n_units: Val) -> None:
-        """Replace the first ``n_units`` scores by the largest score of each unit."""
+        """Replace the first ``n_units`` values of ``scores``, which has a score for each of
+        ``n_keys`` keys, by the largest score of each unit.
+        """
         with k.loop(n_units) as u:
             start = u * self.unit
             best = k.var(k.const(float("-inf"), f32))
@@ -345,7 +349,7 @@ class Choose(KeySelection):
 
     def _write(self, k: Builder, isa: Isa, flags: Val, chosen: Val, own: Val, n_units: Val) -> None:
         """Write the words of ``chosen`` for the pages up to the query's own position ``own``, from
-        the ``flags`` of units.
+        ``flags``, 1 or 0 for each of ``n_units`` units.
         """
         with k.loop(own // PAGE + 1) as page:
             if self.unit == 1:
@@ -382,8 +386,8 @@ class Choose(KeySelection):
                     words[row, : len(packed)] = packed
 
     def seen(self, scores: np.ndarray, own: int) -> np.ndarray:
-        """Return which keys up to position ``own`` a query attends to, bool ``[own + 1]``, from its
-        row of ``scores``.
+        """Return which keys up to the query's position ``own`` it attends to, bool ``[own + 1]``;
+        ``scores``: the query's scores of these keys.
         """
         n_keys = own + 1
         n_units = int(self.units(n_keys))
@@ -406,14 +410,14 @@ class Choose(KeySelection):
 
 
 def _rank(k: Builder, x: Val) -> Val:
-    """Map f32 scores to u32 numbers of the same order."""
+    """Map f32 scores ``x`` to u32 numbers that compare as the scores do."""
     bits = x.bits(i32.like(x.ty))
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).bits(u32.like(x.ty)) ^ 0x80000000
 
 
 def _store_word(k: Builder, chosen: Val, page: Val, own: Val, word: Val) -> None:
-    """Store the word of page number ``page``, with the bits of keys after position
-    ``own`` cleared.
+    """Store ``word`` in ``chosen`` as that of page number ``page``, with the bits of keys after
+    position ``own``, the query's, cleared.
     """
     n_later = k.max((page + 1) * PAGE - (own + 1), 0)
     seen = k.const(EVERY, u32) >> k.min(n_later, PAGE - 1).to(u32)

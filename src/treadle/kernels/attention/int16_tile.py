@@ -39,8 +39,8 @@ VECTORS = 2  # vectors of columns in a product
 
 
 class Int16Scratch(NamedTuple):
-    """Byte offsets of a tile's arrays in scratch. ``d_x`` has the f32 scales of the integers in
-    ``x``.
+    """Byte offsets of a tile's arrays in scratch (O, m and l of ``paged.py``; ``total`` is l).
+    ``d_x`` has the f32 scales of the integers in ``x``.
     """
 
     q: int
@@ -60,7 +60,7 @@ class Int16Scratch(NamedTuple):
 
     @classmethod
     def for_spec(cls, spec: Queries) -> Int16Scratch:
-        """Return the offsets for the tiles of a kernel."""
+        """Return the offsets of the arrays in scratch for the tiles of kernel ``spec``."""
         rows = round_up(spec.rows, ROWS)
         dims = round_up(spec.head_dim, DIMS)
         dims_v = round_up(spec.dims_v, DIMS)
@@ -276,8 +276,8 @@ class WordTile(WideTile):
             self._value_columns(block, n_pages, self.k.i64(whole), left // self.isa.lanes)
 
     def _value_columns(self, block: Val, n_pages: Val, column: Val, n_vectors: int) -> None:
-        """Add P V of the span to ``n_vectors`` vectors of O, from its ``column``-th ``width`` dims
-        on.
+        """Update O = O c + P V for the rows of the ``block``-th block, with the span's first
+        ``n_pages`` pages, in ``n_vectors`` vectors of O, from the ``column``-th ``width`` dims on.
         """
         k = self.k
         at = self.at
@@ -343,10 +343,12 @@ def _rounded(k: Builder, x: Val, by: Val) -> Val:
 
 
 def _paired(even: Val, odd: Val) -> Val:
-    """Combine the low 16 bits of two lanes, ``even`` in the lower half, into one lane."""
+    """Combine the low 16 bits of each lane of ``even`` and ``odd``, those of ``even`` in the lower
+    half, into one lane of 32 bits.
+    """
     return (even & 0xFFFF) | (odd << 16)
 
 
 def _narrow(k: Builder, whole: Val) -> Val:
-    """Return the low halves of lanes as a vector of i16."""
+    """Return the low 16 bits of each lane of ``whole`` as a vector of i16."""
     return whole.to(i16.like(whole.ty))

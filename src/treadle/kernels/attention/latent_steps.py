@@ -24,7 +24,8 @@ from treadle.kernels.spec import Args, Frame, Spec, numbered
 @dataclass(frozen=True)
 class PackHeads(Spec):
     """Pack ``k`` columns of each of ``heads`` heads, times ``scale``, as the activations of a
-    product for each head, in the layout ``ActivationLayout(act, k, group, sub, unit)``.
+    product that multiplies each head by its own matrix, in the layout ``ActivationLayout(act, k,
+    group, sub, unit)``.
 
     Head ``h`` has the ``k`` columns of f32 ``x`` from ``column + h * pitch`` on; its activations
     start ``head_bytes`` after the previous head's. Items: rows times heads.
@@ -98,8 +99,8 @@ class LatentStore(PagedKernel):
         " page_bytes layer_off"
     )
     latent = True
-    style: str
-    kv: str
+    style: str  # pairs that rotate together: "norm", "neox" (``RopeStore``), or "none"
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int
     head_dim: int
     head_dim_v: int  # latent dims of ``head_dim``
@@ -107,8 +108,8 @@ class LatentStore(PagedKernel):
     rope_dims: int
     scale: float
     eps: float
-    pool: int = 0
-    table: int = 0
+    pool: int = 0  # number of the page pool
+    table: int = 0  # number of the rope table
     n_head_kv: int = 1
     normed: bool = True
 

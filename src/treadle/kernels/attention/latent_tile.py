@@ -54,8 +54,9 @@ class LatentTile(VectorTile):
                 k.store(at, k.fma(k.load(at, self.stat), correction, total))
 
     def _add_values(self, home: Val, n_keys: Val, p: Val, d: Val, sums: list[list[Var]]) -> None:
-        """Add the products of the page at ``home`` to ``sums``, for ``len(sums)`` dims from ``d``
-        on. Keys from ``n_keys`` on are undefined memory, and count as zeros.
+        """Add P V of the page at ``home`` to ``sums``, for ``len(sums)`` dims from ``d`` on; ``p``:
+        address of the page's weights P. Keys from ``n_keys`` on are undefined memory, and count as
+        zeros.
         """
         k = self.k
         isa = self.isa

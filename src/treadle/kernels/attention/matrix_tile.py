@@ -35,8 +35,9 @@ BOTH = range(2)
 
 @dataclass(frozen=True)
 class MatrixScratch:
-    """Byte offsets in scratch. For data with high and low parts: the high part's offset, and the
-    distance to the low one.
+    """Byte offsets in scratch (Q, S, P, O, m and l of ``paged.py``; ``total`` is l). For data with
+    high and low parts: the high part's offset, and in ``..._low`` the distance from it to the low
+    part.
     """
 
     q: int
@@ -56,7 +57,7 @@ class MatrixScratch:
 
     @classmethod
     def for_spec(cls, spec: Queries) -> MatrixScratch:
-        """Return the offsets for the tiles of a kernel."""
+        """Return the offsets of the arrays in scratch for the tiles of kernel ``spec``."""
         rows = round_up(spec.rows, EDGE)
         dims = spec.head_dim
         dims_v = spec.dims_v
@@ -97,8 +98,8 @@ class MatrixTile(WideTile):
     # -- to bf16 --------------------------------------------------------------------------------
 
     def _paired(self, even: Val, odd: Val) -> tuple[Val, Val]:
-        """Return the high and low parts, each of ``even`` interleaved with that of ``odd``: ``i16 *
-        2n``.
+        """Return two vectors of bf16 bits, ``i16 * 2n``: the high parts of ``even`` and ``odd``
+        (``f32 * n``) interleaved, and their low parts interleaved.
         """
         k = self.k
         n = even.ty.lanes
@@ -187,7 +188,9 @@ class MatrixTile(WideTile):
     # -- products -------------------------------------------------------------------------------
 
     def _transpose_registers(self, name: str, at: Val, n: int, n_side: int) -> None:
-        """Transpose ``n`` groups of ``n_side`` registers side by side, if the machine needs it."""
+        """Transpose ``n`` groups of ``n_side`` registers side by side in memory at ``at``, if the
+        machine has ``MatrixUnit.turn``. ``name``: of the emitted function.
+        """
         turn(self.k, name, at, n, n_side)
 
     def _multiply(
@@ -245,7 +248,9 @@ class MatrixTile(WideTile):
             self._add_page_values(block, column, n_pages)
 
     def _add_page_values(self, block: Val, column: Val, n_pages: Val) -> None:
-        """Add P V of the span to the ``column``-th 32 dims of O."""
+        """Add P V of the span's first ``n_pages`` pages to the ``column``-th 32 dims of O, for the
+        rows of the ``block``-th block.
+        """
         at = self.at
         dims = self.spec.dims_v
         matrix = self.isa.matrix
@@ -279,8 +284,8 @@ class MatrixTile(WideTile):
         self._transpose_registers("powers", self.scratch + self.at.p, 2 * 2, SPAN)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
-        """Compute P of one row of scores, in high and low parts, and multiply the row of O by the
-        correction ``less``.
+        """Compute P of one row of scores, in high and low parts, update its l, and multiply the row
+        of O by the correction ``less``. Arguments as in ``WideTile._weigh``.
         """
         k = self.k
         at = self.at

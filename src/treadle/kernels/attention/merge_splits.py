@@ -17,9 +17,10 @@ from treadle.kernels.spec import Args, Frame, Spec, load_record, numbered, wides
 
 @dataclass(frozen=True)
 class Merge(Spec):
-    """Join the partial results (O_i, m_i, l_i) of a query over runs of keys: ``out = sum O_i
-    2**(m_i - m) / sum l_i 2**(m_i - m)``, m the largest m_i, in the order of the keys. A sink
-    counts as one more part with l_i = 1 and O_i = 0. Items: merges x head groups.
+    """Join the partial results (O_i, m_i, l_i of ``paged.py``) of a query over runs of keys, in the
+    order of the keys: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, m the largest m_i. A
+    sink counts as one more part with l_i = 1 and O_i = 0. ``heads``, ``tokens``: heads and tokens
+    of an attention item. Items: merges x head groups.
     """
 
     op: ClassVar[str] = "merge"
@@ -28,7 +29,7 @@ class Merge(Spec):
     heads: int
     tokens: int
     head_dim: int
-    pool: int = 0
+    pool: int = 0  # number of the page pool
     sinks: bool = False
 
     @property

@@ -40,8 +40,9 @@ class KVFormat:
 
     ``load(k, isa, p, n)`` returns ``f32 * n`` from address ``p``: values, or codes if ``scaled``.
     Of ``packed`` formats it also takes ``shift``, the bit position in each byte, and with ``fifth``
-    the fifth bits, ``u32 * n``. ``narrow(k, isa, x)`` is the inverse; packed formats return a
-    block's codes, ``i32 * BLOCK``.
+    the fifth bits, ``u32 * n``. ``narrow(k, isa, x)`` is the inverse: it returns the stored form of
+    ``x``; packed formats return a block's codes, ``i32 * BLOCK``. ``rotated``: heads are rotated by
+    a Hadamard matrix before they are stored.
     """
 
     name: str
@@ -64,7 +65,9 @@ class KVFormat:
 
     @property
     def run(self) -> int:
-        """Consecutive dims of a block whose codes are consecutive bytes."""
+        """Consecutive dims of a block whose codes are consecutive bytes: half a block if packed,
+        else all of it.
+        """
         return HALF if self.packed else BLOCK
 
     def parts(self, dims: int) -> list[tuple[int, int]]:
@@ -248,7 +251,9 @@ KV_FORMATS = {
 
 
 def kv_of(keys: str, values: str) -> str:
-    """Return the name of a pair of formats: ``KEYS-VALUES``, or one name if both are the same."""
+    """Return the name of the pair of formats ``keys`` and ``values``: ``KEYS-VALUES``, or one name
+    if both are the same.
+    """
     return keys if keys == values else f"{keys}-{values}"
 
 
@@ -284,7 +289,9 @@ class PageSide:
 
     @property
     def offsets(self) -> list[int]:
-        """Byte offsets of the side's arrays (``KVFormat.parts``), and of its end."""
+        """Byte offset of each of the side's arrays (``KVFormat.parts``), then that of the side's
+        end.
+        """
         made = [0]
         for n, size in self.fmt.parts(self.dims):
             made.append(made[-1] + self.rows * n * size)
@@ -561,7 +568,10 @@ class PageLayout:
     def head_ref(
         self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int
     ) -> np.ndarray:
-        """Return a view of the bytes of one head in one page of a layer, ``[head_bytes]``."""
+        """Return a view of the bytes of one head in page number ``page``, ``[head_bytes]``.
+        ``pool``: the bytes of all pages; ``page_bytes``: of a page; ``layer_off``: byte offset of
+        the layer in a page.
+        """
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]
 
@@ -580,24 +590,26 @@ class PageLayout:
         return out[0], out[0][:, : self.head_dim_v] if self.latent else out[1]
 
     def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
-        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]`` at ``place`` of a head's
-        bytes. With ``latent`` the value is ignored.
+        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]`` into ``head``, the bytes
+        of one head in a page, as token ``place``. With ``latent`` the value is ignored.
         """
         for (side, given), x in zip(self._sides(head), (key, value), strict=False):
             side.write_ref(given, place, x)
 
 
 class PagedKernel(Spec):
-    """Base of kernels that read or write pages."""
+    """Base of kernels that read or write the KV cache's pages."""
 
-    kv: str
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head_kv: int
     head_dim: int
     head_dim_v: int
     latent = False  # see PageLayout
 
     def __post_init__(self) -> None:
-        """Set ``head_dim_v`` to 0 if it equals ``head_dim``, so that one kernel has one name."""
+        """Set ``head_dim_v`` to 0 if it equals ``head_dim``, so that equal kernels have equal
+        names.
+        """
         super().__post_init__()
         if self.head_dim_v == self.head_dim:
             object.__setattr__(self, "head_dim_v", 0)

@@ -124,8 +124,8 @@ class Attention(Queries):
         return VectorTile
 
     def _load_run_field(self, frame: Frame, field: str, few: str) -> Val:
-        """Return the value of ``field`` of this pool in the run's state; if ``frame.few`` is 1, the
-        value of the field named ``few``.
+        """Return the value of ``field``, an EACH field of the run's state, for this kernel's pool;
+        if the argument ``few`` is 1, the value of the field named ``few`` instead.
         """
         many_off, few_off = (run_offset(numbered(name, self.pool)) for name in (field, few))
         at = frame.block + frame.few * (few_off - many_off)
@@ -188,8 +188,8 @@ class Attention(Queries):
                         row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())
 
     def _biases_ref(self, args: Any, token: int, head: int, distance: np.ndarray) -> np.ndarray:
-        """Return the biases that are added to a query's scores, for keys at ``distance`` (key -
-        query) from it.
+        """Return the biases that are added to the scores of the query of row ``token`` and of
+        ``head``, for keys at ``distance`` (key - query) from it.
         """
         found = np.zeros(distance.shape)
         if self.alibi:

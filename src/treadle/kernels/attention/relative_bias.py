@@ -17,9 +17,10 @@ from treadle.kernels.attention.records import PAGE
 def buckets(
     distances: np.ndarray, n_buckets: int, reach: int, *, causal: bool = False
 ) -> np.ndarray:
-    """Return the bucket of each distance (key - query, in tokens), of ``n_buckets``; with
-    ``causal`` later keys have the bucket of distance 0. Computed in float32, as by the models' own
-    code: some logarithms are whole numbers, and rounding must agree.
+    """Return the bucket number of each distance (key - query, in tokens), from 0 to ``n_buckets -
+    1``; with ``causal`` later keys have the bucket of distance 0. ``reach``: the distance from
+    which on all have the last bucket. Computed in float32, as by the models' own code: some
+    logarithms are whole numbers, and rounding must agree.
     """
     side = n_buckets if causal else n_buckets // 2
     exact = side // 2
@@ -32,14 +33,17 @@ def buckets(
 
 
 def row_values(reach: int) -> int:
-    """Return the number of f32 values in a head's row of ``biases_by_distance``."""
+    """Return the number of f32 values in a head's row of ``biases_by_distance``, for distances up
+    to ``reach`` and a page beyond on either side.
+    """
     return 2 * (reach + PAGE)
 
 
 def biases_by_distance(matrix: np.ndarray, reach: int, *, causal: bool = False) -> np.ndarray:
-    """Return each head's biases, f32 ``[n_head, row_values(reach)]``, for distances from ``-(reach
-    + PAGE)`` on, from ``matrix [n_buckets, n_head]``. Beyond ``reach`` all are equal, so that the
-    place of a vector of keys can be clamped. ``causal``: later keys have the bias of distance 0.
+    """Return each head's biases, f32 ``[n_head, row_values(reach)]``, for consecutive distances
+    from ``-(reach + PAGE)`` on. ``matrix [n_buckets, n_head]``: the bias of each bucket. Beyond
+    ``reach`` all are equal, so a kernel may clamp the index from which it loads a vector of biases.
+    ``causal``: later keys have the bias of distance 0.
     """
     end = reach + PAGE
     found = buckets(np.arange(-end, end), len(matrix), reach, causal=causal)

@@ -21,20 +21,23 @@ from treadle.kernels.spec import Args, Frame, Spec, widest
 
 
 def relative_values(reach: int) -> int:
-    """Return the number of f32 values in a head's row: one for each distance from the farthest one
-    to 0, and PAGE zeros on either side, so that the place of a vector of keys can be clamped.
+    """Return the number of f32 values in a head's row of biases: ``reach`` distances up to 0, and
+    PAGE zeros on either side, so that a kernel may clamp the index from which it loads a vector of
+    biases.
     """
     return reach + 2 * PAGE
 
 
 def farthest(reach: int) -> int:
-    """Return the distance (key - query, in tokens) of the first value of a row."""
+    """Return the distance (key - query, in tokens) of the first value of a row of biases
+    (``relative_values``).
+    """
     return 1 - reach - PAGE
 
 
 def by_place(proj: np.ndarray) -> np.ndarray:
-    """Return the matrix ``[rank, reach]``, distance 0 first, in the order of a row: distance
-    0 last.
+    """Return the matrix ``proj [rank, reach]``, whose columns have distance 0 first, with its
+    columns reversed: a row of biases has distance 0 last.
     """
     return np.ascontiguousarray(proj[:, ::-1], np.float32)
 
@@ -42,8 +45,8 @@ def by_place(proj: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True)
 class RelativeLogits(Spec):
     """Compute each token's rows of biases, f32 ``[N, n_head, relative_values(reach)]``: the numbers
-    ``[N, n_head * rank]`` from ``column`` of ``x`` times ``proj [rank, reach]`` (``by_place``).
-    Items: tokens x heads.
+    ``[N, n_head * rank]`` from ``column`` of ``x`` on, times ``proj [rank, reach]`` (as
+    ``by_place`` returns it). Items: tokens x heads.
     """
 
     op: ClassVar[str] = "relative_logits"

@@ -38,16 +38,16 @@ class RopeStore(PagedKernel):
         "qkv:inout q_norm:const? k_norm:const? pool:const? stride k_column:? v_column:?"
         " page_bytes:? layer_off:?"
     )
-    style: str
-    kv: str
+    style: str  # pairs of dims that rotate together: "norm" or "neox" (``RopeStore``)
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int
     n_head_kv: int
     head_dim: int
     rope_dims: int  # 0: no rotation
     scale: float
     eps: float | None = None  # epsilon of the q/k norm; None: no norm
-    pool: int = 0
-    table: int = 0
+    pool: int = 0  # number of the page pool
+    table: int = 0  # number of the rope table
     head_dim_v: int = 0  # dims of a value; 0: head_dim
     queries_only: bool = False
     norm_last: bool = False
@@ -127,7 +127,9 @@ class RopeStore(PagedKernel):
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
     ) -> None:
-        """Norm, rotate and scale one head, from ``x`` to ``out`` (which may be ``x``)."""
+        """Norm, rotate and scale one head, from address ``x`` to ``out`` (which may be ``x``).
+        ``table``: the token's cosines and sines; ``weight``: address of the norm's weights.
+        """
         half = self.rope_dims // 2
         dims = self.head_dim
         gain = None
@@ -200,9 +202,10 @@ def rotate_pairs(
     table: Val,
     scaled: Callable[[Val, int], Val],
 ) -> None:
-    """Rotate ``half`` pairs of one head, from ``x`` to ``out`` (which may be ``x``). ``table``:
-    ``half`` cosines, then ``half`` sines, f32. ``scaled(v, i)`` is applied to each loaded vector
-    ``v``, whose first value is the i-th, before it is rotated.
+    """Rotate ``half`` pairs of one head, from ``x`` to ``out`` (which may be ``x``). ``style``:
+    "norm" or "neox", as in ``RopeStore``. ``table``: ``half`` cosines, then ``half`` sines, f32.
+    ``scaled(v, i)`` is applied to each loaded vector ``v``, whose first value is the i-th, before
+    it is rotated.
     """
     width = widest(k.isa.lanes, half)
     pairs = f32 * width
@@ -229,8 +232,8 @@ def rotate_pairs(
 def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
-    """Return ``x [N, heads, dims]`` with its first ``pairs`` pairs rotated by ``table [N, 2,
-    pairs]`` (cosines, sines); the numpy twin of ``rotate_pairs``.
+    """Return ``x [N, heads, dims]`` with its first ``pairs`` pairs, laid out as ``style`` says,
+    rotated by ``table [N, 2, pairs]`` (cosines, sines); the numpy twin of ``rotate_pairs``.
     """
     y = x.copy()
     half = table.shape[-1]

@@ -38,9 +38,9 @@ SCORED = 512  # rows that an item of scores has
 def unpack_row(
     k: Builder, page: PageLayout, place: TokenPlace, row: Val, unit: int, to: Val, *pool: Any
 ) -> None:
-    """Load row number ``row`` of a sequence's pool of ``unit`` tokens a row, and store it as f32
-    ``[head_dim]`` at ``to``. ``pool``: number of the pool, its address, bytes of a page, and the
-    layer's byte offset.
+    """Load row number ``row`` of a sequence's pool in which ``unit`` tokens share a row, and store
+    it as f32 ``[head_dim]`` at ``to``. ``pool``: number of the pool, its address, bytes of a page,
+    and the layer's byte offset.
     """
     side = page.keys
     number, at = place_of(row, unit)
@@ -94,13 +94,14 @@ def lane_per_head(n: int) -> Ty:
 
 @dataclass(frozen=True)
 class RowAttention(RowKernel):
-    """Attention of each token's ``n_head`` queries to the rows of the last ``window`` tokens, and
-    to the rows of the complete units (of ``unit`` tokens) up to its own position. Items: tokens x
-    groups of heads.
+    """Compute the attention of each token's ``n_head`` queries to the rows of the last ``window``
+    tokens, and to the rows of the complete units (of ``unit`` tokens) up to its own position.
+    Items: tokens x groups of heads.
 
-    With ``top``, of the units only those in ``chosen``, i32 ``[N, chosen_stride]``: their number,
-    then their row numbers. In a ``block`` all tokens of a sequence see each other, and the
-    ``window`` before the first of them. ``sinks``: for each head a score of a key without a value.
+    With ``top``, a token attends only to the units in its row of ``chosen``, i32 ``[N,
+    chosen_stride]``: their number, then their row numbers. With ``block`` all tokens of a sequence
+    in the batch see each other, and the ``window`` tokens before the first of them. ``sinks``: for
+    each head a score of a key without a value.
     """
 
     op: ClassVar[str] = "row_attention"
@@ -108,11 +109,11 @@ class RowAttention(RowKernel):
         "qkv:in sinks:const pool:const units:const? chosen:in? out:out stride out_stride "
         "page_bytes layer_off units_page_bytes:? units_layer_off:? chosen_stride:?"
     )
-    kv: str
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int
     head_dim: int
     window: int
-    pool: int = 0
+    pool: int = 0  # number of the page pool
     unit: int = 0  # 0: there are none
     units: int = 0  # number of the pool with the units' rows
     top: int = 0
@@ -260,8 +261,8 @@ class _Item:
     def _run(
         self, start: Val, stop: Val, number: Callable[[Val], Val], unit: int, pool: tuple[Any, ...]
     ) -> None:
-        """Add the rows ``number(start)`` to ``number(stop - 1)`` of a pool to the online softmax,
-        BLOCK_ROWS at a time.
+        """Add the pool's rows ``number(i)``, i from ``start`` to ``stop - 1``, to the online
+        softmax, BLOCK_ROWS at a time. ``unit``, ``pool``: as in ``unpack_row``.
         """
         k = self.k
         page = self.spec.page_of(unit)
@@ -274,7 +275,7 @@ class _Item:
             self._block(n)
 
     def _block(self, n: Val) -> None:
-        """Add the first ``n`` unpacked rows to the online softmax."""
+        """Add the first ``n`` unpacked rows in scratch to the online softmax."""
         k = self.k
         spec = self.spec
         stat = spec.stat
@@ -312,11 +313,12 @@ class _Item:
 
 @dataclass(frozen=True)
 class RowScores(RowKernel):
-    """An indexer's scores of the rows of complete units that a query sees, f32 ``[N,
-    scores_stride]``: the sum over heads of ``weight * max(0, q . row)``, times ``scale``.
+    """Compute an indexer's scores of the rows of complete units (of ``unit`` tokens) that a query
+    sees, f32 ``[N, scores_stride]``: the sum over heads of ``weight * max(0, q . row)``, times
+    ``scale``.
 
     A query that sees at most ``top`` rows needs no choice: its scores are not written. Items:
-    tokens x slices of SCORED rows.
+    tokens x ``slices``, each of SCORED rows.
     """
 
     op: ClassVar[str] = "row_scores"
@@ -324,14 +326,14 @@ class RowScores(RowKernel):
         "q:in weights:in pool:const scores:out stride weights_stride weights_column scores_stride "
         "page_bytes layer_off"
     )
-    kv: str
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int
     head_dim: int
     unit: int
     top: int
     slices: int
     scale: float = 1.0
-    pool: int = 0
+    pool: int = 0  # number of the page pool
 
     @property
     def compile_ms(self) -> float:
@@ -390,9 +392,10 @@ class RowScores(RowKernel):
 
 @dataclass(frozen=True)
 class RowChoice(Choose):
-    """Choose the ``top`` rows of complete units that each query attends to: ``chosen`` i32 ``[N,
-    chosen_stride]``, their number, then their row numbers, ascending. ``scores [N, scores_stride]``
-    are read, and used as scratch. Items: tokens.
+    """Choose the ``top`` rows of complete units with the largest scores for each query: ``chosen``
+    becomes i32 ``[N, chosen_stride]``, their number, then their row numbers, ascending; all rows if
+    there are at most ``top``. ``scores [N, scores_stride]`` (of ``RowScores``) are read, and used
+    as scratch. Items: tokens.
     """
 
     op: ClassVar[str] = "choose_rows"

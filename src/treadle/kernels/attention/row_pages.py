@@ -34,7 +34,7 @@ class RowKernel(Spec):
     row.
     """
 
-    kv: str
+    kv: str  # formats of keys and values, as in ``kv_formats``
     head_dim: int
     unit: int
 
@@ -72,14 +72,14 @@ class RowStore(RowKernel):
 
     op: ClassVar[str] = "row_store"
     args = Args("key:in norm:const? pool:const back:const? k_stride k_column page_bytes layer_off")
-    style: str
-    kv: str
+    style: str  # pairs of dims that rotate together: "norm" or "neox" (``RopeStore``)
+    kv: str  # formats of keys and values, as in ``kv_formats``
     head_dim: int
-    rope_dims: int  # 0: nothing turns
+    rope_dims: int  # 0: no rotation
     eps: float | None = None  # of the norm; None: none
     unit: int = 1
-    pool: int = 0
-    table: int = 0
+    pool: int = 0  # number of the page pool
+    table: int = 0  # number of the rope table
 
     @property
     def needs(self) -> set[str]:
@@ -149,8 +149,8 @@ class RowStore(RowKernel):
 
 
 def turned_last(x: np.ndarray, tables: list[np.ndarray], dims: int, style: str) -> np.ndarray:
-    """Return heads ``[N, heads, head_dim]`` whose last ``dims`` are rotated by each of the
-    ``tables``.
+    """Return heads ``x [N, heads, head_dim]``, float64, whose last ``dims`` are rotated by each of
+    the ``tables`` in turn (cosines and sines, as in ``turned``), in pairs of ``style``.
     """
     y = x.astype(np.float64)
     for table in tables:
@@ -170,13 +170,13 @@ class TurnHeads(Spec):
 
     op: ClassVar[str] = "turn_heads"
     args = Args("x:inout stride column")
-    style: str
+    style: str  # pairs of dims that rotate together: "norm" or "neox" (``RopeStore``)
     heads: int
     head_dim: int
     rope_dims: int
     scale: float = 1.0
     eps: float | None = None  # of the norm; None: none
-    table: int = 0
+    table: int = 0  # number of the rope table
     inverse: bool = False
     hadamard: bool = False
 
@@ -267,7 +267,7 @@ class TokenPlace:
 
     def page_address(self, page: Val, pool: int, base: Val, page_bytes: Val, layer_off: Val) -> Val:
         """Return the address of the layer's part of the sequence's ``page``-th page in pool number
-        ``pool``.
+        ``pool``. ``base``: address of the pool; ``layer_off``: byte offset of the layer in a page.
         """
         number = self.k.load(self._list, i64, offset=(self._n * pool + page) * 8, align=8)
         return base + (number * page_bytes + layer_off)
@@ -285,8 +285,9 @@ def token_places(run: Any, pool: int) -> list[tuple[int, int, np.ndarray]]:
 
 
 def rows_ref(page: PageLayout, args: Any, pages: np.ndarray, numbers: np.ndarray, unit: int) -> Any:
-    """Return the rows ``numbers`` of a sequence with page numbers ``pages``, float64 ``[n,
-    head_dim]``; ``args``: the pool's bytes, page_bytes and layer_off.
+    """Return the rows with the numbers ``numbers`` of a sequence whose pages in the pool are
+    ``pages``, float64 ``[n, head_dim]``. ``args``: has the pool's bytes, page_bytes and layer_off;
+    ``unit``: tokens that share a row.
     """
     pool, page_bytes, layer_off = args
     found = np.zeros((len(numbers), page.head_dim))

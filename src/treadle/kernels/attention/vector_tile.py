@@ -71,8 +71,8 @@ class VectorTile(AttentionItem):
         self._values(first, n_pages, correction)
 
     def _any_chosen(self, first: Val, n_pages: Val) -> Val:
-        """Return whether any token of the tile attends to a key of the span. A span without one is
-        skipped: it would change no bit of the result.
+        """Return whether any token of the tile attends to a key of the span of ``n_pages`` pages
+        from ``first`` on. A span without one is skipped: it would change no bit of the result.
         """
         k = self.k
         found = k.var(k.const(0, i32))
@@ -219,8 +219,9 @@ class VectorTile(AttentionItem):
             k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))
 
     def _softmax(self, m: Var, total: Var, n_pages: Val, tops: list[Var]) -> Val:
-        """Replace the scores S by P = ``2**(S - m')``, m' the new maximum. Updates ``m`` and
-        ``total``; returns ``2**(m - m')``, by which earlier sums are multiplied.
+        """Replace the scores S by P = ``2**(S - m')``, m' the new maximum; ``tops``: the maxima of
+        each row's scores. Update ``m`` and ``total``; return ``2**(m - m')``, by which earlier sums
+        are multiplied.
         """
         k = self.k
         lanes = self.isa.lanes
@@ -243,7 +244,9 @@ class VectorTile(AttentionItem):
         return correction
 
     def _reduce_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-        """Reduce each row's vector to one value, in the row's lane of a ``stat``."""
+        """Reduce the vector of each row of the tile to one value by ``op``; return them in one
+        vector, in the lane of the row.
+        """
         k = self.k
         lanes = self.isa.lanes
         vectors = vectors + vectors[:1] * (self.stat.lanes - len(vectors))
@@ -291,8 +294,8 @@ class VectorTile(AttentionItem):
                     k.store(self.o, total.v, offset=place)
 
     def _add_page(self, home: Val, n_keys: Val, p: Val, column: Val, sums: list[list[Var]]) -> None:
-        """Add P V of the page at ``home`` to ``sums``, for the vectors of V from the ``column``-th
-        on.
+        """Add P V of the page at ``home``, which has ``n_keys`` keys, to ``sums [row][vector]``,
+        for the vectors of V from the ``column``-th on. ``p``: address of the page's weights P.
         """
         k = self.k
         spec = self.spec

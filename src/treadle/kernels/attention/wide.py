@@ -25,14 +25,12 @@ DIMS = 32  # dims of a query or of a result that are copied at a time, if that d
 
 
 class WideTile(AttentionItem):
-    """Base of the wide tiles. ``o``, ``m`` and ``total``: addresses of all rows' results, f32
+    """Base of the wide tiles. ``o``, ``m`` and ``total``: addresses of all rows' results O, f32
     ``[rows, pitch]``, and of their m and l (``paged.py``), f32 ``[rows]``.
     """
 
-    places: ClassVar[
-        Any
-    ]  # ``places.for_spec(spec)``: offsets in scratch, for_spec these and others
-    divisor: ClassVar[int] = DIMS  # of the dims of queries and of values
+    places: ClassVar[Any]  # class of the offsets in scratch: ``MatrixScratch`` or ``Int16Scratch``
+    divisor: ClassVar[int] = DIMS  # dims of queries and of values are multiples of this
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
@@ -91,8 +89,9 @@ class WideTile(AttentionItem):
         raise NotImplementedError
 
     def _softmax(self, block: Val, first_key: Val) -> None:
-        """Replace S by P = 2**(S - m') for the rows of a block, and update m and l. Each group of
-        rows is masked, its maxima found together (``_shift``), then each row weighed (``_weigh``).
+        """Replace S by P = 2**(S - m') for the rows of a block, and update m and l. ``first_key``:
+        position of the span's first key. Each group of rows is masked, its maxima found together
+        (``_shift``), then each row weighed (``_weigh``).
         """
         with self.k.loop(self._groups(block)) as g:
             first = block * ROWS + g * self.group_rows
@@ -106,8 +105,8 @@ class WideTile(AttentionItem):
                 self._weigh(row + r * (KEYS * 4), first + r, g * self.group_rows + r)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
-        """Compute P of the row of scores at ``row``, and update its l. ``at_m``: number of the row
-        in the item; ``r``: in the block.
+        """Compute P of the row of scores at address ``row``, and update its l. ``at_m``: the row's
+        number in the item; ``r``: its number in the block.
         """
         raise NotImplementedError
 
@@ -132,8 +131,8 @@ class WideTile(AttentionItem):
 
     def _shift(self, row: Val, first: Val, r: Val) -> None:
         """Update m of a group's rows together, and store the correction 2**(m - m') of earlier
-        sums. One row alone would wait for each step. ``first``: the group's first row in the item;
-        ``r``: in the block.
+        sums; row by row, each step would wait for the one before. ``row``: address of the group's
+        scores; ``first``: number of the group's first row in the item; ``r``: in the block.
         """
         k = self.k
         at = self.at
@@ -162,7 +161,8 @@ class WideTile(AttentionItem):
             k.store(row, score, offset=c * 4)
 
     def _hide(self, row: Val, r: Val, first_key: Val) -> None:
-        """Set the scores of keys that row ``r`` does not see to -infinity. Emits a test first: few
+        """Set the scores of keys that row ``r`` of the item does not see to -infinity. ``row``:
+        address of its scores; ``first_key``: position of their first key. Emits a test first: few
         spans have hidden keys.
         """
         k = self.k

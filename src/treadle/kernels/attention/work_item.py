@@ -27,17 +27,18 @@ LOWEST = -1e30  # below every log2(e) S, but finite: inf - inf would be NaN
 
 @dataclass(frozen=True)
 class Queries(PagedKernel):
-    """Common fields of the attention kernels: tiles of ``tokens`` query tokens times the heads of a
-    group, and which keys they see.
+    """Common fields of the attention kernels: tiles of ``tokens`` query tokens times the query
+    heads of one group, and which keys they see: with ``causal`` none after their own, with
+    ``window`` only the last so many.
     """
 
-    kv: str
+    kv: str  # formats of keys and values, as in ``kv_formats``
     n_head: int
     n_head_kv: int
     head_dim: int
     tokens: int
     window: int = 0
-    pool: int = 0
+    pool: int = 0  # number of the page pool
     softcap: float = 0.0  # scores become ``softcap * tanh(score / softcap)``
     matrix: bool = False  # on matrix registers: dims a multiple of 32, many rows
     head_dim_v: int = 0  # dims of a value; 0: head_dim
@@ -94,7 +95,8 @@ def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
 
 class AttentionItem:
     """Base of the tiles: one work item and one group of heads. Rows are the item's tokens times the
-    group's heads.
+    group's heads; in methods ``t`` is a token's number in the item, ``g`` a head's number in the
+    group, and ``r`` a row's number.
     """
 
     def __init__(
@@ -125,7 +127,9 @@ class AttentionItem:
         return self.k.min(self.k.val(t, i64), self.item["n_tokens"] - 1)
 
     def last_seen(self, own: Val) -> Val:
-        """Return the last position that a causal query at position ``own`` sees."""
+        """Return the last position that a causal query at position ``own`` sees: with ``spans`` the
+        item's ``sees`` if that is later, else ``own``.
+        """
         return self.k.max(own, self.item["sees"]) if self.spec.spans else own
 
     def query(self, t: Operand, g: Operand) -> Val:
@@ -160,8 +164,9 @@ class AttentionItem:
         return self.frame.out + row + head * (self.spec.dims_v * 4)
 
     def sink(self, g: Operand) -> tuple[Val, Val]:
-        """Return the initial m and l of the group's ``g``-th head: its sink's, if it has one. An
-        item that is a part of a split history starts empty: ``Merge`` adds the sink.
+        """Return the initial m and l (``paged.py``) of the group's ``g``-th head: log2(e) times its
+        sink's score and 1, or LOWEST and 0 without a sink. An item that is a part of a split
+        history has no sink: ``Merge`` adds it.
         """
         k = self.k
         lowest = k.const(LOWEST, f32)

@@ -16,8 +16,8 @@ from treadle.kernels.spec import PART, Args, Frame, Spec, f32_values, load_recor
 
 @dataclass(frozen=True)
 class Add(Spec):
-    """``out[n] = x[n] + h[n]``, ``k`` values each, for additions that no product or norm includes.
-    Items: tokens.
+    """Add two buffers, ``out[n] = x[n] + h[n]``, ``k`` values a row, where no product or norm
+    includes the addition. Items: tokens.
     """
 
     op: ClassVar[str] = "add"
@@ -42,9 +42,9 @@ class Add(Spec):
 
 @dataclass(frozen=True)
 class AddRows(Spec):
-    """``x[n] += w[row]``, rows of ``k`` values. ``by`` selects the row: "position", the token's
-    position in its sequence; "type", 0 or 1 for its token type; "first", row 0. Items: the batch's
-    sequences.
+    """Add a row of a matrix to each token's: ``x[n] += w[row]``, ``k`` values. ``by`` selects the
+    row: "position", the token's position in its sequence; "type", 0 or 1 for its token type;
+    "first", row 0. Items: the batch's sequences.
     """
 
     op: ClassVar[str] = "add_rows"

@@ -65,8 +65,8 @@ class SpreadStreams(Spec):
 
 @dataclass(frozen=True)
 class CopyColumns(Spec):
-    """Copy ``k`` values of each row, from ``column`` of ``x`` on, to ``out`` from column ``to`` on.
-    Items: tokens.
+    """Copy ``k`` values of each row, from column ``column`` of ``x`` on, to column ``to`` of
+    ``out`` and the following ones. Items: tokens.
     """
 
     op: ClassVar[str] = "altup_take"
@@ -88,9 +88,9 @@ class CopyColumns(Spec):
 
 @dataclass(frozen=True)
 class Join(Spec):
-    """Add one stream to the mean of ``n`` streams: ``out = total + y / n``, ``y`` scaled to the
-    root mean square of ``x`` as in ``SpreadStreams``. With ``first`` the total so far is ``x / n``.
-    Items: tokens.
+    """Add stream ``y`` to the mean of ``n`` streams: ``out = total + y / n``, ``y`` scaled to the
+    root mean square of the first stream, ``x``, as in ``SpreadStreams``. ``total`` is the sum so
+    far; with ``first`` it is ``x / n``. Items: tokens.
     """
 
     op: ClassVar[str] = "altup_join"
@@ -130,9 +130,9 @@ class Join(Spec):
 
 @dataclass(frozen=True)
 class Predict(Spec):
-    """``out[i] = x[i] + sum over j of c[i, j] x[j]`` for the ``n`` streams of ``k`` values of a
-    token: ``c`` is ``coef [n * n, n]`` times the router's output for ``x[0]``. Items: tokens x
-    slices.
+    """Predict each of a token's ``n`` streams of ``k`` values:
+    ``out[i] = x[i] + sum over j of c[i, j] x[j]``. ``c`` is ``coef [n * n, n]`` times the router's
+    output for ``x[0]`` (see ``_router``). Items: tokens x slices.
     """
 
     op: ClassVar[str] = "altup_predict"
@@ -176,9 +176,9 @@ class Predict(Spec):
 
 @dataclass(frozen=True)
 class Correct(Spec):
-    """``x[i] += c[i] (y - x[0])`` for the ``n`` predicted streams, in place: ``c`` is 1 plus ``coef
-    [n, n]`` times the router's output for ``y``. ``out`` is ``scale * x[0]`` of the corrected one.
-    Items: tokens x slices.
+    """Correct the ``n`` predicted streams in place by the layer's output ``y``:
+    ``x[i] += c[i] (y - x[0])``. ``c`` is 1 plus ``coef [n, n]`` times the router's output for ``y``
+    (see ``_router``). Then ``out = scale * x[0]``, of the corrected stream. Items: tokens x slices.
     """
 
     op: ClassVar[str] = "altup_correct"
@@ -275,9 +275,9 @@ class AddBeside(Spec):
 
 @dataclass(frozen=True)
 class Laurel(Spec):
-    """LAuReL (Menghani and others, 2024): the sum of the hidden state, the mixer's output, the
-    input norm and its low-rank product, ``scale * (x + norm(a) + norm(x) + norm(b))``, norms with
-    ``w_a``, ``w_x`` and ``w_b``. Items: tokens x slices.
+    """LAuReL (Menghani and others, 2024): ``scale * (x + norm(a) + norm(x) + norm(b))``, where
+    ``x`` is the hidden state, ``a`` the mixer's output, and ``b`` the low-rank product of
+    ``norm(x)``. The RMS norms have weights ``w_x``, ``w_a`` and ``w_b``. Items: tokens x slices.
     """
 
     op: ClassVar[str] = "laurel"
@@ -318,8 +318,9 @@ class Laurel(Spec):
 
 
 def _router(k: Builder, frame: Frame, row: Val, width: int, n: int, eps: float) -> list[Val]:
-    """Return ``tanh(router norm(row) / width)``: ``n`` numbers, each in all lanes of a vector.
-    ``router`` is ``[n, width]``.
+    """Return the router's output for the ``width`` values at ``row``,
+    ``tanh(router norm(row) / width)``: ``n`` numbers, each in all lanes of a vector. ``router`` is
+    ``[n, width]``; ``norm`` an RMS norm with weights and ``eps``.
     """
     ty = f32 * k.isa.lanes
     sums = [k.var(k.zero(ty)) for _ in range(n + 1)]

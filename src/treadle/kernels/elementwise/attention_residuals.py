@@ -42,9 +42,9 @@ def _score(k: Builder, row: Val, w: Val, n: int, eps: float) -> Val:
 
 @dataclass(frozen=True)
 class AttentionResidual(Spec):
-    """Mix the first ``n`` states of ``k`` values in ``blocks`` and ``x``: the sum of each state
-    times its weight. Weights are the softmax of ``sum(w * row) / sqrt(mean(row**2) + eps)``. Items:
-    tokens.
+    """Mix ``n + 1`` states of ``k`` values, the first ``n`` in ``blocks`` and the current one in
+    ``x``: ``out`` is the sum of each state times its weight. Weights are the softmax of each
+    state's score, ``sum(w * state) / sqrt(mean(state**2) + eps)``. Items: tokens.
     """
 
     op: ClassVar[str] = "attention_residual"

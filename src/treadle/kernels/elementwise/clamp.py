@@ -17,8 +17,8 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 @dataclass(frozen=True)
 class Clamp(Spec):
-    """``x = min(max(x, -limit), limit)`` for ``k`` values of each row from ``column`` on, in place;
-    NaN stays NaN. Items: tokens.
+    """Clamp ``k`` values of each row, from ``column`` on, in place:
+    ``x = min(max(x, -limit), limit)``; NaN stays NaN. Items: tokens.
     """
 
     op: ClassVar[str] = "clamp"
@@ -44,9 +44,9 @@ class Clamp(Spec):
 
 @dataclass(frozen=True)
 class ClampBetween(Spec):
-    """``out = min(max(x, low), high)`` for ``k`` values of each row, from ``column`` of ``x`` on,
-    written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds``: f32, low and high. Items:
-    tokens.
+    """Clamp ``k`` values of each row: ``out = min(max(x, low), high)``, read from ``column`` of
+    ``x`` on and written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds``: f32, low and
+    high. Items: tokens.
     """
 
     op: ClassVar[str] = "clamp_between"

@@ -16,9 +16,9 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 @dataclass(frozen=True)
 class ColumnNorm(Spec):
-    """RMS norm of each of ``heads`` parts of ``k`` values from ``column`` on, in place, times
-    ``w``, shared by all heads, or with ``own`` times ``w [heads, k]``. ``centred``: LayerNorm, as
-    in ``elementwise.Norm``. Items: tokens x heads.
+    """RMS norm, in place, of each of ``heads`` parts of ``k`` values of a row, from ``column`` on;
+    multiplied by ``w``, which all heads share, or with ``own`` by ``w [heads, k]``. ``centred``:
+    LayerNorm, as in ``elementwise.Norm``. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "column_norm"

@@ -27,7 +27,7 @@ SCALES_BYTES = 64  # scratch for the scales of rows that a norm writes at once
 class Embed(Spec):
     """Embed the batch's tokens: ``x[n] = scale * W[tokens[n]]``, ``W [n_vocab, k]`` in format
     ``w``, ``x`` f32 ``[N, stride]``. With ``rows`` the matrix has only that many rows: token ids
-    beyond them read row 0. Items: tokens.
+    that are beyond them read row 0. Items: tokens.
     """
 
     op: ClassVar[str] = "embed"
@@ -87,7 +87,7 @@ class Norm(Spec):
     args = Args("x:in w:const? out:out residual:in? stride bias:const? gain:const?")
     act: str
     k: int
-    group: int
+    group: int  # rows in a group of the activations
     eps: float
     add: bool = False
     outputs: bool = False
@@ -233,7 +233,9 @@ def blocks_of_slice(
 
 
 def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = None) -> Val:
-    """Return ``mean(x**2)`` of the ``n`` f32 values at ``row``, or ``mean((x - mean)**2)``."""
+    """Return ``mean(x**2)`` of the ``n`` f32 values at ``row``, or, with ``mean``, their variance
+    ``mean((x - mean)**2)``. ``lanes``: as in ``row_mean``.
+    """
 
     def square(total: Val, v: Val, count: int) -> Val:
         v = v if mean is None else subtract_mean(k, v, mean, count)
@@ -243,7 +245,7 @@ def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = Non
 
 
 def subtract_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
-    """Return ``v - mean`` in the first ``count`` lanes; the others stay 0."""
+    """Return ``v - mean`` in the first ``count`` lanes, and 0 in the others."""
     v, lanes = v - k.splat(mean, v.ty), v.ty.lanes
     if count == lanes:
         return v
@@ -252,9 +254,9 @@ def subtract_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
 
 
 def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, int], Val]) -> Val:
-    """Return the sum of the ``n`` f32 values at ``row``, or of a function of them, over ``n``.
-    ``add(total, v, count)`` returns ``total`` plus the first ``count`` lanes of ``v``; its other
-    lanes are 0. There are four accumulators of ``lanes`` lanes.
+    """Return the mean of the ``n`` f32 values at ``row``, or of a function of them.
+    ``add(total, v, count)`` returns ``total`` plus the function of the first ``count`` lanes of
+    ``v``, whose other lanes are 0. There are four accumulators of ``lanes`` lanes.
     """
     sums = [k.var(k.zero(f32 * lanes)) for _ in range(4)]
     step = 4 * lanes
@@ -282,13 +284,13 @@ class Pack(Spec):
     op: ClassVar[str] = "pack"
     args = Args("x:in out:out stride up rows:in? apart:in? apart_stride:?")
     fn: str
-    act: str
+    act: str  # kind of the activations
     k: int
-    group: int
-    sub: int = BLOCK
+    group: int  # rows in a group of the activations
+    sub: int = BLOCK  # sub of the activations
     gated: bool = True  # False: there is no up
-    per: int = 1  # rows of a token, or of each row that ``rows`` counts
-    counted: bool = False
+    per: int = 1  # rows of a token, or of each entry that ``rows`` counts
+    counted: bool = False  # the first i64 of ``rows`` replaces the number of tokens
     unit: int = DWORD  # unit of the activations
     apart: bool = False
 

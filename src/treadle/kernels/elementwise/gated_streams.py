@@ -22,16 +22,19 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 
 def _weight(k: Builder, mix: Val, scale: Val, base: Val, lanes: int) -> Val:
-    """Return ``sigmoid(scale * mix + base)`` of three f32 in memory, in ``lanes`` lanes."""
+    """Return ``sigmoid(scale * mix + base)``, in ``lanes`` lanes, of the f32 at these three
+    addresses.
+    """
     x = k.fma(k.load(mix, f32), k.load(scale, f32), k.load(base, f32))
     return math.sigmoid(k, k.splat(x, f32 * lanes))
 
 
 @dataclass(frozen=True)
 class SumStreams(Spec):
-    """Sum ``n`` streams of ``k`` values, each times its weight plus ``eps``: ``out = sum over i of
-    (weight_i + eps) x[i]``. The weights' inputs are ``n`` columns of ``mix`` from ``column`` on;
-    ``base [n]``, ``scale [1]``. Items: tokens.
+    """Sum ``n`` streams of ``k`` values, each times its weight plus ``eps``:
+    ``out = sum over i of (weight_i + eps) x[i]``, where
+    ``weight_i = sigmoid(scale[0] mix_i + base[i])`` and ``mix_i`` are ``n`` columns of ``mix`` from
+    ``column`` on. Items: tokens.
     """
 
     op: ClassVar[str] = "streams_sum"
@@ -61,9 +64,10 @@ class SumStreams(Spec):
 
 @dataclass(frozen=True)
 class SpreadToStreams(Spec):
-    """Add ``y`` to each of ``n`` streams ``x`` in place: ``x[i] += (magnitude * weight_i + eps)
-    y``. The weights' inputs are ``n`` columns of ``mix`` from ``column`` on; their base is the
-    second half of ``base [2 n]``, their scale ``scale[1]``. Items: tokens x streams.
+    """Add ``y`` to each of ``n`` streams ``x`` of ``k`` values in place:
+    ``x[i] += (magnitude * weight_i + eps) y``, where
+    ``weight_i = sigmoid(scale[1] mix_i + base[n + i])`` and ``mix_i`` are ``n`` columns of ``mix``
+    from ``column`` on. Items: tokens x streams.
     """
 
     op: ClassVar[str] = "streams_spread"

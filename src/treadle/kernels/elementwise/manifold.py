@@ -27,11 +27,12 @@ SLICE = 512  # columns of a stream in an item
 
 @dataclass(frozen=True)
 class StreamWeights(Spec):
-    """Compute each token's weights for ``n`` streams, from ``x [N, n (2 + n)]``, ``scale [3]`` and
-    ``base [n (2 + n)]``::
+    """Compute each token's weights for ``n`` streams, ``out``, from ``x [N, n (2 + n)]``,
+    ``scale [3]`` and ``base [n (2 + n)]``; the first ``n``, the next ``n``, and the matrix
+    ``[n, n]`` of the rest::
 
-        sigmoid(x scale_0 + base) + eps,  2 sigmoid(x scale_1 + base),
-        sinkhorn(softmax(x scale_2 + base) + eps)
+        sigmoid(x scale[0] + base) + eps,  2 sigmoid(x scale[1] + base),
+        sinkhorn(softmax(x scale[2] + base) + eps)
 
     Sinkhorn and Knopp, 1967: columns are divided by their sums plus ``eps``, then ``rounds - 1``
     times rows and columns are. With ``rounds`` 0 only the first ``n`` weights are computed. Items:
@@ -126,8 +127,8 @@ class StreamWeights(Spec):
 
 @dataclass(frozen=True)
 class WeighStreams(Spec):
-    """Sum ``n`` streams of ``k`` values, each times its weight; or with ``mean`` take their mean.
-    Items: tokens.
+    """Sum ``n`` streams of ``k`` values, each times its weight, one of the first ``n`` columns of
+    ``weight``; or with ``mean`` take their mean. Items: tokens.
     """
 
     op: ClassVar[str] = "streams_weigh"
@@ -162,8 +163,10 @@ class WeighStreams(Spec):
 
 @dataclass(frozen=True)
 class BlendStreams(Spec):
-    """Replace each of ``n`` streams, in place: ``x[i] = weight_i y + sum over j of weight[j, i]
-    x[j]``. ``weight``: the output of ``StreamWeights``. Items: tokens x slices of SLICE columns.
+    """Replace each of ``n`` streams of ``k`` values, in place:
+    ``x[i] = weight_i y + sum over j of weight[j, i] x[j]``. ``weight``: the output of
+    ``StreamWeights``, whose second ``n`` values are ``weight_i``, and whose matrix is
+    ``weight[j, i]``. Items: tokens x slices of SLICE columns.
     """
 
     op: ClassVar[str] = "streams_blend"

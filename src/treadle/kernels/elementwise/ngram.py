@@ -22,10 +22,11 @@ class NgramRows(Spec):
     length from 2 to ``n``.
 
     With token ids ``t0`` (its own), ``t1`` (the one before), ... an n-gram's hash is the xor of
-    ``t[i] * multiplier[i]``, and head h's row ``hash % size[h] + offset[h]``. Tokens before an
-    ``end`` token, or before the text's beginning, count as ``end``. ``hash`` is i64: ``n``
-    multipliers, then the size and the offset of each head. The last ``n - 1`` ids are the
-    sequence's state, i32. Items: sequences.
+    ``t[i] * multiplier[i]``, and the row of head h ``hash % size[h] + offset[h]``; heads are
+    numbered over all lengths. Tokens before an ``end`` token, or before the text's beginning, count
+    as ``end``. ``hash`` is i64: ``n`` multipliers, then the size and the offset of each head.
+    ``states`` keeps the last ``n - 1`` ids of each sequence, i32, for the next run. Items:
+    sequences.
     """
 
     op: ClassVar[str] = "ngram_rows"

@@ -17,8 +17,8 @@ PIECE = 1024  # values of an item
 
 @dataclass(frozen=True)
 class Softcap(Spec):
-    """``y = cap * tanh(y / cap)``, in place, f32 ``[n_outputs, stride]``; without ``outputs`` a row
-    for each token. Items: rows x pieces of PIECE values.
+    """Bound values softly, in place: ``y = cap * tanh(y / cap)``, f32 ``[n_outputs, stride]``;
+    without ``outputs`` a row for each token. Items: rows x pieces of PIECE values.
     """
 
     op: ClassVar[str] = "softcap"

@@ -25,9 +25,10 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 @dataclass(frozen=True)
 class SparseGate(Spec):
-    """``out = fn(max(0, x - c)) * up``, with ``c = mean(x) + cut * deviation(x)`` of the row
-    (population deviation), written as activations of kind ``act``. ``up``: the first column of up
-    in the row.
+    """Gate ``up`` by the values of a row that are far above its mean:
+    ``out = fn(max(0, x - c)) * up``, with ``c = mean(x) + cut * deviation(x)`` of the row's ``k``
+    values (population deviation). ``out`` has activations of kind ``act``; ``fn`` is a name of
+    ACTIVATIONS; ``up``: the first column of up in the row.
 
     Items: rows times slices of SLICE values, or rows if ``whole``. Each item computes the row's
     ``c``.
@@ -38,9 +39,9 @@ class SparseGate(Spec):
     fn: str
     act: str
     k: int
-    group: int
+    group: int  # rows in a group of the activations
     cut: float
-    sub: int = BLOCK
+    sub: int = BLOCK  # sub of the activations
     unit: int = DWORD  # unit of the activations
     whole: bool = False
 

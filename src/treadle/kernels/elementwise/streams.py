@@ -59,7 +59,9 @@ class RepeatStreams(Spec):
 
 @dataclass(frozen=True)
 class OutputCopy(Spec):
-    """``out[i] = x[output_rows[i]]``: the rows whose outputs are requested. Items: outputs."""
+    """Copy the rows whose outputs are requested: ``out[i] = x[output_rows[i]]``, ``k`` values.
+    Items: outputs.
+    """
 
     op: ClassVar[str] = "output_copy"
     args = Args("x:in out:out stride out_stride")
@@ -112,8 +114,8 @@ class NormStreams(Spec):
 
 @dataclass(frozen=True)
 class MixStreams(Spec):
-    """Mean of ``n`` streams of ``k`` values, each value first times the sigmoid of its own gate:
-    ``gate`` is ``[N, n * k]``. Items: tokens.
+    """Take the mean of ``n`` streams of ``k`` values, each value first times the sigmoid of its own
+    gate: ``gate`` is ``[N, n * k]``. Items: tokens.
     """
 
     op: ClassVar[str] = "streams_mix"
@@ -147,7 +149,7 @@ class MixStreams(Spec):
 @dataclass(frozen=True)
 class AddToStreams(Spec):
     """Add ``y`` to each of ``n`` streams ``x`` in place: ``x[i] += 2 sigmoid(scale * weight_i) y``.
-    ``weight``: ``n`` columns from ``column`` on. Items: tokens x streams.
+    ``weight_i`` are ``n`` columns of ``weight`` from ``column`` on. Items: tokens x streams.
     """
 
     op: ClassVar[str] = "streams_add"

@@ -55,10 +55,10 @@ def slices(n: int) -> int:
 
 @dataclass(frozen=True)
 class TopLogitsKernel(Spec):
-    """Find the N_TOP largest logits of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``,
-    with ``n`` values a row; ``stride`` is a multiple of WORD_KEYS. Masked values count as
-    -infinity, except NaN and infinity, which must stay visible as errors. Items: SAMPLED records x
-    slices.
+    """Find the N_TOP largest logits of each slice of the rows that SAMPLED records name, and write
+    them to ``out`` as a PARTIAL record. ``x``: f32 ``[n_outputs, stride]``, with ``n`` values a
+    row; ``stride`` is a multiple of WORD_KEYS. Masked values count as -infinity, except NaN and
+    infinity, which must stay visible as errors. Items: SAMPLED records x slices.
     """
 
     op: ClassVar[str] = "top"
@@ -227,8 +227,9 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
 
 
 def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val) -> Val:
-    """Write the N_TOP largest keys of ``n_rows`` rows to ``out``, then their ids, in row order; if
-    ``only`` is true, just those equal to the largest. Return the largest key.
+    """Write the N_TOP largest keys of the ``n_rows`` rows of ``found`` to ``out``, then their ids,
+    both in row order; if ``only`` is true, just those equal to the largest, and padding. Return the
+    largest key.
 
     Each of the N_TOP columns has a maximum, so at least N_TOP keys reach the smallest of these, and
     few others do. Among the keys that do, a binary search over bits finds the N_TOP-th largest.
@@ -329,7 +330,9 @@ def emit_sorted(k: Builder, made: Val, out: Val) -> None:
 
 
 def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Val:
-    """Return the sum of ``exp(x - highest)`` over ``n_rows`` rows of N_TOP keys, f64."""
+    """Return the sum of ``exp(x - highest)``, f64, over the floats x of ``n_rows`` rows of N_TOP
+    keys at ``keys``.
+    """
     width = min(2 * isa.lanes, N_TOP)
     total = k.var(k.const(0.0, f64))
     away = k.splat(highest, f32 * width)

@@ -18,7 +18,7 @@ class LateMask(Protocol):
     """A grammar mask that is still being computed when the run begins."""
 
     def wait(self) -> bytes:
-        """Wait for the mask, and return it."""
+        """Wait for the mask, and return it: one bit for each token id, as in ``LogitsQuery``."""
 
 
 class LogitsQuery(NamedTuple):

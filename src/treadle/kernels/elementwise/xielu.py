@@ -22,9 +22,9 @@ NEAR = -0.5
 
 @dataclass(frozen=True)
 class Xielu(Spec):
-    """xIELU of ``k`` values of each row, in place: ``p x**2 + b x`` above 0, else ``n (e**min(x,
-    eps) - 1 - x) + b x``. ``w``: f32, p, n, b and eps. Items: tokens x groups, equal parts of a
-    row.
+    """xIELU of ``k`` values of each row, in place: ``p x**2 + b x`` above 0, else
+    ``n (e**min(x, eps) - 1 - x) + b x``. ``w``: the four parameters p, n, b and eps, f32. Items:
+    tokens x ``groups`` equal parts of a row.
     """
 
     op: ClassVar[str] = "xielu"

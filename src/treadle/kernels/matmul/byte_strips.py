@@ -47,7 +47,7 @@ class ByteStrips(StripGemm):
 
     @property
     def turns(self) -> int:
-        """Number of turns, AT_ONCE products each, over all of K."""
+        """Number of turns, of AT_ONCE products each (the last may have fewer), over all of K."""
         return -(-self.n_products // AT_ONCE)
 
     @property
@@ -88,8 +88,8 @@ class ByteStrips(StripGemm):
             self.unpack_part(k, strip, turn, run)
 
     def unpack_part(self, k: Builder, strip: Strip, turn: Val, run: Val | int) -> None:
-        """Unpack turn number ``turn``'s part of the strip's rows of run number ``run``. All
-        ``turns`` of all runs together unpack the whole strip.
+        """Unpack, in turn number ``turn``, its share of the strip's EACH rows in run number ``run``
+        (see ``Strip``). All ``turns`` for all RUNS runs together unpack the whole strip.
         """
         per_row = self.k // (self.n_blocks * self.fmt.block)
         n = -(-EACH * per_row // self.turns)
@@ -103,8 +103,8 @@ class ByteStrips(StripGemm):
             self._unpack_blocks(k, blocks, to, c * self.n_blocks)
 
     def _unpack_blocks(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
-        """Unpack ``n_blocks`` blocks from ``first``, the row's ``b``-th, to the strip's row at
-        ``to``.
+        """Unpack ``n_blocks`` blocks of a row, from block number ``b`` at ``first`` on, to the
+        strip's row that begins at ``to``.
         """
         size = self.fmt.block
         n = self.n_blocks

@@ -219,8 +219,10 @@ class Gated(Matmul):
     def _activate_turned(
         self, k: Builder, frame: Frame, share: StripShare, first: Val, token: Val, sums: Val
     ) -> None:
-        """Apply ``fn`` and store the result for a whole group of tokens, straight from the ``sums``
-        of matrix registers: both have tokens side by side. Padding tokens come from x's padding.
+        """Apply ``fn`` and store the result for the group of tokens from ``token`` on, in its
+        columns from ``first`` on. The gate and up products are read straight from the matrix
+        registers' ``sums``, which have tokens side by side as the result has. For tokens that pad
+        the group, the result is computed from the padding of x.
         """
         n_strips = self.item_rows(k.isa.lanes) // EDGE
         to = self._block(frame, token, first)

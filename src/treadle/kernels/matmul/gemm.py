@@ -65,8 +65,8 @@ class Gemm(Tiled):
         self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
     ) -> None:
         """Pack ``rows`` into ``panel``, with ``stage`` as scratch, and store the data after it that
-        its tiles need. ``part``: first and last step of K to pack, for tiles that do not resume;
-        None: all of K.
+        its tiles need. ``part``: the first step of K to pack and one past the last, for tiles that
+        do not resume (``resumes``); None: all of K.
         """
         act = self.layout()
         n = self.mr * k.isa.lanes
@@ -139,7 +139,7 @@ class Gemm(Tiled):
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
         """Multiply a panel, or ``n_panels`` consecutive ones, by the group of tokens at ``x``.
-        Yield for each tile its first row and its sums.
+        Yield, for each tile, the panels' row at which it begins, and its sums.
 
         ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``MatmulTile._multiply``, None
         for all of K; ``out``: destination of the sums, if known, to prefetch it.

@@ -116,9 +116,9 @@ class Gemv(Matmul):
         expert: Val | None = None,
         into: list[Val] | None = None,
     ) -> None:
-        """Multiply strips ``begin`` to ``end`` of W (of ``expert``, or of a head) by the rows of x
-        at ``tokens``, and store to the rows ``into`` of y; None: consecutive rows from the first
-        on.
+        """Multiply strips ``begin`` to before ``end`` of W (of ``expert``, or of a head) by the
+        rows of x at the addresses ``tokens``, and store to the rows ``into`` of y; None:
+        consecutive rows from the first on.
         """
         y = self.rows_of_y(frame, into)
         kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
@@ -158,8 +158,10 @@ class Gemv(Matmul):
         end: Val,
         expert: Val | None,
     ) -> None:
-        """Process each segment's strips as ``mr`` runs of rows side by side. The last run may be
-        shorter: its last row is then multiplied again, with the same result.
+        """Multiply strips ``begin`` to before ``end`` of W (of ``expert``, or of a head) as ``mr``
+        runs of rows side by side, segment by segment. ``dot`` computes the products of ``mr`` rows;
+        ``y``: as in ``_store``. The last run may be shorter: its last row is then multiplied again,
+        with the same result.
         """
         item = k.var(begin)
         with k.loop(self.segments), k.if_(item.v < end):
@@ -199,8 +201,9 @@ class Gemv(Matmul):
         rows: list[Val],
         sums: list[list[Val]],
     ) -> None:
-        """Store ``sums[row][token]`` of ``rows`` of W to y, times factor, plus bias and residual.
-        ``y`` has each token's address; or one address, and tokens' rows follow it.
+        """Store ``sums[row][token]`` of ``rows`` of W to y, times the segment's factor, plus its
+        bias and the residual. ``y``: the address of each token's row of y; or one address, from
+        which the tokens' rows are consecutive.
         """
         stride = frame.stride * 4
         for row, made in zip(rows, sums, strict=True):
@@ -247,7 +250,9 @@ class GroupGemv(Gemv):
         return cls(**given)
 
     def gemv_for(self, n: int) -> Gemv:
-        """Return the gemv that multiplies ``n`` rows of x."""
+        """Return the gemv that multiplies ``n`` rows of x, 1 to ``nr``, in the row order for that
+        number.
+        """
         given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
         if name := {1: "one", 2: "two"}.get(n):
             given |= {own: getattr(self, f"{name}_{own}") for own in ROW_ORDER_FIELDS}
@@ -268,7 +273,7 @@ class GroupGemv(Gemv):
                     self.gemv_for(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
 
     def _source(self, k: Builder, frame: Frame, row: Val) -> Val:
-        """Return the row of x for row ``row`` of ``tiles``."""
+        """Return the number of the row of x that belongs to row ``row`` of ``tiles``."""
         if not self.of_tokens:
             return row
         return k.load(frame.sources + (8 + row * 4), i32).to(i64)
@@ -287,9 +292,9 @@ def _dot_floats(
     rows: list[BlockAddress],
     ahead: Neighbours | PrefetchRuns,
 ) -> list[list[Val]]:
-    """Return the products ``[row][token]`` of rows of float weights with tokens. Several vectors of
-    each row at a time have accumulators of their own, so that no addition waits for the previous
-    one.
+    """Return the products f32 ``[row][token]`` of ``rows`` of float weights with the tokens at the
+    addresses ``tokens``; ``ahead`` prefetches the weights. Several vectors of each row at a time
+    have accumulators of their own, so that no addition waits for the previous one.
     """
     fmt = spec.fmt
     lanes = k.isa.lanes

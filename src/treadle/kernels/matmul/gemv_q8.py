@@ -27,13 +27,15 @@ from treadle.kernels.reduce import reduce_all
 
 
 def accumulators(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
-    """Return sums ``[row][token]``, vectors of f32, all zero."""
+    """Return new f32 variables ``[row][token]``, vectors of ``lanes`` zeros: ``spec.mr`` rows,
+    ``spec.nr`` tokens.
+    """
     return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
 
 
 def prepared_bytes(k: int, n_parts: int) -> int:
-    """Return the scratch for one token's operands: ``n_parts`` parts of its values, scales, comps
-    and sums, none wider than the codes they are multiplied by.
+    """Return an upper bound of the bytes of scratch for one token's operands over ``k`` values:
+    ``n_parts`` int8 parts of its values, scales, compensations and sums.
     """
     return (3 + n_parts) * k + 64
 
@@ -60,7 +62,9 @@ class Q8:
         assert used <= spec.nr * prepared_bytes(spec.k, BYTES[spec.act]), spec.name
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """Return the products of some rows with all tokens."""
+        """Return the products f32 ``[row][token]`` of ``rows`` with all tokens; ``ahead``
+        prefetches their blocks.
+        """
         totals = [run.dot(rows, ahead) for run in self.runs]
         return [
             [reduce(add, parts) for parts in zip(*row, strict=True)]
@@ -69,8 +73,8 @@ class Q8:
 
 
 class BlockRun:
-    """The blocks of a row from ``first`` on, ``count`` times ``n``. Their token operands are at
-    ``scratch``.
+    """Products over part of each row: ``count`` times ``n`` blocks, from block ``first`` on. The
+    operands of the tokens (``BlockSums.operands``) are prepared in memory at ``scratch``.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class BlockRun:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the operands."""
+        """Bytes of all tokens' operands."""
         return self.count * len(self.tokens) * sum(ty.n_bytes for ty in self.types)
 
     def _prepare(self) -> None:
@@ -109,8 +113,8 @@ class BlockRun:
                     k.store(place, v)
 
     def _places(self, i: Val, t: int) -> list[Val]:
-        """Return the addresses of the ``t``-th token's operands. All tokens' operands for the same
-        blocks are adjacent.
+        """Return the addresses of the ``t``-th token's operands for the ``i``-th ``n`` blocks. All
+        tokens' operands for the same blocks are adjacent.
         """
         sizes = [ty.n_bytes for ty in self.types]
         at = self.scratch + (i * len(self.tokens) + t) * sum(sizes)
@@ -123,7 +127,9 @@ class BlockRun:
         ]
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """Return the products of these blocks of some rows with all tokens."""
+        """Return the products f32 ``[row][token]`` of these blocks of ``rows`` with all tokens;
+        ``ahead`` prefetches the blocks.
+        """
         k = self.k
         blocks = BlockSums(k, self.spec, self.n, self.scratch)
         with k.loop(self.count) as i:
@@ -135,29 +141,33 @@ class BlockRun:
 
 @dataclass(frozen=True)
 class CodeVector:
-    """A vector of codes: part ``part`` of the format's vector ``vector``, and the codes in its
-    lanes (four each).
+    """One register of codes, four in each lane: the ``part``-th of the registers that the
+    ``vector``-th vector of unpacked codes fills.
     """
 
     vector: int
     part: int
+    # By lane a number f: the codes in the lane are those of values 4 f to 4 f + 3 of the blocks.
     fours: list[int]
-    subs: tuple[int, ...]  # the scale of each lane
-    starts: list[int]  # at the first lane of a scale its number, else one past the last
+    subs: tuple[int, ...]  # the number of each lane's scale, over all blocks
+    starts: list[int]  # at the first lane of a scale its number, else one past the last number
 
 
 class BlockSums:
     """Sums of the products of ``n`` blocks at a time. A block's lanes are adjacent; for n = 2::
 
-    dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
-    scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
-    comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
+        dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
+        scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (CodeVector.subs)
+        comps   i32   c0  0  0  0 | c1  0  0  0      (CodeVector.starts)
+
+    ``comps`` are the compensations of the weights' zero point (``ActivationLayout``); sums of
+    values, for minimums, are placed like them.
 
     Where dots are added up in i16, blocks have one scale, and four rows' scales of two blocks fill
-    a register (``across``), they are unpacked together. A row's are then spread from it, and
-    products of minimums or offsets are those of all four rows::
+    a register (``across``), these are unpacked together. Each row's scales are then spread from
+    that register, and products of minimums or offsets are those of all four rows::
 
-    scales  f32   r0 r1 r2 r3 | r0 r1 r2 r3
+        scales  f32   r0 r1 r2 r3 | r0 r1 r2 r3
     """
 
     def __init__(self, k: Builder, spec: Matmul, n: int, scratch: Val) -> None:
@@ -206,9 +216,12 @@ class BlockSums:
         return pieces
 
     def operands(self, token: Val, b: Val) -> list[Val]:
-        """Return the operands from a token for the blocks from ``b`` on, the same for all rows: the
-        values for each code vector, the high parts first; scales, for each set of lanes unless the
-        format has its own; comps if there is an offset; sums if there are minimums.
+        """Return the operands of the token at ``token`` for the blocks from ``b`` on, the same for
+        all rows, as a list: its values for each code vector, the high parts first; its scales;
+        compensations if there is an offset; sums of values if there are minimums.
+
+        Scales are spread to lanes, one vector for each different ``CodeVector.subs``; or one vector
+        for all lanes, if the format's scales are unpacked by ``Codes.scales`` or ``across`` rows.
         """
         k = self.k
         codes = self.codes
@@ -240,8 +253,8 @@ class BlockSums:
     def add(
         self, rows: list[BlockAddress], operands_of: Callable[[], list[list[Val]]], b: Val
     ) -> None:
-        """Add the products of the blocks from ``b`` on; ``operands_of`` loads those of each
-        token.
+        """Add the products of the ``n`` blocks from ``b`` on of ``rows`` to the sums.
+        ``operands_of`` returns the operands of each token, loaded anew.
         """
         k = self.k
         codes = self.codes
@@ -282,8 +295,12 @@ class BlockSums:
     def _dots(
         self, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
     ) -> dict[tuple[int, ...], Val]:
-        """Return the i32 dots of the codes with the parts of a token's values, the high ones first,
-        by the scales of their lanes. They begin with ``comps`` if there are any.
+        """Return the i32 dots of the codes ``vectors`` with a token's values ``xs``: a vector of
+        dots for each different ``CodeVector.subs``, which is its key. They begin with ``comps`` if
+        there are any.
+
+        ``vectors[vector][part]`` is the register of a CodeVector; ``xs[i]`` the i-th parts of the
+        values, the high ones first, for each CodeVector.
         """
         k = self.k
         shorts = self.isa.shorts
@@ -307,8 +324,8 @@ class BlockSums:
     def _short_dots(
         self, room: int, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
     ) -> dict[tuple[int, ...], Val]:
-        """Return the same dots as ``_dots``, computed in i16: up to ``room`` of them are added up
-        there before they are added in i32.
+        """Return what ``_dots`` returns, computed in i16: up to ``room`` dots are added up there
+        before they are added in i32.
         """
         k = self.k
         shorts = self.isa.shorts
@@ -333,7 +350,9 @@ class BlockSums:
         return dots
 
     def _codes(self, at: BlockAddress) -> list[Val]:
-        """Return the codes of the blocks at ``at``, as the dots take them."""
+        """Return the codes of the ``n`` blocks from ``at`` on as the dots take them, made signed if
+        ``less`` is not 0.
+        """
         vectors = unpack_codes(self.k, self._blocks(at))
         return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
 
@@ -341,8 +360,9 @@ class BlockSums:
         return [at.block(i) for i in range(self.n)]
 
     def _scales(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
-        """Return for each token the scales of all rows' blocks, times the token's own. Accumulates
-        the minimums' products.
+        """Return, for each token, one vector: the scales of all rows' blocks, which begin at
+        ``starts``, times the token's own scales from its ``operands``. Add the minimums' products
+        to ``minimums``.
 
         Scales are few and take many instructions to unpack; those of all rows together fill a
         register.
@@ -361,8 +381,8 @@ class BlockSums:
         return out
 
     def _scales_across(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
-        """Return the same for formats with one scale a block, and perhaps a minimum. The products
-        of minimums or of an offset are accumulated.
+        """Return what ``_scales`` returns, for formats with one scale a block and perhaps a
+        minimum. Add the products of minimums or of an offset to ``minimums``.
 
         The rows' scales of one block are in the lanes of one half, so that a row's are spread
         within each half.
@@ -379,7 +399,9 @@ class BlockSums:
         return out
 
     def _lane(self, r: int, sub: int) -> int:
-        """Return the lane of a row's scale in the register with those of all rows."""
+        """Return the lane of scale number ``sub`` of row ``r`` in the vector that ``_scales`` or
+        ``_scales_across`` returns.
+        """
         return sub * self.spec.mr + r if self.across else r * self.n_subs + sub
 
     def _loaded(self, at: BlockAddress, field: str, subs: tuple[int, ...]) -> Val:
@@ -390,7 +412,9 @@ class BlockSums:
         return self.k.split(vector, width)
 
     def _values(self, at: Val, fours: list[int]) -> Val:
-        """Load the activations for a vector of codes."""
+        """Load the activations for a vector of codes, i8, from the blocks' values at ``at``;
+        ``fours``: as in ``CodeVector``.
+        """
         k = self.k
         n = len(fours)
         if fours == list(range(fours[0], fours[0] + n)):
@@ -406,7 +430,9 @@ class BlockSums:
         return k.shuffle(whole, whole, fours).bits(i8 * (4 * n))
 
     def totals(self) -> list[list[Val]]:
-        """Return each row's product with each token."""
+        """Return the products ``[row][token]``, scalars: each the total of a sum's lanes, with
+        minimums.
+        """
         k = self.k
         rows = self.spec.mr
         out: list[list[Val]] = [[] for _ in range(rows)]
@@ -423,7 +449,9 @@ class BlockSums:
         return out
 
     def _add_minimums(self, total: Val, minimums: Val, r: int) -> Val:
-        """Return a row's sum plus its minimums' products, in as many lanes as the sum has."""
+        """Return ``total``, the sums of row ``r``, plus that row's lanes of ``minimums``, in as
+        many lanes as ``total`` has.
+        """
         k = self.k
         n = self.n_subs
         lanes = total.ty.lanes

@@ -150,8 +150,9 @@ class GemvSpans:
         raise NotImplementedError
 
     def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
-        """Return ``total`` plus ``part``, a sum of ``multiply``; subclasses multiply it by a scale
-        of the block that it lacks.
+        """Return ``total`` plus ``part``, one of the sums that ``multiply`` returns for row ``r``
+        and the ``i``-th span of its chunk. A subclass whose ``multiply`` leaves out the block's
+        scale multiplies ``part`` by it.
         """
         return total + part
 
@@ -206,7 +207,9 @@ class GemvSpans:
         return self.shorts.dot(k, acc, code, x, size)
 
     def signed(self, codes: list[Val]) -> list[Val]:
-        """Return the codes as the dots take them: less ``less`` and signed if ``less`` is not 0."""
+        """Return the codes as the dots take them: if ``less`` is not 0, reduced by it, as signed
+        bytes.
+        """
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(
@@ -237,8 +240,9 @@ class GemvSpans:
         return whole
 
     def pair(self, v: Val, i: int) -> Val:
-        """Return the scales of the ``i``-th pair of vectors, spread over the lanes: that of the
-        span's ``i``-th 32 values, and that of the ``i``-th 32 of its second half.
+        """Return the scales of the ``i``-th pair of vectors, spread over the lanes, from ``v``, the
+        eight scales of a span: that of the span's ``i``-th 32 values in the first four lanes, that
+        of the ``i``-th 32 of its second half in the others.
         """
         return self.k.shuffle(v, v, [i] * PAIRS + [PAIRS + i] * PAIRS)
 
@@ -278,8 +282,9 @@ class SubBlockSpans(GemvSpans):
     def _unpack(
         self, row: BlockAddress, r: int, b: Val, i: Val, count: int, sums: list[Var]
     ) -> None:
-        """Unpack the scales of ``count`` blocks from block ``b`` on, the ``i``-th and following of
-        the chunk.
+        """Unpack the scales of ``count`` blocks of the ``r``-th row from block ``b`` on, which is
+        the ``i``-th block of its chunk. Add the products of minimums or of an offset to ``sums``,
+        one for each token.
         """
         k = self.k
         codes = self.codes
@@ -335,8 +340,9 @@ class SubBlockSpans(GemvSpans):
         return self.k.fma(part, self.k.splat(d, part.ty), total)
 
     def _steps(self, r: int, i: Val) -> Callable[[int], Val]:
-        """Return a function of v: the steps of sub-block v and of the one half a span later, each
-        spread over half of the i16 lanes.
+        """Return a function of a sub-block's number v: the steps of sub-block v and of the one half
+        a span later, each spread over half of the i16 lanes. ``r``: the row; ``i``: the span of its
+        chunk.
         """
         k = self.k
         n = self.n_subs

@@ -38,8 +38,8 @@ class LoraDown(Spec):
     (``loras`` of the run), factor the adapter's alpha / rank.
 
     ``w`` is all A's, ``[GROUP * n_groups, k up to whole blocks of 32]``; ``x`` f32 rows of at least
-    that width; ``groups`` a GROUP_OF record for each group of GROUP rows. Parts of t of unused
-    adapters are not written. Items: groups times tiles.
+    that width; ``groups``: the adapter's number and its factor for each GROUP rows of A (records
+    GROUP_OF). Parts of t of unused adapters are not written. Items: groups times tiles.
     """
 
     op: ClassVar[str] = "lora_down"
@@ -104,8 +104,9 @@ class LoraDown(Spec):
 class LoraUp(Spec):
     """Second LoRA product: ``y[n] += B t[n]``, adapter by adapter, one column of t after the other.
 
-    ``w``: the pieces of all B's, each ``[columns of t, STRIP]``; ``pieces``: a PIECE record for
-    each adapter and strip of y, ``[n_adapters, n_strips]``. Items: strips times tiles.
+    ``w``: the pieces of all B's, each ``[columns of t, STRIP]``; ``pieces``: for each adapter and
+    each strip of STRIP columns of y, which columns of t are multiplied and where their weights are
+    in ``w`` (records PIECE, ``[n_adapters, n_strips]``). Items: strips times tiles.
     """
 
     op: ClassVar[str] = "lora_up"
@@ -168,9 +169,10 @@ def dot(
     to: list[Val],
     gains: list[Val],
 ) -> None:
-    """Store the products of each of ``xs`` (f32) with each of ``rows`` of A, ``width`` values,
-    times the x's gain: at consecutive addresses from the x's entry of ``to`` on. Each sum has a
-    vector of its own, so the grouping does not change it.
+    """Multiply each of ``xs``, addresses of ``width`` f32, by each of ``rows`` of A, in format
+    ``fmt``, and by the x's entry of ``gains``. Store an x's results, one for each row, as
+    consecutive f32 from its entry of ``to`` on. Each sum has a vector of its own, so it does not
+    depend on how many rows and xs are multiplied together.
     """
     lanes = min(k.isa.lanes, BLOCK)
     assert fmt.load is not None

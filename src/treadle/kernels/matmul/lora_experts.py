@@ -103,7 +103,9 @@ class OfExperts(Spec):
         return k.load(frame.wants + (token * self.n_adapters + adapter) * 4, f32)
 
     def rows_ref(self, args: Any, run: Any) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield for each tile, or choice, its expert, its rows, and their tokens."""
+        """Yield, for each tile, or for each choice if not ``sorted``: its expert, its row numbers,
+        and their tokens.
+        """
         if not self.sorted:
             for choice in range(int(run["n_tokens"]) * self.n_used):
                 row = np.array([choice])
@@ -117,10 +119,13 @@ class OfExperts(Spec):
 @dataclass(frozen=True)
 class ExpertDown(OfExperts):
     """First LoRA product of experts: ``t[n, r] = s factor (A[e, r] . x[n])`` for each routed row n,
-    its expert e, and each row r of A of the adapters that n's token uses.
+    its expert e, and each row r of A of the adapters that n's token uses. s is the token's scale of
+    the row's adapter (``wants``), factor the adapter's alpha / rank.
 
-    ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32 has a row for each routed
-    row, or for each token if ``of_tokens``. Parts of t of unused adapters are unwritten or 0.
+    ``w``: ``[n_groups, n experts, GROUP, k up to whole blocks of 32]``; ``groups``: the adapter's
+    number and its factor for each GROUP rows of A (records GROUP_OF). ``x`` f32 has a row for each
+    routed row, or for each token if ``of_tokens``. Parts of t of unused adapters are unwritten or
+    0.
     """
 
     op: ClassVar[str] = "expert_lora_down"
@@ -189,9 +194,12 @@ class ExpertDown(OfExperts):
 @dataclass(frozen=True)
 class ExpertUp(OfExperts):
     """Second LoRA product of experts: ``y[first + n] += B[e] t[n]`` for each routed row n and its
-    expert e, adapter by adapter, one column of t after the other.
+    expert e, adapter by adapter, one column of t after the other. ``first``: the row of y of routed
+    row 0.
 
-    ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``.
+    ``w``: the pieces of all B's, each ``[columns of t, STRIP]``; ``pieces``: for each adapter and
+    each strip of STRIP columns of y, which columns of t are multiplied and where their weights are
+    in ``w`` (records PIECE, ``[n_adapters, n_strips]``).
     """
 
     op: ClassVar[str] = "expert_lora_up"

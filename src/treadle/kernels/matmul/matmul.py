@@ -37,7 +37,9 @@ EACH = "w:tensor bias:const? factor:const? rows column pitch:?"
 
 
 def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the expert and the rows of each TILE record after their count, i64."""
+    """Yield the expert of each TILE record and the numbers of its rows. ``raw``, i64: the number of
+    records, then the records.
+    """
     for expert, first, n in raw[1 : 1 + 3 * int(raw[0])].reshape(-1, 3).tolist():
         yield expert, np.arange(first, first + n)
 
@@ -95,8 +97,8 @@ class Matmul(Spec):
 
     @property
     def sub(self) -> int:
-        """Weights that share a minimum, or a scale in formats without minimums: values a
-        compensation covers.
+        """Number of consecutive weights that share a minimum, or a scale in formats without
+        minimums. As many activations share a compensation (``ActivationLayout``).
         """
         return self.fmt.codes.sum_sub if self.fmt.codes else BLOCK
 
@@ -109,18 +111,22 @@ class Matmul(Spec):
         return sum(-(-height // rows) for height in heights)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> np.ndarray:
-        """Return a segment's weights, float64 ``[rows, K]``, from its arrays ``w``."""
+        """Return a segment's weights, float64 ``[rows, K]``. ``w``: the arrays of its tensor in the
+        file's format.
+        """
         return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
 
     def left_out_ref(self, source: Any, rows: np.ndarray, w: Sequence[Any], m: int) -> Any:
-        """Return the part of the products ``[N, m]`` that this kernel leaves out by design, 0.0 for
-        most: ``rows`` of the activations at ``source`` times a segment's ``m`` rows ``w``.
+        """Return the part of a segment's products that this kernel leaves out by design,
+        ``[N, m]``; 0.0 for most kernels. ``source``: a buffer of activations; ``rows``: its rows
+        that are multiplied; ``w``: the segment's arrays, of ``m`` rows.
         """
         return 0.0
 
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Return for each tile of an expert, or for each head, its number, its rows of x, and its
-        rows of y.
+        """Return what is multiplied as (expert or head, numbers of rows of x, numbers of rows of
+        y): an entry for each tile of an expert, or for each head; without both, one entry with
+        number 0.
         """
         if not self.experts:
             rows = np.arange(int(run[self.count]) * self.per)
@@ -128,8 +134,8 @@ class Matmul(Spec):
         return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
 
     def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """Return for each entry of ``met_ref`` the rows of y, and each segment's product ``[N, M]``
-        with its factor and bias.
+        """Return, for each entry of ``met_ref``, the numbers of its rows of y, and each segment's
+        products ``[rows, M]`` with factor and bias.
         """
         result = []
         for expert, rows, to in self.met_ref(args, run):
@@ -187,8 +193,9 @@ class StripShare:
 def shares(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Return the function from an item to its StripShare. A strip's chunks of tokens are
-    consecutive items; with experts the strips of a tile are.
+    """Return the function from an item to its StripShare. Consecutive items are the chunks of
+    tokens of one strip, or with experts the strips of one tile. ``strips`` emits the number of
+    strips.
     """
     if spec.experts:
         n_strips = strips()
@@ -261,8 +268,8 @@ def pick_segment(
 
 
 def finish(k: Builder, seg: Segment, y: Val, row: Val, *, biased: bool = True) -> Val:
-    """Return ``y``, the sums of rows from ``row`` on, times the factor, plus the bias if
-    ``biased``. Bias vectors are padded, so whole vectors may be read.
+    """Return ``y``, the sums of the segment's rows from ``row`` on, times its factor, plus its bias
+    if ``biased``. Bias vectors are padded, so whole vectors may be read.
     """
     if seg.factor is not None:
         y = y * (seg.factor if y.ty == f32 else k.splat(seg.factor, y.ty))

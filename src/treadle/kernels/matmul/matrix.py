@@ -61,8 +61,9 @@ NEXT_LEVEL = 2  # prefetch locality: the second-level cache
 
 @dataclass(frozen=True)
 class MatrixGemm(Gemm):
-    """gemm on matrix registers: ``act`` of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32. With
-    ``kc``, only ``kc`` values of K of a panel are packed at a time, to fit the second-level cache.
+    """gemm on matrix registers: ``act`` one of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32.
+    With ``kc``, only ``kc`` values of K of a panel are packed at a time, to fit the second-level
+    cache.
     """
 
     resumes: ClassVar[bool] = False
@@ -108,8 +109,8 @@ class MatrixGemm(Gemm):
         return k.min((rows.m - rows.first + (EDGE - 1)) // EDGE, self.mr * k.isa.lanes // EDGE)
 
     def _transpose_registers(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
-        """Transpose each register's data in the panel, steps ``begin`` to before ``end``, on
-        machines that load a by columns.
+        """Transpose the data of each register in the panel, which holds values ``begin`` to before
+        ``end`` of K, on machines that load operand a of a product by columns (``MatrixUnit.turn``).
         """
         matrix = matrix_of(k)
         turn = matrix.turn
@@ -163,8 +164,8 @@ class MatrixGemm(Gemm):
         n_panels: int = 1,
     ) -> Val:
         """Multiply a panel by the tokens ``x`` as ``tiles`` does, but leave the sums at ``sums``,
-        SUMS_BYTES a strip; return the number of strips. ``written``: the sums' final destination,
-        to prefetch it.
+        SUMS_BYTES a strip; return the number of strips. ``n_strips``: the strips to multiply, None
+        for all of the panels; ``written``: the sums' final destination, to prefetch it.
         """
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]
@@ -177,7 +178,7 @@ class MatrixGemm(Gemm):
 
 
 def matrix_of(k: Builder) -> MatrixUnit:
-    """Return the matrix registers of ``k``'s instruction set, which must have some."""
+    """Return the matrix registers of ``k``'s instruction set, which must have some (asserted)."""
     assert k.isa.matrix is not None, k.isa.name
     return k.isa.matrix
 
@@ -271,8 +272,9 @@ class MatrixOutput:
 
 
 class TokenGroup:
-    """Product of a group of 32 tokens with ``n_strips`` strips of a panel, at most ``most``. Each
-    strip's sums are left in scratch at ``sums``, register by register.
+    """Product of a group of 32 tokens with ``n_strips`` strips of a panel, at most ``most``, which
+    are ``pitch`` bytes apart. Each strip's sums are left in scratch at ``sums``, register by
+    register. ``written``: their final destination, to prefetch it, or None.
     """
 
     def __init__(
@@ -314,8 +316,9 @@ class TokenGroup:
     def _part(
         self, x: Val, first: Val, last: Val, n_steps: Val, next_group: Val, *, again: bool
     ) -> None:
-        """Multiply all strips by steps ``first`` to before ``last``; with ``again`` add to
-        ``sums``, else replace them.
+        """Multiply all strips by the tokens at ``x`` in steps ``first`` to before ``last`` of
+        ``n_steps``. With ``again`` add to ``sums``, else replace them. Prefetch the tokens of the
+        following steps, or after the last step those at ``next_group``.
         """
         k = self.k
         soon = k.select(last < n_steps, x + last * self.x_step, next_group)
@@ -351,8 +354,8 @@ class TokenGroup:
             self.matrix.scope(k, "multiply_on" if again else "multiply", args, multiply)
 
     def _dots(self, k: Builder, strip: Val, x: Val) -> None:
-        """Emit one step's products of parts. Registers keep the part that the next
-        product shares.
+        """Emit the products of one step: of each pair of parts in PRODUCTS, from the strip's values
+        at ``strip`` and the tokens' at ``x``. Registers keep the part that the next product shares.
         """
         loaded: list[int | None] = [None, None]
         for parts in PRODUCTS[self.n_parts]:

@@ -51,8 +51,9 @@ class BytesGemm(ByteStrips):
     def sums(
         self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield the sums of 16 rows with a group of tokens. Scaling earlier products, computing
-        later ones, and unpacking the next strip ``soon`` are interleaved.
+        """Yield each of the strip's 16 rows with its sums with a group of tokens. Scaling earlier
+        products, computing later ones, and unpacking the next strip ``soon`` are interleaved.
+        ``made``: scratch for products that are not scaled yet.
         """
         held = strip.held
         sums = [k.var(k.zero(f32 * SIDE)) for _ in range(SIDE)]
@@ -94,8 +95,8 @@ class BytesGemm(ByteStrips):
     def _scale(
         self, k: Builder, strip: Val, tokens: Tokens, at: Val, made: Val, sums: list[Var]
     ) -> None:
-        """Add the product at ``made``, the ``at``-th, to ``sums``, times its scales; and minimums
-        times the sums of the tokens' values.
+        """Add the ``at``-th product, which is at ``made``, to ``sums``, times its scales; and
+        minimums times the sums of the tokens' values. ``strip``: address of the unpacked strip.
         """
         d = tokens.scales(at)
         ty = f32 * SIDE

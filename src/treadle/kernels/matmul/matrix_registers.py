@@ -8,15 +8,18 @@ from treadle.kernels.spec import LINE
 
 
 def paired(k: Builder, even: Val, odd: Val) -> Val:
-    """Round two rows of b, f32, to bf16, and interleave them, ``even`` first: ``i16 * 2n``."""
+    """Round two rows of a product's operand b, f32 of n lanes, to bf16, and interleave them,
+    ``even`` first; return ``i16 * 2n``.
+    """
     n = even.ty.lanes
     both = k.isa.narrow_bf16(k, k.concat(even, odd))
     return k.shuffle(both, both, [i + n * j for i in range(n) for j in range(2)])
 
 
 def turn(k: Builder, name: str, at: Val, n: int, n_side: int = 1) -> None:
-    """Transpose ``n`` groups of ``n_side`` registers of a, side by side in memory from ``at`` on,
-    on machines that load a by columns. ``name`` names the emitted function.
+    """Transpose, on machines that load operand a of a product by columns, the data of ``n`` groups
+    of ``n_side`` registers, which are side by side in memory from ``at`` on. ``name`` names the
+    emitted function.
     """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name

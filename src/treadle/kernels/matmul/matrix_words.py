@@ -103,8 +103,8 @@ class WordsMatrixGemm(MatrixGemm):
         k.outlined("pack", (panel, *rows.values, begin, end), pack)
 
     def _pack(self, k: Builder, panel: Val, source: WeightRows, begin: Val, end: Val) -> None:
-        """Pack steps ``begin`` to before ``end`` of all rows that exist into ``panel``. Both ends
-        are whole spans, except K itself.
+        """Pack steps ``begin`` to before ``end`` of K of all rows that exist in ``source`` into
+        ``panel``. Both ends are whole spans, except the end of K.
         """
         each = self._n_strips(k, source) * EDGE // RUNS
         first = begin // SPAN_STEPS
@@ -188,21 +188,21 @@ class WordsMatrixGemm(MatrixGemm):
 @dataclass
 class SpanGroup:
     """Product of a group of 32 tokens with ``n_strips`` strips of a panel, at most ``most``, a span
-    at a time. Sums are left at ``sums``, as in ``matrix.TokenGroup``. After them come the i32 sums
-    of one span, for two times 16 rows.
+    at a time. Sums are left at ``sums``, as in ``matrix.TokenGroup``. After them is scratch for the
+    i32 sums of one span, twice for 16 rows: one is filled while the other is scaled.
     """
 
     k: Builder
     panel: Val
-    pitch: int
-    scales_off: int
+    pitch: int  # bytes from one strip to the next
+    scales_off: int  # byte offset of the rows' scales in a strip
     n_strips: Val
     most: int
-    x: Val
-    scales: Val
+    x: Val  # the tokens' values, from the panel's first step on
+    scales: Val  # the tokens' scales, from the panel's first span on
     sums: Val
-    written: MatrixOutput | None
-    n_panel_steps: Val
+    written: MatrixOutput | None  # the sums' final destination, to prefetch it
+    n_panel_steps: Val  # steps of K in the panel
     next_group: Val  # its tokens, which are prefetched with the last span
 
     def multiply(self, c: Val, n_steps: int, *, again: bool) -> None:
@@ -255,8 +255,8 @@ class SpanGroup:
 
 
 def multiply_step(k: Builder, rows: Val, x: Val) -> None:
-    """Multiply 16 rows by 32 tokens over 64 values of K. Registers 0 and 1 accumulate products of
-    two high parts, 2 and 3 those of a high and a low part.
+    """Multiply the 16 rows at ``rows`` by the 32 tokens at ``x`` over 64 values of K. Registers 0
+    and 1 accumulate products of two high parts, 2 and 3 those of a high and a low part.
     """
     matrix = matrix_of(k)
     dot = matrix.dot_bytes

@@ -174,8 +174,9 @@ def _pack_codes(
     rows: int,
     unit: int,
 ) -> None:
-    """Pack blocks of one scale, of as many rows as fill a vector. ``out``: address of the strip's
-    first dword, for scales; ``codes_to``: of its codes, which differ if ``unit`` is not a dword.
+    """Pack blocks of one scale, of as many rows as fill a vector: ``strip``, in a panel of ``rows``
+    rows. ``out``: address of the strip's first dword, for scales; ``codes_to``: of its codes, which
+    differ if ``unit`` is not a dword.
     """
     lanes = k.isa.lanes
     fmt = strip[0].fmt
@@ -247,8 +248,8 @@ def _pack_staged(
 
 
 def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> None:
-    """Store the dwords ``held`` of some rows, four codes each, as columns of ``unit``
-    values of K.
+    """Store the dwords ``held`` of some rows, four codes each, as columns of ``unit`` values of K,
+    in a panel of ``rows`` rows.
     """
     if unit == DWORD:
         _store_columns(k, to, held, rows)
@@ -278,8 +279,9 @@ def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
 def _pack_floats(
     k: Builder, act: ActivationLayout, out: Val, strip: list[BlockAddress], rows: int
 ) -> None:
-    """Pack dequantised weights as bf16 or f32 dwords, for formats of any kind: PACK_DWORDS dwords
-    (or a whole block) of each row at a time.
+    """Pack dequantised weights as bf16 or f32 dwords, for formats of any kind: of the rows
+    ``strip``, PACK_DWORDS dwords (or a whole block) of each row at a time. ``out``: address of the
+    strip's first dword in a panel of ``rows`` rows.
     """
     per = BLOCK // DWORDS[act.kind]
     n_values = max(PACK_DWORDS * per, strip[0].fmt.block)
@@ -309,7 +311,8 @@ def _pack_words(
     first: Val,
 ) -> None:
     """Pack weights as i16 with a scale for each span: as many rows as fill a vector, from row
-    ``first`` of the panel on. Rows go one by one into ``stage``, then all are reordered together.
+    ``first`` of a panel of ``rows`` rows at ``out`` on. Rows go one by one into ``stage``, then all
+    are reordered together.
     """
     lanes = k.isa.lanes
     words = stage + 4 * SPAN
@@ -334,7 +337,7 @@ def _store_floats(
     k: Builder, act: ActivationLayout, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
 ) -> Val:
     """Write ``have`` float weights of a row's ``c``-th span to ``to`` as words, zeros up to a whole
-    block; return the span's scale.
+    block; return the span's scale. ``stage``: scratch for SPAN f32.
     """
     ty = f32 * k.isa.lanes
     per_span = SPAN // BLOCK
@@ -364,8 +367,8 @@ def _store_scaled_codes(
     k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
 ) -> Val:
     """Write ``have`` weights of a row's ``c``-th span to ``to`` as words, for formats of codes with
-    a scale for every 32; return the span's scale. No weight exceeds the largest code times the
-    largest scale.
+    a scale for every 32; return the span's scale. It follows from the largest code times the
+    largest scale, which no weight exceeds. ``stage``: scratch for the scales.
     """
     fmt = row.fmt
     codes = row.codes

@@ -78,11 +78,16 @@ class TunedTable:
     choice.
     """
 
-    gemm: Mapping[str, Fields] = field(default_factory=dict)  # by weight format
-    gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)  # by format and tokens
-    gemv_tokens: Mapping[str, int] = field(default_factory=dict)  # largest batch for gemv
-    matrix: Mapping[str, Fields] = field(default_factory=dict)  # gemm on matrix registers
-    vector_tokens: Mapping[str, int] = field(default_factory=dict)  # largest batch that avoids them
+    # Fields of the gemm, by weight format.
+    gemm: Mapping[str, Fields] = field(default_factory=dict)
+    # Fields of the gemv, by format and number of tokens.
+    gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)
+    # By format: tokens of the largest batch for a gemv.
+    gemv_tokens: Mapping[str, int] = field(default_factory=dict)
+    # Fields of the gemm on matrix registers, by format.
+    matrix: Mapping[str, Fields] = field(default_factory=dict)
+    # By format: tokens of the largest batch that does not use matrix registers.
+    vector_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def is_gemv(self, w: str, tokens: int) -> bool:
         """Whether batches of up to ``tokens`` tokens use a gemv for weight format ``w``."""
@@ -107,13 +112,15 @@ class TunedTable:
         return tokens > self.vector_tokens.get(w, few)
 
     def updated(self, newer: TunedTable) -> TunedTable:
-        """Return this table overridden by a newer one."""
+        """Return a copy of this table, with the entries of ``newer`` in place of or besides its
+        own.
+        """
         return TunedTable(
             **{name: {**said, **newer.items()[name]} for name, said in self.items().items()}
         )
 
     def items(self) -> dict[str, Mapping[Any, Any]]:
-        """Return the table's fields by name: mappings by format, or by (format, tokens)."""
+        """Return the table's five mappings by name; their keys are formats, or (format, tokens)."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
@@ -133,12 +140,13 @@ def matmul(
     vectors: bool = False,
     **fields: Any,
 ) -> Matmul:
-    """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
+    """Return the product with rows of ``k`` weights for batches of up to ``tokens`` tokens (one of
+    GEMV_TOKENS, or more). ``fields``: its fields that no choice depends on, such as ``bias``.
 
     ``alone``: a token's results are bitwise independent of the rest of the batch. ``int16``: F16
     weights may be multiplied as i16 (``q16n``, ``q16x2``). ``fine``: the model's results are most
     sensitive to this product's rounding, so up to FINE_TOKENS tokens have activations of 15 bits
-    where that costs little. ``vectors``: no matrix registers, whose strips have EDGE rows.
+    where that costs little. ``vectors``: do not use matrix registers.
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, vectors=vectors, **fields)
@@ -152,8 +160,9 @@ def matmul(
 
 
 def is_float_gemv(fmt: Format, isa: Isa, tokens: int) -> bool:
-    """Whether batches of up to ``tokens`` tokens, more than GEMV_TOKENS, use a gemv for these
-    weights: floats whose products are not in bf16 (those were not measured).
+    """Whether batches of up to ``tokens`` tokens use a gemv for these weights, though that is more
+    than GEMV_TOKENS: if ``isa.tiles.float_gemv`` is this number, for floats whose products are not
+    in bf16 (those were not measured).
     """
     return fmt.codes is None and fmt.act != "bf16" and tokens == isa.tiles.float_gemv
 
@@ -177,8 +186,8 @@ def gemv(
     fine: bool = False,
     **fields: Any,
 ) -> Gemv:
-    """Return the gemv for ``tokens`` tokens, which reads blocks as they are stored. ``fine``: as in
-    ``matmul``.
+    """Return the gemv for ``tokens`` tokens and rows of ``k`` weights, which reads blocks as they
+    are stored. ``fine`` and ``fields``: as in ``matmul``.
     """
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
     act = gemv_act(fmt, isa, fine=fine and tokens <= FINE_TOKENS)
@@ -199,14 +208,17 @@ def group_gemv(
     of_tokens: bool = False,
     **fields: Any,
 ) -> GroupGemv:
-    """Return the gemv for experts with few rows, at most ``GROUPED`` rows at a time."""
+    """Return the gemv for experts with few rows, which multiplies at most ``GROUPED`` rows of x at
+    a time. ``of_tokens``: as in ``GroupGemv``; ``fields``: as in ``matmul``.
+    """
     one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
     return replace(GroupGemv.from_gemvs(one, two, most), of_tokens=of_tokens)
 
 
 def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
-    """Return the number of rows that a gemv processes together. With more tokens, sums and unpacked
-    rows exceed the registers and spill, so fewer rows are faster.
+    """Return the number of rows of weights that a gemv for ``tokens`` tokens processes together.
+    With more tokens, sums and unpacked rows exceed the registers and spill, so fewer rows are
+    faster.
     """
     rows = dict(isa.tiles.gemv).get(tokens, 1)
     large = dict(isa.tiles.gemv_large)
@@ -235,10 +247,10 @@ def gemm(
     int16: bool = False,
     **fields: Any,
 ) -> Gemm:
-    """Return the gemm, which packs panels, for any number of tokens. ``matrix``: on matrix
-    registers if they support the format. ``tokens``: the usual upper limit of batches. ``alone``:
-    the same kernel multiplies single tokens, for which packing words would take too long.
-    ``int16``: as in ``matmul``.
+    """Return the gemm, which packs panels, for any number of tokens and rows of ``k`` weights.
+    ``matrix``: on matrix registers if they support the format. ``tokens``: the usual upper limit of
+    batches. ``alone``: the same kernel multiplies single tokens, for which packing words would take
+    too long. ``int16`` and ``fields``: as in ``matmul``.
     """
     kind: type[Gemm]
     if matrix and has_matrix_act(fmt, isa):
@@ -285,8 +297,9 @@ def exact(
     vectors: bool = False,
     **fields: Any,
 ) -> Gemm:
-    """Return the gemm that gives a token the same bits in every batch: one kernel for all batches,
-    or two with the same order of addition. ``vectors``: as in ``matmul``.
+    """Return the gemm for batches of up to ``tokens`` tokens that gives a token the same bits in
+    every batch: one kernel serves all batches, or two with the same order of addition. ``vectors``
+    and ``fields``: as in ``matmul``.
     """
     unit = None if vectors else isa.matrix
     if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
@@ -314,10 +327,11 @@ def gated(
     alone: bool = False,
     int16: bool = False,
 ) -> Gated | None:
-    """Return the kernel for both products of a gated activation, ``m`` rows each, and the
-    activation, for batches of up to ``tokens``. None if ``m`` is no multiple of 32, if the result
-    is written for more tokens at a time than a tile has, or if the result or the products need
-    spans of words, or if a strip product is used. ``int16``: as in ``matmul``.
+    """Return the kernel for both products of a gated activation, matrices ``[m, k]``, and the
+    activation ``fn``, for batches of up to ``tokens``; its result has the layout ``out``. None if
+    ``m`` is no multiple of 32, if the result is written for more tokens at a time than a tile has,
+    if the result or the products need spans of words, or if a strip product is used. ``alone`` and
+    ``int16``: as in ``matmul``.
     """
     if m % BLOCK or out.kind in SPANNED:
         return None
@@ -371,8 +385,9 @@ def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 
 def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
-    """Return ``kc`` for panels of the most rows: K cut into equal parts that fit the second-level
-    cache; 0 if all of it fits.
+    """Return ``kc`` (see ``MatrixGemm``) for panels of ``isa.matrix.panel_rows`` rows of ``k``
+    values, each ``n_parts`` bf16: K cut into equal parts that fit the second-level cache; 0 if all
+    of it fits.
     """
     assert isa.matrix is not None, isa.name
     most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows * n_parts)
@@ -381,7 +396,9 @@ def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 
 def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
-    """Return the size of a gemm's tile: vectors of rows, and tokens."""
+    """Return the size of a gemm's tile as (vectors of rows, tokens), for the activation kind
+    ``act`` and the format's ``codes``, None for float formats.
+    """
     if act in WORDS:
         return isa.tiles.words
     if act != "q8" or codes is None:
@@ -420,10 +437,13 @@ def fits(spec: Matmul, isa: Isa) -> bool:
 def narrowed(
     spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int, n_tokens: int = 0
 ) -> Matmul:
-    """Return ``spec`` with fewer rows an item, so that every thread has an item: only for matrix
-    registers, whose panels are large, and for strips. Strips cost nothing to cut; they are cut
-    until no thread waits long for the last items. With few rows and many tokens, threads split the
-    tokens instead. The order of addition does not change.
+    """Return ``spec`` with fewer rows an item, if otherwise some of ``n_threads`` threads would
+    have no item: only for matrix registers, whose panels are large, and for strips. Strips cost
+    nothing to cut; they are cut until no thread waits long for the last items. With few rows and
+    many tokens, threads split the tokens instead. The order of addition does not change.
+
+    ``heights``: rows of each segment; ``lanes``: of a vector; ``n_tokens``: of the batch, 0 if
+    unknown.
     """
     strips = isinstance(spec, StripGemm)
     least = SIDE if strips else EDGE
@@ -440,8 +460,9 @@ def narrowed(
 
 
 def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) -> int:
-    """Return the number of tokens that an item handles: all, or part of them if there are few
-    ``strips`` for the threads. A panel is then packed more than once.
+    """Return the number of tokens that an item handles, of a batch of ``n_tokens``: all, or part of
+    them if there are few ``strips`` of rows for the threads. A panel is then packed more than once.
+    For a gemv, ``nr``.
     """
     if not isinstance(spec.product, Gemm):
         return spec.nr

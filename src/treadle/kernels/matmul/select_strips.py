@@ -22,8 +22,9 @@ STRIP_GROUPS = 16
 
 
 def strip_product(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
-    """Return the strip product, which reads rows in file order, for batches of up to ``tokens``,
-    more than a gemv handles. None if there is none, or it is slower.
+    """Return the strip product, which reads rows of ``k`` weights in file order, for batches of up
+    to ``tokens``, more than a gemv handles. None if there is none, or it is slower. ``fields``:
+    other fields of the product.
     """
     unit = isa.matrix
     codes = fmt.codes
@@ -52,8 +53,8 @@ def tokens_per_group(isa: Isa) -> int:
 
 
 def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
-    """Return the strip product of float weights for batches of up to ``tokens``; None if there is
-    none.
+    """Return the strip product of float weights, rows of ``k``, for batches of up to ``tokens``;
+    None if there is none. ``fields``: other fields of the product.
     """
     act = gemm_act(fmt, isa)
     if tokens > isa.tiles.float_lanes or (act == "bf16" and k % 2):

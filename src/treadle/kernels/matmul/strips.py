@@ -105,8 +105,8 @@ class StripGemm(Gemm):
         tokens: Tokens,
         sums: Callable[[int], Iterator[tuple[Val | int, Var]]],
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield from ``sums(n)``: n is nr, or half of it if the last of several groups has no more
-        tokens.
+        """Yield what ``sums(n)`` yields, code for n tokens: n is ``nr``, or, if there are several
+        groups and at run time this one has no more tokens, half of it.
         """
         if self.groups == 1:
             yield from sums(self.nr)
@@ -216,7 +216,7 @@ class Strip:
 
 class Tokens:
     """Tokens of an item that a strip is multiplied by, ``first`` to before ``stop``, in groups of
-    nr. ``room``: memory for the sums of the values that share a minimum.
+    nr. ``x``: all activations; ``room``: memory for the sums of the values that share a minimum.
     """
 
     def __init__(
@@ -256,7 +256,9 @@ class Tokens:
                     self.k.store(group.room + at * self.line, sums, align=self.line)
 
     def _load(self, at: Val, ty: Ty, off: int, n: int) -> Val:
-        """Load one ``ty`` of each of the first ``n`` tokens, or of all nr if ``n`` is 0."""
+        """Load one value of type ``ty`` for each of the first ``n`` tokens, or for all nr if ``n``
+        is 0, from ``off`` bytes after the address ``at``.
+        """
         n = n or self.spec.nr
         return self.k.load(at, ty * n, offset=off, align=4 * n)
 

@@ -54,8 +54,8 @@ WORDS_STEP = 8  # dwords of a q16 span that are unrolled
 
 
 class MatmulTile:
-    """Tile of mr vectors of rows times nr tokens, multiplied over a part of K. Its sums stay in
-    registers.
+    """Tile of mr vectors of rows times nr tokens, multiplied over ``part`` of K. ``panel`` and
+    ``x``: addresses of the packed rows and of the tokens. Its sums stay in registers.
     """
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:

@@ -26,7 +26,9 @@ HIGH = -1 << 16  # mask of a dword's odd value
 
 
 class OrderedTile(MatmulTile):
-    """Tile of mr vectors of rows times nr tokens with this order of addition; bf16 only."""
+    """Tile of mr vectors of rows times nr tokens with the order of addition of Intel's matrix
+    registers; bf16 only.
+    """
 
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
@@ -59,7 +61,7 @@ class OrderedTile(MatmulTile):
         return self.k.splat(self.k.load(at, i32, offset=4 * t, align=4), i32 * self.isa.lanes)
 
     def _values(self, dwords: Val) -> tuple[Val, Val]:
-        """Split dwords of two bf16 into the even and the odd values, f32."""
+        """Split dwords of two bf16 each into the even and the odd values, two vectors of f32."""
         ty = f32.like(dwords.ty)
         return (dwords << 16).bits(ty), (dwords & HIGH).bits(ty)
 

@@ -66,8 +66,9 @@ def outer_bytes(spec: Tiled, rows: int) -> int:
 
 
 class OuterTile:
-    """Tile of mr vectors of rows, side by side, times nr tokens, multiplied over a part of K by
-    outer products. Its sums are in memory.
+    """Tile of mr vectors of rows, side by side, times nr tokens, multiplied over ``part`` of K by
+    outer products. ``panel`` and ``x``: addresses of the packed rows and of the tokens. Its sums
+    are in memory.
     """
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
@@ -108,8 +109,8 @@ class OuterTile:
         return self.sums + 4 * (self.rows * t + row)
 
     def _products(self, kv: Val, r: Val) -> None:
-        """Multiply ``run`` values of K from ``kv`` on, and store the results to the ``r``-th
-        accumulators.
+        """Multiply ``self.run`` values of K from ``kv`` on, and store the sums, of all rows and
+        tokens, to the ``r``-th accumulators.
         """
         k = self.k
         nr = self.spec.nr
@@ -175,8 +176,8 @@ class OuterTile:
                 k.store(place, s, align=4)
 
     def _load_acc(self, r: int, t: int, row: int, lanes: int) -> Val:
-        """Load ``lanes`` rows of token ``t``'s ``r``-th accumulator, from ``row`` on; as i32 if
-        there are several, whose total may exceed an i16.
+        """Load ``lanes`` rows of token ``t``'s ``r``-th accumulator, from ``row`` on; as i32 if a
+        scale has several accumulators, whose total may exceed an i16.
         """
         found = self.k.load(self._acc(self.k.i64(r), t, row), self.acc_ty * lanes, align=2)
         return found if self.n_runs == 1 else found.to(i32)

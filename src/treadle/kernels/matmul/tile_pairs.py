@@ -71,8 +71,8 @@ def _ends_as_float_bits(k: Builder, codes: Codes) -> bool:
 
 
 def _paired(k: Builder, a: Val, b: Val) -> list[Val]:
-    """Interleave two vectors of rows, those of two tokens or of two columns, into vectors of four
-    lanes: two rows by the two.
+    """Interleave two vectors of rows, ``a`` and ``b``, those of two tokens or of two columns, into
+    vectors of four lanes: ``a[i], b[i], a[i + 1], b[i + 1]`` for each even i.
     """
     n = a.ty.lanes
     return [k.shuffle(a, b, [i, n + i, i + 1, n + i + 1]) for i in range(0, n, 2)]
@@ -112,8 +112,9 @@ def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
 
 
 class PairTile:
-    """Tile of mr vectors of rows times nr tokens, an even number, multiplied over a part of K by
-    products of two rows by two tokens.
+    """Tile of mr vectors of rows times nr tokens, an even number, multiplied over ``part`` of K by
+    products of two rows by two tokens. ``panel`` and ``x``: addresses of the packed rows and of the
+    tokens.
     """
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
@@ -179,8 +180,8 @@ class PairTile:
         return [self.k.shuffle(v, v, [t, t + 1, t, t + 1]) for t in pairs]
 
     def _scale(self, piece: Val, acc: list[list[Val]], sums: list[list[Var]]) -> None:
-        """Add the accumulators to the sums, times the ``piece``-th scales (for MAGIC see
-        ``MatmulTile._block``).
+        """Add the accumulators ``acc`` (those of ``_products``) to the sums, times the ``piece``-th
+        scales (for MAGIC see ``MatmulTile._block``).
         """
         k = self.k
         scales = self.panel + piece * (SCALES * self.rows // 2)

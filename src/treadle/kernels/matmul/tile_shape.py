@@ -58,9 +58,9 @@ class Tiled(Matmul):
         return replace(fmt, codes=fmt.codes.folded)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
-        """Return a segment's weights as a panel rounds them, float64 ``[M, K]``. With ``q16n`` they
-        are those of the file, because a panel's words depend on the order in which squares are
-        added.
+        """Return a segment's weights as a panel rounds them, float64 ``[rows, K]``. With ``q16n``
+        they are those of the file, because a panel's words depend on the order in which squares are
+        added. ``w``: the arrays of its tensor in the file's format.
         """
         weights = super().weights_ref(w, rows)
         if self.act in ("q16", "q16x2"):
@@ -104,7 +104,7 @@ class Tiled(Matmul):
 
     @property
     def n_sums(self) -> int:
-        """Number of minimums, and of sums of x, for the codes that share a scale."""
+        """Number of minimums, and of sums of x, for the codes that share a scale; 1 for floats."""
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
 

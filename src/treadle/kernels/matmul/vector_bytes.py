@@ -45,9 +45,9 @@ class LanesGemm(ByteStrips):
     def _sums(
         self, k: Builder, strip: Val, tokens: Tokens, soon: Strip, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield the sums of a strip's 16 rows with ``n`` tokens, a few rows at a time over all of
-        K. The next strip is prefetched meanwhile; unpacking it as well would leave too few
-        registers.
+        """Yield each of the 16 rows of the strip at ``strip`` with its sums with ``n`` tokens, a
+        few rows at a time over all of K. The next strip, ``soon``, is prefetched meanwhile;
+        unpacking it as well would leave too few registers.
         """
         turns, rest = divmod(self.n_products, AT_ONCE)
         n_rows = VECTORS // -(-n // k.isa.lanes)
@@ -65,8 +65,8 @@ class LanesGemm(ByteStrips):
             yield from ((first + r, total) for r, total in enumerate(sums))
 
     def _prefetch_turn(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
-        """Prefetch turn number ``turn``'s part of the strip's rows of run ``run``, which are
-        adjacent.
+        """Prefetch, in turn number ``turn``, its share of the strip's rows in run ``run`` (see
+        ``Strip``), which are adjacent.
         """
         first = strip.weights(k, run, k.i64(0))
         for p, stride in zip(first.parts, self.fmt.row_strides(self.k), strict=True):
@@ -76,8 +76,8 @@ class LanesGemm(ByteStrips):
                 k.prefetch(p + (turn * n + i) * LINE, 2)
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
-        """Add the ``at``-th product of each row from ``rows`` on to its entry of
-        ``sums``, scaled.
+        """Add the ``at``-th product, scaled, of each unpacked row from the address ``rows`` on to
+        its entry of ``sums``.
         """
         n = sums[0].v.ty.lanes
         codes = self.codes

@@ -58,8 +58,8 @@ class FloatLanes(StripGemm):
     def _sums(
         self, k: Builder, strip: Strip, tokens: Tokens, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield the sums of a strip's 16 rows with ``n`` tokens, a few rows at a time over all of
-        K.
+        """Yield each of a strip's 16 rows with its sums with ``n`` tokens, a few rows at a time
+        over all of K.
         """
         size = WIDENED if self.widens else AT_ONCE
         full, rest = divmod(self.dwords, size)

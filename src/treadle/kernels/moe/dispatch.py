@@ -25,10 +25,10 @@ class Gather(Spec):
     """Gather the activations of a batch's tokens, ``x``, one row of ``k`` values for each choice of
     an expert: row ``i`` of ``out`` is that of token ``rows[i]``, as ``Sort`` writes them.
 
-    ``x`` has the layout ``act`` with one token in a group, ``out`` the one of ``layout``, with
-    ``group`` rows in a group. A group interleaves its rows dword by dword (values, scales and
-    compensations alike), so dwords are copied whatever they mean. Items: blocks of ``block`` rows,
-    a multiple of ``group``.
+    ``x`` has activations of kind ``act`` with one token in a group; ``out`` has the layout
+    ``layout()``, with ``group`` rows in a group. A group interleaves its rows dword by dword
+    (values, scales and compensations alike), so dwords are copied whatever they mean. Items: blocks
+    of ``block`` rows, a multiple of ``group``.
     """
 
     op: ClassVar[str] = "gather"
@@ -36,9 +36,9 @@ class Gather(Spec):
     act: str
     k: int
     group: int
-    sub: int
+    sub: int  # sub of the activations
     block: int
-    unit: int = DWORD
+    unit: int = DWORD  # unit of the activations
 
     def layout(self) -> ActivationLayout:
         """Return the activation layout of the output."""
@@ -63,8 +63,8 @@ class Gather(Spec):
                 self._columns(k, rows, out, c, width, 1)
 
     def _columns(self, k: Builder, rows: list[Val], out: Val, c: Val, width: int, per: int) -> None:
-        """Write ``width`` dwords of each row, from the ``c``-th on, ``per`` consecutive dwords of a
-        row side by side.
+        """Write ``width`` dwords of each row of a group, from the ``c``-th on, to the group at
+        ``out``; ``per`` consecutive dwords of a row stay side by side.
         """
         first = 0
         ty = (i32 if per == 1 else i64) * (width // per)
@@ -95,12 +95,14 @@ class Gather(Spec):
 
 @dataclass(frozen=True)
 class Combine(Spec):
-    """Add up the results of a token's choices: ``out[n] = residual[n] + gain[n] shared[n] + sum of
-    weights[n, s] y[row of (n, s)]``, ``k`` values each. Choices are added in order, then shared,
-    then the residual. ``mean``: the mean of the shared term and of the sum, instead of their sum.
+    """Add up the results of a token's choices of experts:
+    ``out[n] = residual[n] + gain[n] shared[n] + sum over s of weights[n, s] y[row of (n, s)]``,
+    ``k`` values each. Choices are added in order, then shared, then the residual. ``mean``: the
+    mean of the shared term and of the sum, instead of their sum.
 
-    A choice's row comes from ``places``, or is its own number without these. ``gain`` is the
-    sigmoid of ``gate``'s first column, or 1 without it. Items: tokens times pieces of PIECE values.
+    ``places`` has the row of y of each choice; without it, choice s of token n is row
+    ``n_used n + s``. ``gain`` is the sigmoid of ``gate``'s first column, or 1 without it. Items:
+    tokens times pieces of PIECE values.
     """
 
     op: ClassVar[str] = "combine"
@@ -108,8 +110,8 @@ class Combine(Spec):
         "y:in weights:in places:in? residual:in? shared:in? gate:in? out:out stride gate_stride"
     )
     k: int
-    n_used: int
-    places: bool = False
+    n_used: int  # choices of a token
+    places: bool = False  # whether this argument is given; so for the next three
     residual: bool = False
     shared: bool = False
     gate: bool = False

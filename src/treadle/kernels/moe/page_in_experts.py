@@ -13,14 +13,14 @@ from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 @dataclass(frozen=True)
 class Fetch(Spec):
-    """Ask the system for the memory pages of the chosen experts: call ``call(address, bytes,
-    advice)``, a C function, for an expert's part of each of ``n`` arrays, rounded down to the start
-    of its page (of ``page`` bytes).
+    """Ask the system for the memory pages of the chosen experts: call
+    ``call(address, bytes, advice)``, a C function such as madvise, for an expert's part of each of
+    ``n`` arrays, rounded down to the start of its page (of ``page`` bytes).
 
-    ``w``: an array's address; ``length``: bytes of an expert's part; ``pitch``: from one expert's
-    part to the next. The experts are ``chosen``'s, i32, or those of ``tiles``, as ``Sort`` writes
-    them. Items: the entries of ``chosen``, or the tiles. The function's result is ignored: pages
-    that were not fetched are read when a product needs them.
+    ``w``: an array's address; ``length``: bytes of an expert's part; ``pitch``: bytes from one
+    expert's part to the next. The experts are ``chosen``'s, i32, or if ``tiled`` those of
+    ``tiles``, as ``Sort`` writes them. Items: the entries of ``chosen``, or the tiles. The
+    function's result is ignored: pages that were not fetched are read when a product needs them.
     """
 
     op: ClassVar[str] = "fetch"

@@ -179,8 +179,8 @@ class Route(Spec):
         return 1.0 / (k.sum(sums.v) + 1.0)
 
     def _keep_groups(self, k: Builder, rank: Val, spare: Val, groups: Val) -> None:
-        """Set the rank of experts outside the best groups to minus infinity. ``spare`` and
-        ``groups`` are scratch.
+        """Set the rank of experts outside the best groups to minus infinity. ``rank``: each
+        expert's ``p + bias``, or its score (``by_p``); ``spare`` and ``groups``: scratch.
         """
         per = self.n // self.n_groups
         map_row(k, self.n, spare, lambda v: v, rank)
@@ -266,7 +266,9 @@ def gate(k: Builder, gating: str, score: Val) -> Val:
 
 
 def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
-    """Return the weights p of all experts from ``scores``, float64 ``[N, n]``."""
+    """Return the weights p of all experts from ``scores``, float64 ``[N, n]``; the numpy twin of
+    the gating named ``gating``.
+    """
     if gating == SIGMOID:
         return np.asarray(1 / (1 + np.exp(-scores)))
     if gating == SQRT_SOFTPLUS:
@@ -278,7 +280,8 @@ def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True)
 class RouteByToken(Spec):
     """Choose a token's experts by its id, from ``table`` i32 ``[n_vocab, n_used]``, and compute
-    their weights by their scores as ``Route`` does (DeepSeek V4, 2026). Items: tokens.
+    their weights by their scores as ``Route`` does (DeepSeek V4, 2026). ``gating`` is not a
+    softmax. Items: tokens.
     """
 
     op: ClassVar[str] = "route_by_token"
@@ -373,12 +376,12 @@ class Sort(Spec):
 
     ``tiles``: their number, i64, then TILE records: at most ``most`` rows of one expert, without
     repeated rows. ``rows``: the number of blocks, i64, then each row's token, i32. ``places`` i32:
-    each choice's row, from ``first`` on. One item.
+    for each choice that is not left out, its row plus ``first``. One item.
     """
 
     op: ClassVar[str] = "sort"
     args = Args("chosen:in tiles:out rows:out places:out first")
-    n: int
+    n: int  # experts
     n_used: int
     block: int
     most: int  # a multiple of ``block``

@@ -32,7 +32,9 @@ class PointSearchKernel(LadderSearchKernel):
     op: ClassVar[str] = "search_points"
 
     def sizes(self) -> dict[str, int]:
-        """Return the rows of scratch by name; adds ``signs``, one row for each point."""
+        """Return the number of vectors of each array in scratch, by name; adds ``signs``, a vector
+        for each point.
+        """
         return super().sizes() | {"signs": self.block // DIM}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
@@ -54,8 +56,8 @@ class PointSearchKernel(LadderSearchKernel):
         codes[:, 1::2, 2] = found.signs >> 4
 
     def scale_down(self, k: Builder, c: ScratchColumns) -> None:
-        """Store the weights' signs in ``signs``, scale as the base class does, and make the weights
-        positive.
+        """Store the weights' signs in ``signs``, scale the weights as the base class does, and
+        replace them by their magnitudes.
         """
         ty = i32.like(c.ty)
         with k.loop(self.block // DIM) as group:
@@ -76,8 +78,9 @@ class PointSearchKernel(LadderSearchKernel):
         return found
 
     def point(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> Val:
-        """Return the table entry of the point nearest to the four weights from the ``i``-th on,
-        times ``unit``; exactly if ``careful``.
+        """Return the table entry of the point nearest to ``unit`` times the four weights from the
+        ``i``-th on. ``careful``: compare the nearby points exactly; else take the point of the
+        quick lookup's cell.
         """
         points: Nearest = self.how.points
         quick, nearby = tables(self.w)
@@ -101,8 +104,8 @@ class PointSearchKernel(LadderSearchKernel):
         return best.v
 
     def cell_of(self, k: Builder, us: list[Val], n: int) -> Val:
-        """Return the number of the cell that holds a point's four coordinates ``us``, of ``n``
-        cells along each coordinate.
+        """Return the number of the cell of a lookup table that holds the point with the four
+        coordinates ``us``; there are ``n`` cells along each coordinate.
         """
         alphabet = self.how.points.grid.alphabet
         pitch = (alphabet[-1] - alphabet[0]) / (n - 1)
@@ -131,16 +134,16 @@ class PointSearchKernel(LadderSearchKernel):
 
 
 def coordinates(k: Builder, entry: Val) -> list[Val]:
-    """Return the four coordinates in a table's entry, f32."""
+    """Return the four coordinates of a point from its table entry ``entry`` (i32), f32."""
     mask = (1 << BITS) - 1
     return [((entry >> (BITS * j)) & mask).to(f32) for j in range(DIM)]
 
 
 @lru_cache(maxsize=1)
 def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a format's points as i32 entries, in two tables: the point of each cell of the quick
-    lookup, ``[cells ** 4]``, and the points near each of the larger cells, ``[alphabet ** 4,
-    NEARBY]``.
+    """Return the points of the format ``name`` as i32 entries, in two tables: the point of each
+    cell of the quick lookup, ``[cells ** 4]``, and the points near each of the larger cells,
+    ``[alphabet ** 4, NEARBY]``.
     """
     points: Nearest = by_name(name).search.points
     at = points.grid.points.astype(np.int32)
@@ -151,5 +154,7 @@ def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fits(points: Nearest | None) -> bool:
-    """Whether a codebook's points can be table entries: four coordinates of BITS bits."""
+    """Whether a codebook's points can be table entries: they have four coordinates of BITS bits.
+    False for None (a format without points).
+    """
     return points is not None and points.grid.dim == DIM and points.grid.alphabet[-1] < 1 << BITS

@@ -8,8 +8,8 @@ from treadle.jit.types import Ty, f16, f32, i16
 
 
 class ScratchColumns:
-    """Named arrays of f32 vectors in scratch; ``sizes``: the number of vectors of each name. A lane
-    is a super-block.
+    """Named arrays of f32 vectors in scratch, from ``base`` on; ``sizes``: the number of vectors in
+    each array, by its name. A lane is a super-block.
     """
 
     def __init__(self, k: Builder, base: Val, sizes: dict[str, int]) -> None:
@@ -24,7 +24,7 @@ class ScratchColumns:
             at = at + n
 
     def pointer(self, name: str, i: Val | int = 0) -> Val:
-        """Return the address of vector ``i`` of ``name``."""
+        """Return the address of the ``i``-th vector of the array ``name``."""
         size = self.ty.n_bytes
         return self.base + self.starts[name] * size + i * size
 
@@ -36,7 +36,7 @@ class ScratchColumns:
 
 
 def rounded(k: Builder, u: Val, lo: float, hi: float) -> Val:
-    """Return the nearest whole number, clamped to ``lo`` to ``hi``."""
+    """Return the whole number nearest to ``u``, clamped to ``lo`` to ``hi``, as f32."""
     return k.round(k.min(k.max(u, lo), hi))
 
 
@@ -51,7 +51,7 @@ def or_huge(k: Builder, scale: Val) -> Val:
 
 
 def near_f16(k: Builder, d: Val) -> Val:
-    """Round to the nearest finite f16."""
+    """Round ``d`` to the nearest finite f16 value; return it as f32."""
     d = k.min(k.max(d, -F16_MAX), F16_MAX)
     return widened(k, k.isa.narrow_f16(k, d))
 
@@ -80,6 +80,6 @@ def next_f16(k: Builder, d: Val, step: int) -> Val:
 
 
 def widened(k: Builder, half: Val) -> Val:
-    """Convert an f16 to f32."""
+    """Convert ``half``, bits of f16, to f32."""
     wide: Val = k.isa.widen_f16(k, half)
     return wide

@@ -35,8 +35,8 @@ from treadle.kernels.transpose import transpose
 
 @dataclass(frozen=True)
 class SearchKernel(Spec):
-    """Base of the searches: find the scales and codes of format ``w`` for ``x f32 [n, block]``.
-    ``aware``: errors are weighted by ``importance f32 [n, block]``.
+    """Base of the searches: find the scales and codes of format ``w`` for the weights ``x f32 [n,
+    block]``. ``aware``: errors are weighted by ``importance f32 [n, block]``.
 
     Writes ``d`` (and ``dmin``) f32 ``[padded]``, ``codes`` bytes ``[padded, block]``, and a
     sub-block's integers (``sc``, and ``m``) bytes ``[items, n_sub, lanes]``; padded is items times
@@ -60,7 +60,7 @@ class SearchKernel(Spec):
 
     @property
     def how(self) -> Any:
-        """The format's search (in ``formats/``): the candidates to try."""
+        """The format's search object (in ``formats/``): it has the candidates to try."""
         return by_name(self.w).search
 
     @property
@@ -79,8 +79,8 @@ class SearchKernel(Spec):
         return self.block // self.n_sub
 
     def sizes(self) -> dict[str, int]:
-        """Return the rows of scratch by name. ``best_``: the best so far; ``try_``: the start of a
-        step; ``new_``: the result of a step.
+        """Return the number of vectors of each array in scratch, by name. Prefix ``best_``: the
+        best result so far; ``try_``: the start of a step; ``new_``: the result of a step.
         """
         each = [f"{kind}_{name}" for kind in ("best", "try", "new") for name in self.integers]
         ones = [f"{kind}_{name}" for kind in ("best", "try") for name in self.scales]
@@ -98,8 +98,8 @@ class SearchKernel(Spec):
         return sum(self.sizes().values()) * 4 * lanes
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Any:
-        """Return the first ``n`` super-blocks of the kernel's output ``arrays`` as the twin's
-        result class.
+        """Return the first ``n`` super-blocks of the kernel's output ``arrays`` as a
+        ``result_type``, the twin's result class.
         """
         made = {name: arrays[name][:n] for name in self.scales}
         for name in self.integers:
@@ -129,8 +129,9 @@ class SearchKernel(Spec):
             self.write(k, frame, item)
 
     def do(self, k: Builder, name: str, scratch: Val, *more: Any) -> None:
-        """Call the step of the search named ``name``. It is emitted once as a function of its own:
-        it has many callers, and gets all registers.
+        """Call the search's step ``name``, a method that takes the columns at ``scratch``, then
+        ``more``. It is emitted once as a function of its own: it has many callers, and gets all
+        registers.
         """
 
         def emit(inner: Builder, base: Val) -> None:
@@ -171,8 +172,8 @@ class SearchKernel(Spec):
             self.weigh(k, c)
 
     def row(self, k: Builder, frame: Frame, item: Val, lane: int) -> Val:
-        """Return the byte offset of the super-block of lane ``lane``; past the end, that of the
-        last one.
+        """Return the byte offset in ``x`` of the super-block that an item has in lane ``lane``;
+        past the last super-block, that of the last one.
         """
         return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * self.block)
 
@@ -257,8 +258,9 @@ class SearchKernel(Spec):
             self.attempt(k, scratch, "best", self.final_steps)
 
     def attempt(self, k: Builder, scratch: Val, source: str, steps: tuple[int, ...]) -> None:
-        """Search with the scales in ``try_`` all integers ``steps`` away from those of ``source``,
-        and keep the result in the lanes where it is better.
+        """Try, with the scales in ``try_``, all integers that differ by one of ``steps`` from those
+        with the prefix ``source`` ("try" or "best"), and keep the result in the lanes where it is
+        better.
         """
         self.do(k, "look", scratch, source, steps)
         self.do(k, "better", scratch)
@@ -288,8 +290,8 @@ class SearchKernel(Spec):
         return total.v
 
     def polish(self, k: Builder, c: ScratchColumns, scratch: Val) -> None:
-        """Try, with the fitted scales, every integer from half of the top to the top as the largest
-        one.
+        """Refine the best result: try, with the fitted scales, every integer from half of the
+        largest one allowed up to it as the largest integer of the super-block.
         """
         for name in self.integers:
             largest = k.var(k.zero(c.ty))
@@ -306,8 +308,8 @@ class SearchKernel(Spec):
                     self.attempt(k, scratch, "try", (0,))
 
     def polish_one(self, k: Builder, c: ScratchColumns, scale: str, integer: str, i: Val) -> None:
-        """Set up one try of ``polish`` in ``try_``: ``scale``, and its integers scaled so that the
-        largest is ``i``; all else as in ``best_``.
+        """Set up one try of ``polish`` in ``try_``: the scale named ``scale``, and its integers
+        (``integer``) scaled so that the largest is ``i``; all else as in ``best_``.
         """
         for name in self.scales:
             c.store(f"try_{name}", c.load(f"best_{name}"))
@@ -346,7 +348,7 @@ class SearchKernel(Spec):
 
     @property
     def reach(self) -> float:
-        """Largest weight that can be stored, as a multiple of the largest f16."""
+        """Largest magnitude of a weight that can be stored, divided by the largest f16."""
         raise NotImplementedError
 
     @property
@@ -355,11 +357,13 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def start_table(self) -> Any:
-        """Return the starts, f32 ``[starts, n]``: the rows that ``start`` reads."""
+        """Return the starts of the search, f32 ``[starts, n]``; ``start`` reads one row of it."""
         raise NotImplementedError
 
     def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
-        """Store in ``try_`` the scales and integers of the start at ``row``."""
+        """Store in ``try_`` the scales and integers of the start whose row of ``start_table`` is at
+        address ``row``.
+        """
         raise NotImplementedError
 
     def fit(self, k: Builder, c: ScratchColumns) -> None:
@@ -369,8 +373,8 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
-        """Store in ``new_`` the best of all integers ``steps`` away from those of ``source``, for
-        the scales in ``try_``.
+        """Store in ``new_``, for each sub-block, the best of the integers that differ by one of
+        ``steps`` from those with the prefix ``source``, for the scales in ``try_``.
         """
         raise NotImplementedError
 

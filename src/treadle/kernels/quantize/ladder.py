@@ -47,7 +47,9 @@ class LadderSearchKernel(SearchKernel):
 
     @property
     def rung_offsets(self) -> tuple[int, ...]:
-        """Offsets of a rung's number to try."""
+        """Offsets from a rung's number to the numbers of the rungs to try; only 0 for a single
+        rung.
+        """
         return AROUND if self.pitch else AROUND[:1]
 
     @property
@@ -55,8 +57,8 @@ class LadderSearchKernel(SearchKernel):
         return float(np.finfo(np.float32).max) / F16_MAX  # approximates any finite value
 
     def sizes(self) -> dict[str, int]:
-        """Return the rows of scratch by name; adds the powers of two that scale weights (``up``,
-        ``down``), and the best candidates of d.
+        """Return the number of vectors of each array in scratch, by name; adds the powers of two
+        that scale weights (``up``, ``down``), and the best candidates of d.
         """
         tops = {
             f"top{i}_{name}": n
@@ -66,7 +68,9 @@ class LadderSearchKernel(SearchKernel):
         return super().sizes() | {"up": 1, "down": 1} | tops
 
     def candidate_rows(self) -> dict[str, int]:
-        """Return the rows of scratch, by name, of one candidate of d."""
+        """Return the number of vectors of each array that one candidate of d has in scratch, by
+        name.
+        """
         return {"error": 1, "d": 1, "sc": self.n_sub}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
@@ -83,7 +87,9 @@ class LadderSearchKernel(SearchKernel):
         args.codes[: args.n] = found.codes
 
     def put_ref(self, args: Any, found: ScaleFit) -> None:
-        """Write the scales and rungs of the twin's result as the kernel writes them."""
+        """Write the scales and rung numbers in ``found``, the twin's result, into the output arrays
+        of ``args``, laid out as the kernel's.
+        """
         args.d[: args.n] = found.d
         lanes = args.sc.shape[-1]
         for i, each in enumerate(found.steps):
@@ -136,8 +142,9 @@ class LadderSearchKernel(SearchKernel):
     def dots(
         self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool
     ) -> tuple[Val, Val]:
-        """Return two sums over sub-block ``sub`` for the values y nearest to ``x / t``: of ``x y``
-        and of ``y y``, weighted if ``aware``.
+        """Return two sums over sub-block ``sub``, for the table values y nearest to its weights x
+        divided by ``t``: of ``x y`` and of ``y y``, weighted if ``aware``. ``careful``: as in
+        ``nearest``.
         """
         xy = k.var(k.zero(c.ty))
         yy = k.var(k.zero(c.ty))
@@ -151,16 +158,16 @@ class LadderSearchKernel(SearchKernel):
         return xy.v, yy.v
 
     def nearest(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> list[Val]:
-        """Return the values nearest to the TOGETHER weights from the ``i``-th on, times ``unit``;
-        exactly if ``careful``.
+        """Return the table values nearest to ``unit`` times each of the TOGETHER weights from the
+        ``i``-th on. ``careful`` asks for an exact search, which the table of cells is always here.
         """
         table = k.table(self.how.values[self.how.nearest])
         cells = [self.cell(k, c.load("x", i + j) * unit) for j in range(TOGETHER)]
         return [k.gather(table, cell, c.ty) for cell in cells]
 
     def cell(self, k: Builder, u: Val) -> Val:
-        """Return the number of the cell that contains ``u``: cells are 1/2 wide, as many on either
-        side of 0.
+        """Return the number of the cell that contains ``u``: cells are 1/2 wide, as many below 0 as
+        above; values outside count to the first or last one.
         """
         n = len(self.how.nearest)
         return k.min(k.max(u * 2.0 + float(n // 2), 0.0), n - 1.0).to(i32.like(u.ty))
@@ -232,7 +239,9 @@ class LadderSearchKernel(SearchKernel):
         c.store("new_error", total.v)
 
     def error(self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool) -> Val:
-        """Return sub-block ``sub``'s (weighted) squared error at scale ``t``."""
+        """Return sub-block ``sub``'s (weighted) squared error at scale ``t``. ``careful``: as in
+        ``nearest``.
+        """
         unit = reciprocal(k, t)
         total = k.var(k.zero(c.ty))
         with k.loop(self.length, step=TOGETHER) as first:
@@ -243,8 +252,8 @@ class LadderSearchKernel(SearchKernel):
         return total.v
 
     def keep(self, k: Builder, c: ScratchColumns) -> None:
-        """Insert the result in ``new_`` into the sorted best candidates; of equals the earlier
-        stays first.
+        """Insert the result in ``new_`` into the best candidates of d in scratch, sorted by error;
+        of equals the earlier stays first.
         """
         new = c.load("new_error")
         better = [new < c.load(f"top{i}_error") for i in range(N_CAREFUL)]

@@ -35,8 +35,8 @@ class OffsetSearchKernel(SearchKernel):
         return top
 
     def sizes(self) -> dict[str, int]:
-        """Return the rows of scratch by name; adds the sub-block shifted to start at 0 (``y``,
-        weighted ``yw``), and each lane's ``sign``.
+        """Return the number of vectors of each array in scratch, by name; adds the sub-block
+        shifted to start at 0 (``y``, weighted ``yw``), and each super-block's ``sign``.
         """
         more = {"sum_x": self.n_sub, "sign": 1, "y": self.length}
         return super().sizes() | more | ({"yw": self.length} if self.aware else {})
@@ -137,8 +137,10 @@ class OffsetSearchKernel(SearchKernel):
         known: tuple[Val, Val, Val, Val],
         best: dict[str, Var],
     ) -> None:
-        """Try the AT_ONCE grid points at ``row`` for sub-block ``sub``: round to codes, fit the
-        line through them by least squares, and keep it in ``best`` if it explains more.
+        """Try the AT_ONCE grid points (factor, shift) at address ``row`` for sub-block ``sub``:
+        round the weights to codes, fit the line through them by least squares, and keep it in
+        ``best`` if it explains more of the sum of squares. ``known``: 1 / range, the sum of
+        importances, the sum of y, and a mask of the lanes whose offset is free.
         """
         unit, w, sum_y, free = known
         spots = [

@@ -14,8 +14,9 @@ from treadle.kernels.quantize.signed import SignedSearchKernel
 
 
 def search_kernel(fmt: Format, aware: bool) -> SearchKernel | None:
-    """Return the kernel of a format's search; None if it has no search, only a numpy one, or
-    without importances only rounds (``Format.rounds``). ``aware``: with the weights' importances.
+    """Return the search kernel of format ``fmt``; None if the format has no search, only a numpy
+    one, or without importances only rounds (``Format.rounds``). ``aware``: with the weights'
+    importances.
     """
     kind = _kind_of(fmt.search) if aware or not fmt.rounds else None
     return kind(fmt.name, aware) if kind else None

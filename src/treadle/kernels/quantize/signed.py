@@ -81,10 +81,10 @@ class SignedSearchKernel(SearchKernel):
         best: tuple[Var, Var],
         outer: bool,
     ) -> None:
-        """Try grid points (``factors``) for sub-block ``sub``: round to codes, fit the scale by
-        least squares, and keep it in ``best`` if it explains more. Codes of ``outer`` points may
-        reach the ends of the code range, so both signs are tried; for the others both signs give
-        equal results.
+        """Try grid points for sub-block ``sub``: round the weights times each of ``factors`` to
+        codes, fit the scale by least squares, and keep gain and scale in ``best`` if it explains
+        more of the sum of squares. Codes of ``outer`` points may reach the ends of the code range,
+        so both signs are tried; for the others both signs give equal results.
         """
         low, high = self.ends
         tries: list[tuple[Val, float, tuple[float, float] | None]] = [

@@ -31,13 +31,15 @@ class BlockConvolution(ByChannel):
     group: int
 
     def lanes(self, isa: Isa) -> int:
-        """Return the lanes of a vector: channels of one group."""
+        """Return the number of lanes of a vector, whose channels are of one group."""
         return widest(super().lanes(isa), self.group)
 
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on. ``record``: the
+        fields of the sequence's PART record.
+        """
         ty = f32 * lanes
         groups = self.k // self.group
         home = frame.base + (frame.first + at) * 4

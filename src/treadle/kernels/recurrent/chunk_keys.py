@@ -117,7 +117,9 @@ class ChunkKeys(Spec):
         matrix.end(k)
 
     def _transposed(self, k: Builder, source: Val, to: Val, n: int) -> None:
-        """Transpose the dwords of each of ``n`` registers, from ``source`` to ``to``."""
+        """Transpose ``n`` registers of 16 by 16 dwords in memory, from address ``source`` to
+        ``to``.
+        """
         with k.loop(n) as i:
             at = i * REGISTER
             rows = [k.load(source + at, i32 * SIDE, offset=LINE * r) for r in range(SIDE)]
@@ -145,8 +147,8 @@ class ChunkKeys(Spec):
     def read_ref(self, chunk: np.ndarray, *, turns: bool = False) -> dict[str, np.ndarray]:
         """Decode the output for one chunk of one group, float64: ``queries``, ``keys`` and
         ``turned`` (the transposed keys, transposed back), ``[32, N]``; ``seen`` (query by key) and
-        ``known`` (key by key), ``[32, 32]``. ``turns``: the machine keeps registers of a
-        transposed.
+        ``known`` (key by key), ``[32, 32]``. ``keys`` and ``known`` are there only with ``solves``.
+        ``turns``: the machine transposes registers of a (``MatrixUnit.turn``).
         """
         n = self.n_state
 
@@ -200,7 +202,9 @@ Side: TypeAlias = "tuple[Val, int, int]"
 
 
 def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
-    """Load registers ``first`` and ``first + 1`` from addresses ``apart`` bytes apart."""
+    """Load matrix registers ``first`` and ``first + 1`` from address ``at`` and ``apart`` bytes
+    after it.
+    """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
     for half in range(2):
@@ -208,9 +212,9 @@ def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
 
 
 def multiply_block(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
-    """Multiply 32 rows by 32 columns, summed over ``n`` blocks of 32 values, and store the sums at
-    ``to``, f32 ``[32, 32]``. A side is (address, bytes from one block's register to the next, bytes
-    from the first 16 rows' register to the others').
+    """Multiply 32 rows (``left``) by 32 columns (``right``), summed over ``n`` blocks of 32 values,
+    and store the sums at ``to``, f32 ``[32, 32]``. A side is (address, bytes from one block's
+    register to the next, bytes from the first 16 rows' register to the others').
     """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
@@ -225,7 +229,7 @@ def multiply_block(k: Builder, n: int, left: Side, right: Side, to: Val) -> None
 
 
 def sums(to: Val, stride: Val | int) -> list[Val]:
-    """Return the addresses of the first rows of the four registers of sums, in an array ``[32,
-    32]`` of f32 at ``to`` with rows ``stride`` bytes apart.
+    """Return the addresses at which the four registers of sums (16 by 16) begin in an array f32
+    ``[32, 32]`` at ``to``, whose rows are ``stride`` bytes apart.
     """
     return [to + (stride * (c // 2 * SIDE) + c % 2 * LINE) for c in range(4)]

@@ -73,8 +73,8 @@ class ChunkScratch(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunked(Scan):
-    """Base of the recurrences by chunks. ``chunks``: the output of ``ChunkKeys`` for this run.
-    Items: sequences x heads x 32 columns.
+    """Base of the recurrences by chunks. The argument ``chunks`` is the output of ``ChunkKeys`` for
+    this run. Items: sequences x heads x 32 columns.
     """
 
     state_at: ClassVar[int] = LINE
@@ -174,41 +174,41 @@ class Chunk:
                         k.store(self.out + t * self.out_stride, v, offset=LINE * j)
 
     def _value(self, t: Val) -> list[Val]:
-        """Return token ``t``'s value; if it belongs to another sequence, that of this sequence's
-        nearest token.
+        """Return token ``t``'s 32 values (its columns of the head); if the token belongs to another
+        sequence, those of this sequence's nearest token.
         """
         row = self.k.max(self.begin, self.k.min(t, self.end - 1))
         return self._rows(self.values + row * self.stride)
 
     def _number(self, place: int, t: Val) -> Val:
-        """Load token ``t``'s f32 from the array at ``place`` in scratch."""
+        """Load token ``t``'s f32 from the array at byte offset ``place`` in scratch."""
         return self.k.load(self.scratch + place + t * 4, f32)
 
     def _scale_row(self, place: int, t: Val, row: list[Val]) -> list[Val]:
-        """Multiply a row by token ``t``'s f32 from the array at ``place``."""
+        """Multiply ``row`` by token ``t``'s f32 from the array at byte offset ``place``."""
         by = self.k.splat(self._number(place, t), TY)
         return [v * by for v in row]
 
     def _rows(self, at: Val) -> list[Val]:
-        """Load the 32 f32 at ``at``."""
+        """Load the 32 f32 at ``at``, as two vectors."""
         return [self.k.load(at, TY, offset=LINE * j) for j in HALVES]
 
     def _prefetch_value(self, t: Val, j: Val) -> None:
-        """Prefetch line ``j`` of a token's value in the next chunk: rows are far apart. A core has
-        few outstanding misses, so prefetches are spread over the chunk.
+        """Prefetch line ``j`` of the value of token ``t`` of the next chunk: rows are far apart. A
+        core has few outstanding misses, so prefetches are spread over the chunk.
         """
         at = self.values + ((t + CHUNK) * self.stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL)
 
     def _prefetch_output(self, t: Val, j: int) -> None:
-        """Prefetch line ``j`` of a token's output in the next chunk, for writing."""
+        """Prefetch line ``j`` of the output of token ``t`` of the next chunk, for writing."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
 
     def _rates(self) -> None:
         """Store each token's first rate and decays, and the weights of tokens for each other: token
-        t's row has the weight of each earlier token's update. So rows of the first half have none
-        for the second half.
+        t's row has the weight of each earlier token's update in t's output (with ``solves`` also in
+        its update). Rows of the first 16 tokens have no weights for the last 16.
         """
         k = self.k
         at = self.at
@@ -345,7 +345,9 @@ class Chunk:
     # -- products -------------------------------------------------------------------------------
 
     def _products(self, name: str, build: Callable[..., None], *more: Val) -> None:
-        """Emit ``build(k, scratch, chunk, *more)`` in a scope of matrix registers."""
+        """Emit ``build(k, scratch, chunk, *more)`` as the function ``name``, in which matrix
+        registers may be used (``MatrixUnit.scope``).
+        """
         self.matrix.scope(self.k, name, (self.scratch, self.chunk, *more), build)
 
     def _multiply_state(self, k: Builder, scratch: Val, chunk: Val) -> None:

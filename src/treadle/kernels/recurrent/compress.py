@@ -26,12 +26,12 @@ SUMS = 3  # of each accumulator: the largest score, the sum of weights, that of 
 
 @dataclass(frozen=True)
 class Compress(ByChannel):
-    """Weighted mean of a unit's values up to each token, ``out [N, k]``.
+    """Compute for each token the weighted mean of its unit's values up to it, ``out [N, k]``.
 
-    ``kv`` and ``gate`` have a value and a score for each column; ``bias`` is ``[unit, columns]``.
-    With ``overlap`` there are ``2 k`` columns: a unit's row is the mean over the last ``k`` columns
-    of its own tokens and the first ``k`` of the previous unit's. The sums are the sequence's state.
-    Items: sequences x tiles of TILE columns.
+    ``kv`` and ``gate`` have a value and a score for each column; ``bias`` is ``[unit, columns]``,
+    by a token's place in its unit of ``unit`` tokens. With ``overlap`` there are ``2 k`` columns: a
+    unit's row is the mean over the last ``k`` columns of its own tokens and the first ``k`` of the
+    previous unit's. The sums are the sequence's state. Items: sequences x tiles of TILE columns.
     """
 
     op: ClassVar[str] = "compress"
@@ -50,7 +50,7 @@ class Compress(ByChannel):
 
     @property
     def n_values(self) -> int:
-        """f32 values of a sequence's state."""
+        """Number of f32 values in a sequence's state."""
         return SUMS * self.columns
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:

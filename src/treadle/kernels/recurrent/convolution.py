@@ -19,9 +19,9 @@ AHEAD = 16  # prefetch distance in tokens
 
 @dataclass(frozen=True)
 class ByChannel(Spec):
-    """Base of kernels that process some channels of a sequence token by token. Items: sequences x
-    tiles of TILE channels, so that results do not depend bitwise on how a sequence is cut into
-    runs.
+    """Base of kernels that process some of ``k`` channels of a sequence token by token. Items:
+    sequences x tiles of TILE channels, so that results do not depend bitwise on how a sequence is
+    cut into runs.
     """
 
     k: int
@@ -31,7 +31,7 @@ class ByChannel(Spec):
         return -(-self.k // TILE)
 
     def lanes(self, isa: Isa) -> int:
-        """Return the lanes of a vector, which divide TILE."""
+        """Return the number of lanes of a vector of channels, a divisor of TILE."""
         return min(isa.lanes, TILE)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -52,14 +52,16 @@ class ByChannel(Spec):
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on, in vectors of
+        ``lanes``. ``record``: the fields of the sequence's PART record.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Convolution(ByChannel):
-    """Convolve each channel with its last values: ``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 +
-    j])`` replaces ``u``; ``w`` is ``[taps, k]``.
+    """Convolve each channel of ``u`` with its values at earlier tokens, in place: ``y[t] =
+    silu(bias + sum_j w[j] u[t - taps + 1 + j])`` replaces ``u``; ``w`` is ``[taps, k]``.
 
     With ``gates`` (LFM2) a row has ``b``, ``c`` and ``x`` side by side: ``u = b * x``, there is no
     silu, and ``c * y`` replaces ``b``. Taps are ``dilation`` tokens apart; with ``plain`` there is
@@ -97,7 +99,9 @@ class Convolution(ByChannel):
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on. ``record``: the
+        fields of the sequence's PART record.
+        """
         ty = f32 * lanes
         before = self.before
         home = frame.states + (frame.state_off + at * 4)

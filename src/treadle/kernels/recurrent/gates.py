@@ -21,10 +21,10 @@ from treadle.kernels.spec import Args, Frame, Spec, f32_values, round_up
 
 @dataclass(frozen=True)
 class Rates(Spec):
-    """Compute each head's rates: ``dt = softplus(x + bias)``, and the decay ``e**(a dt)``, ``a``
-    below 0. With ``beta`` the first output is ``most * sigmoid(beta)`` instead of dt.
+    """Compute each head's two rates of a recurrence: ``dt = softplus(x + bias)``, and the decay
+    ``e**(a dt)``, ``a`` below 0. With ``beta`` the first is ``most * sigmoid(beta)`` instead of dt.
 
-    ``out`` is two rows of ``heads`` values side by side, each padded to COLUMNS. Items: tokens.
+    ``out`` has both side by side, ``heads`` values each, padded to COLUMNS. Items: tokens.
     """
 
     op: ClassVar[str] = "rates"
@@ -105,10 +105,10 @@ class UnitHeads(Spec):
 
 @dataclass(frozen=True)
 class OutputGate(Spec):
-    """Gate a layer's output, in place: ``x * fn(gate) * gain``. With ``eps`` each of ``groups``
-    equal parts also gets an RMS norm, times ``w``. The norm is of x, and all parts share ``w``; or
-    with ``first`` it is of the gated product, and ``w`` has a value for each column. ``one``: each
-    part has one gate value, and no norm. Items: tokens x groups.
+    """Gate a layer's output ``x [N, k]``, in place: ``x * fn(gate) * gain``. With ``eps`` each of
+    ``groups`` equal parts also gets an RMS norm, times ``w``. The norm is of x, before the gate,
+    and all parts share ``w``; or with ``first`` it is of the gated product, and ``w`` has a value
+    for each column. ``one``: each part has one gate value, and no norm. Items: tokens x groups.
     """
 
     op: ClassVar[str] = "gate"

@@ -28,11 +28,11 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 @dataclass(frozen=True)
 class ChannelRates(Spec):
     """Compute for each head ``most * sigmoid(beta)``, and for each of its ``k`` channels the decay
-    ``e**(a softplus(x + bias))``, with one ``a`` below 0 a head. With ``floor``, which is below 0,
-    the decay is ``e**(floor * sigmoid(a (x + bias)))``, with ``a`` above 0.
+    ``e**(a softplus(x + bias))``, with one ``a`` below 0 for each head. With ``floor``, which is
+    below 0, the decay is ``e**(floor * sigmoid(a (x + bias)))``, with ``a`` above 0.
 
-    ``out`` is a row of ``heads`` values, padded to COLUMNS, and one of ``heads * k``, side by side.
-    Items: tokens x heads.
+    ``out`` has the first, ``heads`` values padded to COLUMNS, then the decays, ``heads * k``
+    values, side by side. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "channel_rates"
@@ -152,10 +152,11 @@ class ChannelDelta(Delta):
     def _rows_of(
         self, k: Builder, isa: Isa, block: ScanBlock, rows: list[Val]
     ) -> tuple[list[list[Val]], list[list[Val]]]:
-        """Write rows of ``n_state`` values: each token's key, then its query, times the decays up
-        to it; each key but the last, times the decays after it; and the product of all decays.
+        """Write at the addresses ``rows``, each for ``n_state`` values: each token's key, then its
+        query, times the decays up to it; each key but the last, times the decays after it; and the
+        product of all decays.
 
-        Returns two lists ``[t][s]``, each value in all lanes: the weights of token s's update for
+        Return two lists ``[t][s]``, each value in all lanes: the weights of token s's update for
         token t's key (s < t), and for token t's query (s <= t).
         """
         tokens = block.tokens

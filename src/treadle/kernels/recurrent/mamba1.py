@@ -107,7 +107,7 @@ class Selective(Spec):
             )
 
     def _from_strips(self, values: np.ndarray) -> np.ndarray:
-        """Return values that are stored in strips as ``[k, n_state]``."""
+        """Return ``values``, which are stored in strips, as ``[k, n_state]``."""
         n = self.n_state
         made = []
         for at in range(0, self.k, STRIP):

@@ -121,10 +121,11 @@ class Delta(Scan):
         known_by: list[list[Val]],
         seen_by: list[list[Val]],
     ) -> list[list[Val]]:
-        """Store each token's outputs in ``columns``, and return each token's update of the state
-        ``[t][j]``. ``both``: products of the keys, then of the queries, with the state before the
-        block. ``known_by`` and ``seen_by``: weights of earlier updates (``_among``). If
-        ``block.decays`` is empty, ``both`` includes the decays already.
+        """Store each token's outputs in the byte offsets ``columns``, and return each token's
+        update of the state, ``[t][j]`` for token t and column vector j. ``both``: products of the
+        keys, then of the queries, with the state before the block. ``known_by`` and ``seen_by``:
+        weights of earlier updates for each token's key and query (``_among``). If ``block.decays``
+        is empty, ``both`` includes the decays already.
         """
         known = both[: self.block]
         seen = both[self.block :]

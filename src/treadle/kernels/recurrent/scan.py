@@ -33,7 +33,9 @@ BLOCK = 4  # tokens at a time; their sums and keys leave registers for the state
 
 
 class ScanItem(NamedTuple):
-    """One item at run time: a head, some columns of its state, and a sequence's tokens."""
+    """One item at run time: some columns of the state of ``head``, and ``n_tokens`` tokens of a
+    sequence, from row ``token`` on. ``group``: whose keys and queries the head uses.
+    """
 
     head: Val
     group: Val
@@ -133,7 +135,7 @@ class Scan(Spec):
             self._one_by_one(k, frame, here, ty, done)
 
     def _one_by_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, start: Operand) -> None:
-        """Process the tokens of an item from ``start`` on."""
+        """Process the tokens of item ``here``, one at a time, from its ``start``-th on."""
         with k.loop(here.n_tokens, start=start) as t:
             token, out = self._token_at(k, frame, here, t)
             self._token(k, frame, here, ty, token, out)
@@ -172,11 +174,13 @@ class Scan(Spec):
         return left
 
     def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
-        """Return a token's decay for ``head``, whose first rate is at ``rates``."""
+        """Return a token's decay for ``head``; ``rates``: address of the head's first rate."""
         return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
     def _token_at(self, k: Builder, frame: Frame, here: ScanItem, t: Val) -> tuple[Token, Val]:
-        """Return an item's ``t``-th token, and the address of its outputs in the item's columns."""
+        """Return the ``t``-th token of item ``here``, and the address of its outputs in the item's
+        columns.
+        """
         row = here.token + t
         x = frame.x + row * frame.stride * 4
         rates = frame.rates + (row * frame.rates_stride + here.head) * 4
@@ -238,7 +242,9 @@ class Scan(Spec):
                 k.store(to[0] + (n * to[1] + j), v)
 
     def skip(self, k: Builder, frame: Frame, here: ScanItem) -> Val | None:
-        """Return the factor of a token's own value in its head's output, or None."""
+        """Return the factor by which a token's own value is added to its head's output (Mamba's D),
+        or None if the recurrence adds none.
+        """
         return None
 
     def _token(
@@ -252,7 +258,9 @@ class Scan(Spec):
         raise NotImplementedError
 
     def _dots(self, k: Builder, isa: Isa, pairs: Sequence[tuple[Val, Val]]) -> list[Val]:
-        """Return the inner product of each pair of keys or queries."""
+        """Return the inner product of each of ``pairs``, addresses of two keys or queries of
+        ``n_state`` values.
+        """
         lanes, rows = isa.lanes, list(dict.fromkeys(row for pair in pairs for row in pair))
         full, rest = divmod(self.n_state, lanes)
         sums = [k.var(k.zero(f32 * lanes)) for _ in pairs]
@@ -337,8 +345,8 @@ class Scan(Spec):
         keys: Sequence[Val],
         new: list[list[Val]],
     ) -> None:
-        """Update the state's columns from ``at`` on: multiply row n by ``keep(n)``, and add for
-        each of ``keys`` its n-th value times its vectors ``new``.
+        """Update the state's columns from ``at`` on: multiply row n by ``keep(n)``, and add to it,
+        for each of ``keys``, the key's n-th value times the key's vectors of columns in ``new``.
         """
         ty = block.ty
         source = here.source.v + 4 * at
@@ -354,15 +362,15 @@ class Scan(Spec):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
     def _decay_factor(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
-        """Return a function ``keep(n)``: the factor by which the update multiplies row n of the
-        state. Here it is one for all rows.
+        """Return a function ``keep(n)``: the factor by which the update for ``token`` multiplies
+        row n of the state. In this class it is the same for all rows.
         """
         keep = k.splat(token.decay, ty)
         return lambda n: keep
 
     def _step(self, k: Builder, here: ScanItem, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
-        """Multiply the state by ``decay``, add ``key add^T``, and return its product with
-        ``query``.
+        """Process one token: multiply the state by its decay, add ``key add^T``, and return the
+        product of its query with the new state. ``add``: the update of each vector of columns.
         """
         keep = self._decay_factor(k, token, ty)
         seen = [k.var(k.zero(ty)) for _ in add]
@@ -410,7 +418,8 @@ class Scan(Spec):
             new[:] = s.ravel()
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the next states ``[n_head, n_state, head_dim]``, and the outputs ``[n_head,
-        head_dim]``; the numpy twin of ``_token``.
+        """Process one token of a sequence for all heads: return the states after it ``[n_head,
+        n_state, head_dim]``, made of ``s``, and the outputs ``[n_head, head_dim]``; ``d``: Mamba's
+        D, or None. The numpy twin of ``_token``.
         """
         raise NotImplementedError

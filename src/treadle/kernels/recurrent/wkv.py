@@ -43,7 +43,9 @@ class TokenShift(ByChannel):
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on. ``record``: the
+        fields of the sequence's PART record.
+        """
         ty = f32 * lanes
         home = frame.states + (frame.state_off + at * 4)
         old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
@@ -86,8 +88,9 @@ class WkvKeys(Spec):
 
     ``decays`` are ``e**(DECAY sigmoid(decay + w0))``; ``removed`` is ``key k_k``, normalised to
     length 1 per head; ``added`` is ``removed`` times ``r = sigmoid(rate + a0)``; ``keys`` are ``key
-    (1 + (r - 1) k_a)``. ``values`` are ``value``; with ``mixed``, a blend of ``first``, with weight
-    ``sigmoid(mix + mix0)``, and ``value``. All input rows have one stride. Items: tokens x heads.
+    (1 + (r - 1) k_a)``. ``values`` are ``value``; with ``mixed``, a blend of ``first`` (the first
+    layer's values), with weight ``sigmoid(mix + mix0)``, and ``value``. All input rows have one
+    stride. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "wkv_keys"
@@ -167,7 +170,8 @@ class WkvKeys(Spec):
 @dataclass(frozen=True)
 class Wkv(Scan):
     """WKV-7's recurrence: ``s = decays s - added (removed s)^T + keys values^T``; out ``r s``.
-    ``x``: the output of ``WkvKeys``; each head has keys of its own, as wide as its values.
+    ``x``: the output of ``WkvKeys``, whose parts these names are; ``r``: a query for each head.
+    Each head has keys of its own, as wide as its values.
     """
 
     op: ClassVar[str] = "wkv"
@@ -245,9 +249,10 @@ class Wkv(Scan):
 
 @dataclass(frozen=True)
 class WkvOut(Spec):
-    """Finish WKV-7's output for each head, in place: ``(norm(x) + (sum of r r_k key) value) gate``.
-    With ``norm``, a LayerNorm with a weight and a bias for each channel. ``rows``: the output of
-    ``WkvKeys``; all other rows have one stride. Items: tokens x heads.
+    """Finish WKV-7's output ``x`` for each head, in place: ``(norm(x) + (sum of r r_k key) value)
+    gate``. With ``norm``, a LayerNorm with a weight and a bias for each channel; without ``norm``
+    or ``gate`` that factor is left out. ``rows``: the output of ``WkvKeys``, which has key and
+    value; all other rows have one stride. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "wkv_out"
@@ -293,7 +298,9 @@ class WkvOut(Spec):
             map_row(k, self.k, x, made, x, *more)
 
     def _bonus(self, k: Builder, lanes: int, *rows: Val) -> Val:
-        """Return the sum over a head's channels of the product of three rows."""
+        """Return the sum over a head's channels of the product of three rows; ``rows``: their
+        addresses.
+        """
         total = k.var(k.zero(f32 * lanes))
 
         def run(at: Val, count: int) -> None:

@@ -144,8 +144,8 @@ class Folder:
             return self._changed.wait_for(lambda: self._seen and not self._queue, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Wait until the queue is empty and end the thread, at most ``timeout_s`` seconds each.
-        Idempotent.
+        """Wait until the queue is empty, then end the thread; each takes at most ``timeout_s``
+        seconds. Idempotent.
         """
         if self._is_forked:
             return
@@ -187,8 +187,8 @@ class Folder:
                     self._queued = 0
 
     def _write_or_touch(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
-        """Write the file ``name`` and set its time of use; without ``head`` only set the time.
-        Return the problem, "" if there is none.
+        """Write the file ``name``, ``head(data)`` and then ``data``, and set its time of use to
+        ``stamp`` (ns); without ``head`` only set the time. Return the problem, "" if there is none.
         """
         try:
             if head is not None:

@@ -99,16 +99,17 @@ class PageStore:
         return f"{chain.hex()[:N_CHAIN]}-{self._variant}.{pool.const.name}.page"
 
     def _header(self, pool: Pool, chain: str, data: bytes) -> bytes:
-        """Return a file's header, with a digest of ``data``; its length does not depend on the
-        data.
+        """Return the header of a page file, with a digest of ``data``, the page's bytes; its length
+        does not depend on these. ``chain``: the digest of all tokens up to the page's end, in
+        hexadecimal.
         """
         size = pool.cell_bytes
         tensor = SessionTensor(BYTES, [1, size], size, lambda: [np.frombuffer(data, np.uint8)])
         return build_header(self._about | {"chain": f"{chain:64}"}, {pool.const.name: tensor})
 
     def _read(self, chain: bytes, pool: Pool) -> np.ndarray | None:
-        """Return a page's bytes, uint8 ``[cell_bytes]``, or None if there is no valid file. Removes
-        a damaged one.
+        """Return the bytes of a page of ``pool``, uint8 ``[cell_bytes]``, or None if there is no
+        valid file. Removes a damaged one. ``chain``: the digest of all tokens up to the page's end.
         """
         name = self._name(chain, pool)
         raw = self.folder.read(name, self._sizes[pool])

@@ -155,7 +155,9 @@ def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> by
 
 
 def session_metadata(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
-    """Return the metadata that a file must have to fit this engine's model and cache."""
+    """Return the metadata by key that a file must have to fit this engine's model and cache.
+    ``kind``, ``version``: the file format's name and version.
+    """
     return {
         "format": kind,
         "version": version,
@@ -339,8 +341,8 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
 
 
 def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
-    """Check the shapes of the tensors with pages and states. Return, per pool, the index of the
-    first stored page. Raises FileError.
+    """Check the shapes of the tensors with pages and states of a session of ``n`` tokens. Return,
+    per pool, the index of the first stored page. Raises FileError.
     """
     n_pages = -(-n // PAGE)
     first = [0] * len(seq.pages)
@@ -364,8 +366,9 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
 
 
 def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octets]:
-    """Yield a tensor's bytes, ``size`` at a time, and check its digest at the end. The file is
-    read, not mapped, so that a file which shrinks meanwhile raises FileError.
+    """Yield a tensor's bytes, ``size`` at a time, and compare its digest at the end with the one in
+    ``about``, the file's metadata. The file is read, not mapped, so that a file which shrinks
+    meanwhile raises FileError.
     """
     state = hashlib.sha256()
     try:

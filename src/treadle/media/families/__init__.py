@@ -106,7 +106,9 @@ def family_of(projector_type: str, where: str) -> type[MediaFamily]:
 
 
 def unsupported_type(projector_type: str, where: str) -> UnsupportedError:
-    """Return the error for a projector type that treadle does not support, with the reason."""
+    """Return the error for a projector type that treadle does not support, with the reason;
+    ``where``: the file, for the message.
+    """
     why = UNSUPPORTED_PROJECTORS.get(projector_type, "treadle does not know it")
     have = ", ".join(sorted(FAMILIES.names()))
     what = f"{where}: projector type {projector_type!r:.60} is not supported: {why}"

@@ -94,19 +94,19 @@ class Gemma3Vision(MediaFamily):
         )
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return the learned positions, which are the same for every picture."""
+        """Return the learned positions of the tower's square, whatever the ``grid``."""
         return GridInputs(rows={POSITIONS: self._table})
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the mean of each square of ``pool`` x ``pool`` patches: f32
-        ``[n_rows, n_embd]``.
+        """Return the mean of the states of each square of ``pool`` x ``pool`` patches, f32
+        ``[n_rows, n_embd]``; ``grid``: rows and columns of patches.
         """
         return pooled(states, grid, self.pool)
 
 
 def pooled(states: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
-    """Return the mean of the states of each square of ``side`` x ``side`` patches: from ``[h * w,
-    n]``, ``grid`` (h, w), f32 ``[h * w / side**2, n]``.
+    """Return the mean of the states of each square of ``side`` x ``side`` patches, f32
+    ``[h * w / side**2, n]``. ``states``: ``[h * w, n]``, row by row; ``grid``: (h, w).
     """
     h, w = grid
     squares = states.astype(np.float64).reshape(h // side, side, w // side, side, -1)
@@ -153,8 +153,8 @@ SIGLIP_LAYERS = {
 
 
 def siglip_names(*towers: str) -> dict[str, str]:
-    """Return the projector file's tensor names of a SigLIP or CLIP tower by the folder's names;
-    ``towers``: prefixes that folders may use for the tower.
+    """Return the projector file's names of the tensors of a SigLIP or CLIP tower, by their names in
+    a Hugging Face folder. ``towers``: prefixes that folders may use for the tower.
     """
     return {
         theirs.format(tower): name.format()

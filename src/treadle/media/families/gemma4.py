@@ -102,8 +102,8 @@ class GemmaSquares(MediaFamily):
         )
 
     def positions(self, grid: tuple[int, int]) -> px.Floats:
-        """Return the learned positions of a grid's patches, f32 ``[n_patches, n_embd]``: the sum of
-        a table row for the column and one for the row.
+        """Return the learned positions of the patches of a grid (rows, columns), f32
+        ``[n_patches, n_embd]``: the sum of a table row for the column and one for the row.
         """
         row, column = _places(grid)
         made: px.Floats = self._table[0][column] + self._table[1][row]
@@ -169,16 +169,16 @@ class Gemma4Vision(GemmaSquares):
         return self.prepared(pixels, resized, px.patches(values, side) * 2 - 1, side)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return the positions and the rotations of a grid; the first half of each head's pairs
-        turns by the column, the second half by the row.
+        """Return the learned positions and the rotations of a grid of patches; the first half of
+        each head's pairs turns by the column, the second half by the row.
         """
         row, column = _places(grid)
         ropes = px.axial_rotations(column, row, self.tower.layers[0].head_dim, ROPE_BASE)
         return GridInputs(rows={POSITIONS: self.positions(grid)}, ropes=(ropes,))
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the mean of each square of patches, times sqrt(n_embd) and, if the file has
-        ``std_scale``, standardised.
+        """Return the mean of the states of each square of patches, times sqrt(n_embd); if the file
+        has ``std_scale``, it is standardised: minus ``std_bias``, times ``std_scale``.
         """
         means = pooled(states, grid, self.pool) * np.float32(math.sqrt(states.shape[1]))
         if self._std is None:
@@ -188,14 +188,17 @@ class Gemma4Vision(GemmaSquares):
 
 
 def _places(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row number and the column number of each patch of a grid, row by row."""
+    """Return two arrays, int64 ``[n_patches]``: the row and the column of each patch of a grid, row
+    by row.
+    """
     row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     return row, column
 
 
 def _halves(clip: ClipConfig, dims: int) -> ClipConfig:
-    """Return the file with the rows of queries and keys reordered. The file's heads rotate each
-    half separately, in pairs a quarter of a head apart; the reordered pairs are half a head apart.
+    """Return the file with the rows of queries and keys, heads of ``dims`` rows, reordered. The
+    file's heads rotate each half separately, in pairs a quarter of a head apart; the reordered
+    pairs are half a head apart.
     """
     order = np.arange(dims).reshape(4, dims // 4)[[0, 2, 1, 3]].ravel()
     orders = {}
@@ -214,7 +217,9 @@ def _halves(clip: ClipConfig, dims: int) -> ClipConfig:
 def read_squares(
     config: MetadataReader, preprocessor: MetadataReader, vision: MetadataReader
 ) -> dict[str, Any]:
-    """Return the projector file's keys that all folders of Gemma 4 have in common."""
+    """Return the keys of a projector file that are made alike for all folders of Gemma 4, by name
+    without ``clip.``. ``vision``: the reader of the folder's ``vision_config``.
+    """
     text = config.within("text_config") or config
     pool = vision.integer("pooling_kernel_size", POOL)
     patch_size = vision.integer("patch_size", 16)

@@ -56,7 +56,7 @@ class Gemma4UnifiedVision(GemmaSquares):
         return self.prepared(pixels, resized, px.patches(values, self.step), self.step)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return the learned positions of a grid."""
+        """Return the learned positions of a grid of patches."""
         return GridInputs(rows={POSITIONS: self.positions(grid)})
 
 
@@ -81,7 +81,9 @@ class Gemma4UnifiedAudio(SoundFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """Cut a sound into media rows of 640 samples, the last one padded with zeros."""
+        """Cut a sound into media rows of 640 samples, the last one padded with zeros. ``pixels``:
+        its samples, f32 ``[n]`` at 16 kHz.
+        """
         width = self.clip.n_embd
         n = -(-len(pixels) // width)
         samples = self.samples_of(pixels, n, max_rows)
@@ -111,7 +113,9 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
 
 
 def no_layers(modality: str) -> dict[str, Any]:
-    """Return the keys that llama.cpp requires for a tower without layers."""
+    """Return the keys, by name without ``clip.``, that llama.cpp requires for a tower without
+    layers: sizes of 0, and an epsilon. ``modality``: "vision" or "audio".
+    """
     zero = ("feed_forward_length", "block_count", "attention.head_count")
     return {
         **{f"{modality}.{key}": 0 for key in zero},

@@ -98,8 +98,8 @@ class Glm4v(BlockFamily):
         return GridInputs(rows={POSITIONS: positions}, ropes=(self.rotations(grid),))
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return one row for each block of 2 x 2 patches: the first value of all four patches, then
-        the second of all, as a convolution's weights have them.
+        """Return one row for each block of 2 x 2 patches: the first value of all four patches'
+        states, then the second of all four, and so on, as a convolution's weights have them.
         """
         blocks = states.reshape(-1, MERGE * MERGE, states.shape[1])
         return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(len(blocks), -1)
@@ -119,7 +119,7 @@ def _bicubic_weights(n: int, side: int) -> npt.NDArray[np.float64]:
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Return the weight of Keys's cubic kernel at distance ``x``, at most 2."""
+    """Return the weights of Keys's cubic kernel at the distances ``x``, each from 0 to 2."""
     a = BICUBIC
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a

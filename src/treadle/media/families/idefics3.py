@@ -30,8 +30,8 @@ GLOBAL = "<global-img>"
 
 
 def scaled_size(size: Size, longest: int) -> Size:
-    """Return the size, in the picture's ratio, whose longer side is ``longest`` (at most LARGEST);
-    the shorter one is rounded up to an even number.
+    """Return the size, in the picture's ratio, whose longer side is ``longest`` pixels (at most
+    LARGEST); the shorter one is rounded up to an even number.
     """
     height, width = size
     ratio = width / height
@@ -59,8 +59,8 @@ def _within(height: int, width: int) -> Size:
 
 
 def canvas_size(size: Size, tile: int) -> Size:
-    """Return a size of whole tiles: the longer side is rounded up to a multiple of ``tile``, the
-    shorter one is scaled with it and then rounded up too.
+    """Return a size of whole tiles for a picture of ``size``: the longer side is rounded up to a
+    multiple of ``tile`` pixels, the shorter one is scaled with it and then rounded up too.
     """
     height, width = size
     ratio = width / height
@@ -102,8 +102,8 @@ def cut(
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
-    """Return the prompt's special tokens and media row ranges for a picture of ``grid`` tiles, then
-    the whole picture; each has ``per_tile`` rows.
+    """Return the prompt's special tokens and media row ranges for ``grid`` (rows and columns of)
+    tiles, then the whole picture; each has ``per_tile`` media rows.
     """
     rows, columns = grid
     parts: list[str | range] = []
@@ -177,11 +177,11 @@ class Idefics3(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, self.per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """Return the learned positions, which are the same for every tile."""
+        """Return the learned positions of a tile, whatever the ``grid``."""
         return GridInputs({POSITIONS: self._positions})
 
     def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """Join each block of patches to one row."""
+        """Join the states of each block of patches of the ``grid`` to one row."""
         return join_patches(states, grid, self.joined_side)
 
 

@@ -36,8 +36,8 @@ SCALED = {"ls1": "attn_output", "ls2": "ffn_down"}
 
 def cut(pixels: np.ndarray, tile: int, n_min: int, n_max: int) -> tuple[list[np.ndarray], Size]:
     """Return ``n_min`` to ``n_max`` square tiles of a picture, of ``tile`` pixels a side, row by
-    row, followed by the whole picture as a tile if there are several; and height and width of all
-    tiles together.
+    row, followed by the whole picture as a tile if there are several; and height and width in
+    pixels of the resized picture that was cut.
     """
     rows, columns = closest_grid((pixels.shape[0], pixels.shape[1]), tile, n_min, n_max)
     size = rows * tile, columns * tile
@@ -132,16 +132,18 @@ class InternVl(PictureFamily):
         return self.image(pixels, tiles, layout=layout, resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """Return the learned positions, which are the same for every tile."""
+        """Return the learned positions of a tile, whatever the ``grid``."""
         return GridInputs({POSITIONS: self._positions})
 
     def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """Drop the class token's state, and join each block of patches to one row."""
+        """Drop the class token's state, and join the states of each block of patches to one row."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 
 
 def _side(vision: MetadataReader, key: str, default: int) -> int:
-    """Return an integer key that may also be a list of two equal integers."""
+    """Return the value of an integer key that may also be a list of two equal integers; ``default``
+    if it is missing. Raises FileError for another value.
+    """
     found = vision.get(key)
     if isinstance(found, list) and len(found) == 2 and found[0] == found[1]:
         return MetadataReader({key: found[0]}, vision.path, prefix=vision.prefix).integer(key)

@@ -40,17 +40,17 @@ class Lfm2Limits:
     preprocessor_config.json).
     """
 
-    min_rows: int = 64
-    max_rows: int = 256
+    min_rows: int = 64  # of the whole picture, resized
+    max_rows: int = 256  # of the same
     tile: int = 512  # pixels of a tile's side
-    min_tiles: int = 2
+    min_tiles: int = 2  # of a picture that is cut, as max_tiles
     max_tiles: int = 10
     tolerance: float = 2.0  # a picture of more than ``tolerance * max_rows`` rows is cut
 
 
 def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
-    """Return the size of the whole picture, in multiples of ``step`` pixels (a media row's side),
-    within ``min_rows`` and ``max_rows`` of ``limits``.
+    """Return the size in pixels to which the whole picture of ``size`` is resized: multiples of
+    ``step`` (a media row's side), within ``min_rows`` and ``max_rows`` of ``limits``.
     """
     height, width = size
     rows = max(1, round(height / step))
@@ -71,7 +71,9 @@ def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
 
 
 def tile_grid(size: Size, step: int, limits: Lfm2Limits) -> Size:
-    """Return the number of rows and columns of tiles for a picture; (1, 1) if it is not cut."""
+    """Return the number of rows and columns of tiles for a picture of ``size``; (1, 1) if it is not
+    cut. ``step``: pixels of a media row's side.
+    """
     rows = max(1, round(size[0] / step))
     columns = max(1, round(size[1] / step))
     if rows * columns <= limits.max_rows * limits.tolerance or limits.max_tiles < 2:
@@ -83,7 +85,7 @@ def tile_grid(size: Size, step: int, limits: Lfm2Limits) -> Size:
 def cut(pixels: np.ndarray, step: int, limits: Lfm2Limits) -> tuple[list[np.ndarray], Size]:
     """Return a picture's tiles, row by row, and after them the whole picture in its own shape; and
     the number of rows and columns of tiles. For a picture that is not cut, only the whole and (1,
-    1).
+    1). ``step``: pixels of a media row's side.
     """
     size = pixels.shape[0], pixels.shape[1]
     whole = resize(pixels, scaled_size(size, step, limits), "bilinear")
@@ -96,8 +98,8 @@ def cut(pixels: np.ndarray, step: int, limits: Lfm2Limits) -> tuple[list[np.ndar
 
 
 def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]:
-    """Return the prompt's special tokens and media row ranges for ``grid`` tiles of ``per_tile``
-    rows, then the whole picture of ``per_whole`` rows.
+    """Return the prompt's special tokens and media row ranges for ``grid`` (rows and columns of)
+    tiles of ``per_tile`` media rows each, then the whole picture of ``per_whole`` rows.
     """
     if grid == (1, 1):
         return BEGIN, range(per_whole), END
@@ -229,11 +231,11 @@ class Lfm2(PictureFamily):
         )
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """Return the learned positions, resized to the grid."""
+        """Return the learned positions, resized to the grid of patches."""
         return GridInputs({POSITIONS: resized_positions(self._table, grid)})
 
     def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """Join each block of patches to one row."""
+        """Join the states of each block of 2 x 2 patches of the ``grid`` to one row."""
         return join_patches(states, grid, self.joined_side)
 
 

@@ -34,8 +34,8 @@ DEFAULT_TILES = 8  # on a CPU: a tile has 144 rows
 
 
 def canvases(n_max: int, tile: int) -> list[Size]:
-    """Return the sizes in pixels of all grids of at most ``n_max`` tiles: grids of one ratio
-    together, those with most tiles first.
+    """Return the sizes in pixels of all grids of at most ``n_max`` tiles of ``tile`` pixels a side:
+    grids of one ratio together, those with most tiles first.
     """
     shapes: dict[float, list[Size]] = {}
     for n in range(n_max, 0, -1):
@@ -46,8 +46,8 @@ def canvases(n_max: int, tile: int) -> list[Size]:
 
 
 def best_canvas(size: Size, sizes: list[Size]) -> Size:
-    """Return the canvas that needs the least enlargement of the picture, or, if none is large
-    enough, the least reduction; of several, the smallest.
+    """Return that of the canvas ``sizes`` that a picture of ``size`` fits with the least
+    enlargement, or, if none is large enough, with the least reduction; of several, the smallest.
     """
     sides = np.asarray(sizes, np.float32) / np.asarray(size, np.float32)
     scales = sides.min(1)
@@ -59,7 +59,7 @@ def best_canvas(size: Size, sizes: list[Size]) -> Size:
 
 def fitted_size(size: Size, canvas: Size, tile: int) -> Size:
     """Return the size to which a picture is scaled, in its ratio, to fit a canvas; rounded down. A
-    picture is enlarged to at most one tile.
+    picture is enlarged to at most one tile of ``tile`` pixels a side.
     """
     height, width = size
     room = min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1])
@@ -73,7 +73,7 @@ def fitted_size(size: Size, canvas: Size, tile: int) -> Size:
 def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Size]:
     """Return a picture's tiles, row by row, from a black canvas with the picture at its upper left,
     followed by the whole picture squeezed to a tile if there are several; and the number of rows
-    and columns of tiles.
+    and columns of tiles. ``tile``: pixels of a tile's side; ``n_max``: most tiles of the canvas.
     """
     size = pixels.shape[0], pixels.shape[1]
     canvas = best_canvas(size, canvases(n_max, tile))
@@ -88,8 +88,8 @@ def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Si
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
-    """Return the prompt's special tokens and media row ranges for a picture of ``grid`` tiles, then
-    the whole picture; each has ``per_tile`` rows.
+    """Return the prompt's special tokens and media row ranges for ``grid`` (rows and columns of)
+    tiles, then the whole picture; each has ``per_tile`` media rows.
     """
     rows, columns = grid
     parts: list[str | range] = []
@@ -170,7 +170,9 @@ class Llama4Vision(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """Return a tile's learned positions, and its rotations; the class token's angle is 0."""
+        """Return a tile's learned positions, and its rotations by the column and row of each patch
+        of the ``grid``; the class token's angle is 0.
+        """
         rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
         turns = axial_rotations(columns + 1, rows + 1, self.dims, BASE)
         still = np.zeros((1, *turns.shape[1:]), np.float32)
@@ -178,7 +180,7 @@ class Llama4Vision(PictureFamily):
         return GridInputs({POSITIONS: self._positions}, (np.concatenate([turns, still]),))
 
     def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """Drop the class token's state, and join each block of patches to one row."""
+        """Drop the class token's state, and join the states of each block of patches to one row."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 
 

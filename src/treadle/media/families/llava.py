@@ -64,8 +64,8 @@ def padded_square(pixels: np.ndarray, side: int, mean: Sequence[float]) -> np.nd
 
 
 def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
-    """Return the canvas on which most of the picture's pixels are kept; of several, the one with
-    the smallest unused area.
+    """Return the canvas that keeps most of the pixels of a picture of ``size`` when this is scaled
+    to fit; of several, the one with the smallest unused area.
     """
     height, width = size
     kept_most = 0
@@ -83,8 +83,8 @@ def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
 
 
 def fitted_size(size: Size, canvas: Size) -> Size:
-    """Return the size to which a picture is scaled, in its ratio, to just fit a
-    canvas; rounded up.
+    """Return the size to which a picture of ``size`` is scaled, in its ratio, so that one side has
+    the canvas's length and the other is at most that long; the latter is rounded up.
     """
     height, width = size
     across = canvas[1] / width
@@ -95,8 +95,8 @@ def fitted_size(size: Size, canvas: Size) -> Size:
 
 
 def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
-    """Return the whole picture squeezed to a square of ``side`` pixels, then the tiles of a black
-    canvas with the picture in its middle.
+    """Return the whole picture squeezed to a square of ``side`` pixels, then, row by row, the tiles
+    of a black ``canvas`` with the picture, scaled to fit, in its middle.
     """
     size = pixels.shape[0], pixels.shape[1]
     fitted = fitted_size(size, canvas)
@@ -109,8 +109,8 @@ def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
 
 
 def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
-    """Return the slices of rows and columns of a canvas's grid of patches that a picture of
-    ``size`` covers, without the black edges.
+    """Return the slices of rows and of columns, in a canvas's ``grid`` of patches, that a picture
+    of ``size`` scaled to fit the canvas covers, without the black edges.
     """
     height, width = size
     rows, columns = grid
@@ -198,7 +198,9 @@ class Llava(PictureFamily):
         return self.image(pixels, tiles, layout=layout, resized=canvas)
 
     def _n_rows(self, size: Size, canvas: Size) -> int:
-        """Return the number of media rows of a picture on a canvas, with the whole picture's."""
+        """Return the number of media rows of a picture of ``size`` on a canvas: those of its tiles,
+        with newline rows if the file has one, and those of the whole picture as a tile.
+        """
         per_tile = self.side**2
         grid = canvas[0] // self.clip.patch_size, canvas[1] // self.clip.patch_size
         if self.newline is None:
@@ -208,7 +210,7 @@ class Llava(PictureFamily):
         return per_tile + n_rows * (len(range(grid[1])[across]) + 1)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """Return the learned positions, which are the same for every tile."""
+        """Return the learned positions of a tile, whatever the ``grid``."""
         return GridInputs({POSITIONS: self._positions})
 
     def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
@@ -217,8 +219,8 @@ class Llava(PictureFamily):
 
     def compose(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Return the whole picture's rows, then those of all tiles as one grid: without the rows of
-        black edges, and with the newline row at the end of each line. Without a newline row, the
-        rows of the tiles one after the other.
+        black edges, and with the newline row at the end of each line. In files without a newline
+        row, the ``rows`` of the tower's inputs follow one another unchanged.
         """
         if self.newline is None:
             return np.concatenate(rows)
@@ -238,8 +240,8 @@ class Llava(PictureFamily):
 
 
 def with_ffn_names(clip: ClipConfig) -> ClipConfig:
-    """Return the file with ``ffn_up`` and ``ffn_down`` named by their function: in files from
-    before 2025 the names are swapped, which the matrices' shapes show.
+    """Return the file with ``ffn_up`` naming the FFN's first matrix and ``ffn_down`` the second: in
+    files from before 2025 the names are swapped, which the matrices' shapes show.
     """
     down = clip.gguf.tensors.get("blk.0.ffn_down.weight")
     if down is None or down.shape != (clip.n_ff, clip.n_embd) or clip.n_ff == clip.n_embd:
@@ -248,9 +250,9 @@ def with_ffn_names(clip: ClipConfig) -> ClipConfig:
 
 
 def feature_layer(clip: ClipConfig) -> int:
-    """Return the number of layers to run: the features are the states after that layer. Files
-    without the key ``feature_layer`` have no layers beyond it, unless they have a norm after the
-    layers: they then have the last layer twice, since llama.cpp skips one.
+    """Return the number of layers to run; the states after them are the features. Files without the
+    key ``feature_layer`` have only these layers, unless they also have a norm after the layers:
+    then the last layer is in the file twice, since llama.cpp skips one, and is run once.
     """
     found = clip.keys.get("feature_layer")
     if found is None:
@@ -302,8 +304,8 @@ def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
 
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the projector file's keys for a folder of LLaVA 1.5 or 1.6, or of Pixtral, which is a
-    LLaVA too.
+    """Return the projector file's keys, by name without ``clip.``, for a folder of LLaVA 1.5 or
+    1.6, or of Pixtral, whose ``model_type`` is "llava" too.
     """
     vision = part_of(config, "vision_config")
     kind = vision.text("model_type", "clip_vision_model")

@@ -34,7 +34,8 @@ DEFAULT_PATCHES = 1024  # of the others, whose every patch is a row
 
 def scaled_size(size: Size, longest: int, step: int, max_rows: int | None) -> Size:
     """Return the size of the resized picture: at most ``longest`` pixels a side, rounded up to
-    multiples of ``step`` (a media row's side), and of at most ``max_rows`` rows.
+    multiples of ``step`` (a media row's side), and of at most ``max_rows`` media rows (None: no
+    such limit).
 
     Raises TreadleError if ``max_rows`` is less than one row or one column of the picture.
     """
@@ -54,8 +55,8 @@ def scaled_size(size: Size, longest: int, step: int, max_rows: int | None) -> Si
 
 
 def layout(grid: Size) -> tuple[str | range, ...]:
-    """Return the prompt's media row ranges, one for each line of ``grid``, and the special token
-    after each.
+    """Return the prompt's media row ranges, one for each line of the ``grid`` of media rows, and
+    after each a special token: BREAK, or END after the last line.
     """
     rows, columns = grid
     parts: list[str | range] = []
@@ -141,14 +142,14 @@ class Pixtral(PictureFamily):
         return self.image(pixels, [scaled], layout=layout(grid), resized=size)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        """Return the rotations of a grid."""
+        """Return the rotations of a grid of patches, by row and column."""
         angles = axial_angles(grid, self.dims)
         turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         return GridInputs(ropes=(turns.astype(np.float32),))
 
     def projector_input(self, states: np.ndarray, grid: Size) -> np.ndarray:
-        """Join each block of patches to one row, in the order of torch's unfold; unchanged if
-        blocks are single patches.
+        """Join the states of each block of patches of the ``grid`` to one row, with the values in
+        the order of torch's unfold; unchanged if blocks are single patches.
         """
         if self.joined_side == 1:
             return states
@@ -173,7 +174,9 @@ PIXTRAL_NAMES = {
 
 
 def read_pixtral(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the projector file's keys for a folder of Pixtral or Mistral Small 3.x."""
+    """Return the projector file's keys, by name without ``clip.``, for a folder of Pixtral or
+    Mistral Small 3.x.
+    """
     vision = part_of(config, "vision_config")
     text = config.within("text_config") or config
     size = preprocessor.within("size")

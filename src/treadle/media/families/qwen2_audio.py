@@ -48,7 +48,9 @@ class Qwen2Audio(WhisperTower):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """Prepare a sound as one input. Raises TreadleError if it is longer than one window."""
+        """Prepare a sound as one input of the tower. ``pixels``: its samples, f32 ``[n]`` at 16
+        kHz. Raises TreadleError if it is longer than one window of 30 s.
+        """
         n_frames = max(-(-len(pixels) // HOP), FEWEST)
         if n_frames > self.n_frames:
             seconds = len(pixels) / RATE
@@ -65,7 +67,9 @@ class Qwen2Audio(WhisperTower):
         return self.sound(samples, [one], n_states // POOL, n_samples)
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Return the means of pairs of states; a single last state is left out."""
+        """Return the mean of each two consecutive states, f32 ``[len(states) // 2, n_embd]``; a
+        single last state is left out.
+        """
         n = len(states) // POOL
         means = states[: n * POOL].astype(np.float64).reshape(n, POOL, -1).mean(1)
         return np.asarray(means, np.float32)

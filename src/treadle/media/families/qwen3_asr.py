@@ -31,7 +31,9 @@ SLOWEST = 10000.0  # of the sinusoids
 
 
 def halved(n: int, times: int = 1) -> int:
-    """Return the length of an axis of ``n`` after ``times`` convolutions in steps of 2."""
+    """Return the length, rounded up, of an axis of length ``n`` after ``times`` convolutions in
+    steps of 2.
+    """
     for _ in range(times):
         n = -(-n // 2)
     return n
@@ -82,8 +84,9 @@ class Qwen3Asr(SoundFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """Cut a sound into windows of 8 s, one input each. Sounds shorter than SHORTEST samples are
-        padded with silence; samples at the end that fill no frame are left out.
+        """Cut a sound into windows of 8 s, one input each. ``pixels``: its samples, f32 ``[n]`` at
+        16 kHz. Sounds shorter than SHORTEST samples are padded with silence; samples at the end
+        that fill no frame are left out.
         """
         n_samples = max(len(pixels), SHORTEST)
         n_frames = n_samples // HOP
@@ -97,12 +100,13 @@ class Qwen3Asr(SoundFamily):
         return self.sound(samples, made, n_rows, n_samples)
 
     def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the frames ``[n, n_mels]`` in pieces of 1 s."""
+        """Return ``patches``, mel frames f32 ``[n, n_mels]``, cut into pieces of 1 s."""
         return np.split(patches, len(patches) // PIECE)
 
     def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """Return the im2col rows for convolution number ``stage``; a piece is a picture of mel bins
-        by frames. After the last convolution: one row for each time step, for the tower.
+        """Return the im2col rows for convolution number ``stage``, which reads a piece as a picture
+        of mel bins by frames; after the last convolution, one row for each time step, for the
+        tower. ``rows``: the piece's frames for stage 0, else the results of the convolution before.
         """
         if stage == 0:
             return rows_of_2d(rows.T[:, :, None], 2)
@@ -113,12 +117,12 @@ class Qwen3Asr(SoundFamily):
         return np.ascontiguousarray(states.transpose(1, 2, 0).reshape(w, -1))
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return the positions, which begin at 0 in each piece."""
+        """Return the positions of ``grid[1]`` rows, which begin at 0 in each piece of 1 s."""
         return GridInputs(rows={POSITIONS: self._table[np.arange(grid[1]) % N_ROWS]})
 
 
 def _n_rows(n_frames: int) -> int:
-    """Return the number of media rows of a window of ``n_frames``."""
+    """Return the number of media rows of a window of ``n_frames`` mel frames."""
     whole, rest = divmod(n_frames, PIECE)
     return whole * N_ROWS + halved(rest, N_CONV)
 
@@ -148,7 +152,7 @@ def _positions(keys: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _plane(bias: np.ndarray) -> np.ndarray:
-    """Return a convolution's bias as projector files have it: ``[n, 1, 1]``."""
+    """Return a convolution's bias ``[n]`` in the shape of projector files: ``[n, 1, 1]``."""
     return bias[:, None, None]
 
 

@@ -121,7 +121,7 @@ class BlockFamily(MediaFamily):
         return px.axial_rotations(row, column, self.tower.layers[0].head_dim)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
-        """Return the rotations of a grid."""
+        """Return the rotations of a grid of patches, in the order of blocks."""
         return GridInputs(ropes=(self.rotations(grid),))
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
@@ -142,8 +142,9 @@ class BlockFamily(MediaFamily):
         n_ff: int = 0,
     ) -> TowerConfig:
         """Return the tower's configuration. ``stem``: stages after the patches' product; ``tail``:
-        stages after the layers; ``deep``: layers whose states are results too; ``windowed``: layers
-        that attend within windows; ``n_ff``: 0 for the file's.
+        stages after the layers; ``rms``: norms are RMS norms, not LayerNorms; ``gated``: FFNs have
+        a gate; ``eps``: of the norms; ``deep``: layers whose states are results too; ``windowed``:
+        layers that attend within windows; ``n_ff``: 0 for the file's.
         """
         clip = self.clip
         head_dim = clip.n_embd // clip.n_head
@@ -176,8 +177,9 @@ class BlockFamily(MediaFamily):
         )
 
     def merger(self, first: str, second: str, *before: TowerStage) -> TowerConfig:
-        """Return the configuration of a projector for joined states: an MLP of matrices ``first``
-        and ``second`` with the exact GELU between them, after the stages ``before``.
+        """Return the configuration of a projector that reads the joined states of a block: the
+        stages ``before``, then an MLP of the matrices ``first`` and ``second`` (stems) with the
+        exact GELU between them.
         """
         name = f"{self.clip.projector_type}.{first}"
         stem = (*before, LinearStage(first), ActivationStage("gelu_erf"), LinearStage(second))
@@ -219,8 +221,8 @@ class Qwen25Vl(BlockFamily):
         self.projectors = (self.merger("mm.0", "mm.2"),)
 
     def _whole_layers(self) -> set[int]:
-        """Return the layers that attend to the whole picture: those that the file lists, or every
-        ``n_wa_pattern``-th.
+        """Return the numbers of the layers that attend to the whole picture: those that the file
+        lists, or every ``n_wa_pattern``-th, or all if the file has neither key.
         """
         keys = self.clip.keys
         listed = keys.get("wa_layer_indexes")
@@ -230,8 +232,9 @@ class Qwen25Vl(BlockFamily):
         return {i for i in range(self.clip.n_layer) if not every or not (i + 1) % every}
 
     def _order(self, grid: tuple[int, int]) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-        """Return the numbers of a grid's blocks in the order of windows, and the position of each
-        window's first block. Windows at the lower and right edges are smaller.
+        """Return the row-major numbers of a grid's blocks in the order of windows, int64
+        ``[n_blocks]``, and for each window the index of its first block in that array. Windows at
+        the lower and right edges are smaller.
         """
         h, w = (n // MERGE for n in grid)
         blocks = np.arange(h * w).reshape(h, w)
@@ -270,7 +273,9 @@ class Qwen25Vl(BlockFamily):
 
 
 def _moved(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return rows of patches ``[n_patches, ...]`` with their blocks of 2 x 2 in another order."""
+    """Return rows of patches ``[n_patches, ...]`` with their blocks of 2 x 2 rearranged: block
+    ``i`` of the result is block ``order[i]`` of ``rows``.
+    """
     blocks = rows.reshape(len(order), MERGE * MERGE, *rows.shape[1:])
     return np.ascontiguousarray(blocks[order].reshape(rows.shape))
 
@@ -320,7 +325,9 @@ def _corner_weights(n: int, side: int) -> npt.NDArray[np.float64]:
 
 
 def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the projector file's keys for a folder of Qwen2-VL to Qwen3.6."""
+    """Return the projector file's keys, by name without ``clip.``, for a folder of Qwen2-VL to
+    Qwen3.6.
+    """
     vision = part_of(config, "vision_config")
     kind = vision.text("model_type", config.text("model_type"))
     old = kind.startswith("qwen2_vl")  # here hidden_size is the decoder's
@@ -370,9 +377,9 @@ def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str
 
 
 def _windows(vision: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of windows: the layers without windows as a period (``n_wa_pattern``), as
-    llama.cpp reads them, or listed if they have no period; and the window's size unless it is
-    WINDOW.
+    """Return the projector file's keys of windows, by name without ``clip.``: which of ``n_layer``
+    layers have none, as a period (``n_wa_pattern``), as llama.cpp reads it, or listed if they have
+    no period; and the window's size unless it is WINDOW.
     """
     found = vision.get("fullatt_block_indexes")
     whole = list(WHOLE_LAYERS) if found is None else found

@@ -64,8 +64,8 @@ class Ultravox(WhisperTower):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """Cut a sound into windows of 30 s, one input each. A window's last media row may have
-        fewer states, filled with zeros.
+        """Cut a sound into windows of 30 s, one input each. ``pixels``: its samples, f32 ``[n]`` at
+        16 kHz. A window's last media row may have fewer states, filled with zeros.
         """
         n_frames = max(-(-len(pixels) // HOP), FEWEST)
         firsts = range(0, n_frames, self.n_frames)
@@ -81,15 +81,15 @@ class Ultravox(WhisperTower):
         return self.sound(samples, inputs, n_rows, n_samples)
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Join each group of ``stack`` states to one row; the last one is filled with zeros."""
+        """Join each ``stack`` consecutive states to one row; the last row is filled with zeros."""
         n = -(-len(states) // self.stack)
         padded = np.pad(states, ((0, n * self.stack - len(states)), (0, 0)))
         return padded.reshape(n, -1)
 
 
 def _halves(tensor: Tensor) -> dict[str, Tensor]:
-    """Return the matrices ``up`` and ``gate``, which ``tensor`` has one after the other. Raises
-    FileError for an odd number of rows.
+    """Return the first half of the matrix ``tensor``'s rows as the tensor UP and the second half as
+    GATE, by name. Raises FileError for an odd number of rows.
     """
     n, *columns = tensor.shape
     if n % 2 or len(columns) != 1:
@@ -109,8 +109,9 @@ def _halves(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    """Return the projector file's keys for a folder. The decoder may be in another folder, so its
-    width may be unknown.
+    """Return the projector file's keys, by name without ``clip.``, for a folder of Ultravox. The
+    decoder may be in another folder; its width is then None. Raises UnsupportedError for projectors
+    of versions before 0.5.
     """
     if config.text("projector_act", "swiglu") != "swiglu":
         config.refuse("projector_act", f"{config.get('projector_act')!r:.60} (expected 'swiglu')")

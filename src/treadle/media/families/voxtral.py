@@ -55,7 +55,9 @@ class Voxtral(WhisperTower):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """Cut a sound into windows of 30 s, one input each, the last one padded with silence."""
+        """Cut a sound into windows of 30 s, one input each, the last one padded with silence.
+        ``pixels``: its samples, f32 ``[n]`` at 16 kHz.
+        """
         n_windows = -(-len(pixels) // self.n_samples)
         n_rows = n_windows * self.n_positions // self.stack
         samples = self.samples_of(pixels, n_rows, max_rows)
@@ -68,7 +70,7 @@ class Voxtral(WhisperTower):
         return self.sound(samples, inputs, n_rows, n_samples)
 
     def projector_input(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        """Join each group of ``stack`` states to one row."""
+        """Join each ``stack`` consecutive states to one row."""
         return states.reshape(len(states) // self.stack, -1)
 
 

@@ -79,7 +79,9 @@ STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_
 
 
 def row_of(name: str, metadata: Container[str]) -> Arch:
-    """Return the row of the architecture ``name`` for a file with the keys ``metadata``."""
+    """Return the row of the architecture ``name`` for a file with the keys ``metadata``. In a few
+    architectures the presence of one key selects another row (``WITH_KEY``).
+    """
     key, other = WITH_KEY.get(name, ("", None))
     return other if other is not None and key in metadata else ARCHS[name]
 

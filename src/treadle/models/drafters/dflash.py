@@ -70,13 +70,13 @@ SELECTOR = "selector_hidden"
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of a block's rows."""
+    """Declare the output "logits": the logits of a block's rows. ``x`` is not used."""
     decoder.logits(g, decoder.build(g))
 
 
 def choosing(g: Ops, x: Rows) -> None:
-    """Output the logits of a block's rows, and as CHOOSING a selector's product of their normed
-    states.
+    """Declare the outputs "logits", of a block's rows, and CHOOSING: the products of their normed
+    states with the selector's matrix, f32 ``[N, n_selector]``. ``x`` is not used.
     """
     x = g.outputs(decoder.build(g))
     h = decoder.normed(g, x, g.config.logit_scale)
@@ -87,7 +87,9 @@ def choosing(g: Ops, x: Rows) -> None:
 
 
 def keys(g: Ops, x: Rows) -> None:
-    """Store each layer's keys and values, computed from the target's states (input FEATURES)."""
+    """Store each layer's keys and values, computed from the target's states (input FEATURES, f32
+    ``[N, n_features]``: the states before several layers, side by side). ``x`` is not used.
+    """
     assert g.config.draft is not None
     n_features = len(g.config.draft.layers) * g.config.n_target
     h = g.linear("fc", g.given(FEATURES, n_features), "fc")
@@ -106,8 +108,8 @@ def keys(g: Ops, x: Rows) -> None:
 
 
 def markov(g: Ops, x: Rows) -> None:
-    """Output logits with a bias by the token before: the rows of the input BASE, each plus a
-    low-rank product of its token's embedding (DSpark).
+    """Declare the output "logits" of DSpark: the logits in the input BASE, each row plus
+    ``w2 w1[t]``, a low-rank bias by the token ``t`` before the place that the row predicts.
     """
     base = g.given(BASE, g.config.n_logits)
     token = g.embed("markov_w1", "markov_w1", 1.0)
@@ -115,8 +117,8 @@ def markov(g: Ops, x: Rows) -> None:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the drafter's config. Raises UnsupportedError for kinds of drafters that are not
-    supported.
+    """Return the drafter's config. Raises UnsupportedError for an unknown activation or a selector
+    beside a Markov head, FileError for invalid keys.
     """
     if keys.has(ACTIVATION):
         word = keys.text(ACTIVATION)
@@ -142,7 +144,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:
-    """Return the sizes of the convolutions within blocks; None if the file has none."""
+    """Return the sizes of the convolutions within blocks; None if the file has none. Raises
+    FileError if their group does not divide ``n_embd``.
+    """
     if not keys.has(CONV_TAPS):
         return None
     group = keys.integer(CONV_GROUP, lo=1, hi=n_embd)
@@ -152,8 +156,8 @@ def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:
 
 
 def read_layers(keys: ArchMetadata) -> tuple[int, ...]:
-    """Return the target's layers before which the drafter reads states. Raises FileError if none is
-    named.
+    """Return the numbers of the target's layers before which the drafter reads states. Raises
+    FileError if the file names none.
     """
     found = target_layers(keys)
     if not found:
@@ -162,8 +166,9 @@ def read_layers(keys: ArchMetadata) -> tuple[int, ...]:
 
 
 def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> Config:
-    """Return ``config`` with the traits of a drafter of blocks that reads the target's states
-    before ``layers``.
+    """Return ``config`` with the file's traits of a drafter of blocks (``DraftTraits``) that reads
+    the target's states before ``layers``. Logits lose their scale and softcap, which do not change
+    the largest one.
     """
     rank = keys.gguf.tensors.get("markov_w1.weight")
     n_markov = rank.shape[-1] if rank is not None else 0
@@ -185,9 +190,10 @@ def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> 
 
 
 def _with_selector(keys: ArchMetadata, config: Config, read: Config) -> Config:
-    """Return the drafter's ``config`` with the sizes of its selector, which adds to logits of the
-    scale and softcap in ``read``; unchanged if the file has no selector. Raises FileError for a
-    missing tensor, UnsupportedError for a Markov head beside it.
+    """Return the drafter's ``config`` with the sizes of its selector; unchanged if the file has
+    none. Logits get back the scale and softcap of ``read``, the config as first read, since the
+    selector's scores are added to them. Raises FileError for a missing tensor, UnsupportedError for
+    a Markov head beside the selector.
     """
     n_candidates = keys.integer(SELECTOR_TOP, 0, lo=0, hi=N_TOP)
     if not n_candidates:
@@ -206,8 +212,8 @@ def _with_selector(keys: ArchMetadata, config: Config, read: Config) -> Config:
 
 
 def _mask(keys: ArchMetadata, n_vocab: int) -> int:
-    """Return the token that stands for those to be drafted. Raises FileError if the file has
-    none.
+    """Return the id of the mask token, which stands in a block for the tokens to be drafted. Raises
+    FileError if the file has none below ``n_vocab``.
     """
     mask = keys.gguf.metadata.get(MASK)
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < n_vocab:
@@ -229,7 +235,7 @@ BLOCK_ROWS = (
 
 
 def block_sizes(config: Config) -> Sizes:
-    """Return the sizes named in BLOCK_ROWS."""
+    """Return the sizes named in the shapes of BLOCK_ROWS, by name."""
     return {
         **sizes_of(config, len(config.draft.layers) if config.draft else 0),
         "n_markov": config.draft.n_markov if config.draft else 0,

@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Output the logits of a block's rows."""
+    """Declare the output "logits": the logits of a block's rows. ``x`` is not used."""
     manifold.logits(g, manifold.build(g))
 
 
 def keys(g: Ops, x: Rows) -> None:
     """Store each layer's rows (key and value of all heads), computed from the target's states
-    (input FEATURES).
+    (input FEATURES: the means of its streams before several layers, side by side). ``x`` is not
+    used.
     """
     assert g.config.draft is not None
     n_features = len(g.config.draft.layers) * g.config.n_target
@@ -60,8 +61,8 @@ def keys(g: Ops, x: Rows) -> None:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the drafter's config. Raises UnsupportedError for layers with units, or with tables of
-    experts.
+    """Return the drafter's config. Raises UnsupportedError for layers with units of compressed
+    keys, and for layers without a router (without experts, or with a table that chooses them).
     """
     n_layer = keys.integer("block_count", lo=1)
     keys.values = {RATIOS: [0] * n_layer, UNIT_BASE: 10000.0, **keys.values}

@@ -49,15 +49,15 @@ N_STATES = 3  # layers whose states it reads
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output logits, and the states after the layer, computed from the drafter's own states of the
-    token before (input STATES).
+    """Declare the outputs "logits" and AHEAD, the states after the layer, both computed from the
+    drafter's own states of each row's previous token (input STATES). ``x`` is not used.
     """
     _predict(g, g.given(STATES, g.config.n_embd))
 
 
 def fused(g: Ops, x: Rows) -> None:
-    """Output logits, and the states after the layer, computed from the target's states of the token
-    before (input FEATURES).
+    """Declare the outputs "logits" and AHEAD, the states after the layer, both computed from the
+    target's states of each row's previous token (input FEATURES). ``x`` is not used.
     """
     assert g.config.draft is not None
     x = g.given(FEATURES, N_STATES * g.config.n_target)
@@ -67,8 +67,8 @@ def fused(g: Ops, x: Rows) -> None:
 
 
 def _predict(g: Ops, states: Rows) -> None:
-    """Build the drafter's layer. ``states``: of the token before each. Output the logits, and the
-    states after the layer.
+    """Build the drafter's layer, and declare the outputs "logits" and AHEAD, the states after it.
+    ``states``: f32 ``[N, n_embd]``, of each row's previous token.
     """
     assert g.config.draft is not None
     n = g.config.n_embd

@@ -36,8 +36,8 @@ I64 = 27  # ggml's number of the type
 
 
 def target_layers(keys: ArchMetadata) -> tuple[int, ...]:
-    """Return the target's layers before which a drafter reads states, or () if the file has none.
-    Raises FileError for a value that is not a list of layers.
+    """Return the numbers of the target's layers before which a drafter reads states, or () if the
+    file lists none. Raises FileError for a value that is not a list of layers.
     """
     found = keys.get(TARGET_LAYERS)
     if found is None:
@@ -52,15 +52,16 @@ def target_layers(keys: ArchMetadata) -> tuple[int, ...]:
 
 
 def usual_layers(n_layer: int) -> tuple[int, int, int]:
-    """Return the layers before which EAGLE 3 reads states if its file names none; ``n_layer``: the
-    target's.
+    """Return the three layers of the target before which EAGLE 3 reads states if its file names
+    none. ``n_layer``: the target's number of layers.
     """
     return 2, n_layer // 2, n_layer - 3
 
 
 def n_draft_vocab(keys: ArchMetadata, n_vocab: int) -> int:
-    """Return the number of tokens that a drafter can draft if its file lists them (``d2t``); 0: all
-    tokens.
+    """Return the number of tokens that a drafter can draft, if its file lists them in the table
+    ``d2t``; 0 without that table: it can draft all. Raises FileError for more than ``n_vocab``,
+    UnsupportedError unless the table has 64-bit integers.
     """
     table = keys.gguf.tensors.get(D2T)
     if table is None:
@@ -78,8 +79,9 @@ def n_draft_vocab(keys: ArchMetadata, n_vocab: int) -> int:
 
 
 def tokens_of(gguf: GGUF, n_vocab: int) -> np.ndarray | None:
-    """Return the token of each row of logits, int64, or None if a row's number is its token. Raises
-    FileError for a token beyond ``n_vocab``, or one with several rows.
+    """Return the token id of each column of a drafter's logits, int64 ``[n_logits]``, by the file's
+    table ``d2t``; None without that table: columns are then token ids. Raises FileError for an id
+    of ``n_vocab`` or more, or one that occurs twice.
     """
     table = gguf.tensors.get(D2T)
     if table is None:
@@ -96,11 +98,12 @@ def tokens_of(gguf: GGUF, n_vocab: int) -> np.ndarray | None:
 
 
 def bound(config: Config, gguf: GGUF, target: Config, model: GGUF) -> tuple[GGUF, Config]:
-    """Return the drafter in ``gguf`` for the model in the file ``model``, whose config is
-    ``target``: with that model's embeddings and output where it has none, and the layers whose
-    states it reads. The result shares the mappings of both files.
+    """Return the file and config of a drafter, completed for one model. ``gguf`` and ``config``:
+    the drafter's; ``model`` and ``target``: file and config of the model.
 
-    Raises UnsupportedError if the drafter does not fit this model.
+    The file gets the model's embeddings and output matrix where it has none, and the config the
+    layers whose states are read. The result shares the mappings of both files. Raises
+    UnsupportedError if the drafter does not fit this model, FileError for a missing tensor.
     """
     from treadle.models.graphs import GRAPHS
 
@@ -144,8 +147,8 @@ def bound(config: Config, gguf: GGUF, target: Config, model: GGUF) -> tuple[GGUF
 
 
 def build_nothing(g: Ops) -> Rows:
-    """Return no rows, as a graph's ``build``: each output of these drafters starts from its own
-    inputs.
+    """Return rows of width 0, as the ``Graph.build`` of these drafters: nothing is common to their
+    outputs, each of which starts from its own inputs.
     """
     return Rows("", 0)
 
@@ -162,8 +165,8 @@ DRAFT_ROWS = (
 
 
 def sizes_of(config: Config, n_states: int) -> Sizes:
-    """Return the sizes named in DRAFT_ROWS. ``n_states``: number of layers whose states the drafter
-    reads.
+    """Return the sizes named in the shapes of DRAFT_ROWS, by name. ``n_states``: number of the
+    target's layers whose states the drafter reads.
     """
     n_features = n_states * config.n_target
     return {

@@ -1,5 +1,10 @@
 """FFNs: sublayers that transform each token by itself, one file each.
 
+A file's ``build(g, i, h)`` adds the steps of layer ``i`` to the plan of ``g``; ``h``: the layer's
+states after its norm (``x``: before it), f32 ``[N, n_embd]``. In formulas, names such as ``gate``,
+``up`` and ``down`` stand for products with the layer's matrices of these names, and ``act`` for its
+activation.
+
 ::
 
     gated.py        gate, up, down

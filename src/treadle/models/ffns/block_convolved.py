@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the FFN's output, convolved, of the convolved ``h``."""
+    """Return ``convolution(ffn(convolution(h)))`` of layer ``i``, with a gated FFN."""
     return convolved(g, i, h, GATED)
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``experts(h)``; for DENSE_EXPERTS, ``(experts(h) + ffn(h)) / sqrt(2)``."""
+    """Return ``experts(h)``, the weighted sum of each token's experts in layer ``i``; in layers of
+    the kind DENSE_EXPERTS, ``(experts(h) + ffn(h)) / sqrt(2)`` with a dense FFN.
+    """
     at = f"L{i}.ffn"
     layer = g.config.layers[i]
     assert layer.experts is not None

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``value(act(key(x)))``, where x is ``h`` mixed with the previous token's ``h``, which
-    is kept as the second part of the layer's state.
+    """Return ``value(act(key(x)))``: ``key`` and ``value`` are matrices of layer ``i``, x is ``h``
+    mixed with the previous token's ``h``, which is kept as the second part of the layer's state.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.channel_mix"

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``x + convolution(x)``, where x is a dense FFN's result times the layer's factor."""
+    """Return ``x + convolution(x)``, where x is a gated FFN's result for ``h`` times the factor
+    ``ffn_gscale`` of layer ``i``.
+    """
     return _convolve_output(g, i, feed(g, i, h, f"L{i}.ffn"))
 
 
 def build_experts(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``x + convolution(x)``, where x is the sum of a token's experts times the layer's
-    factor.
+    """Return ``x + convolution(x)``, where x is the weighted sum of a token's experts for ``h``
+    times the factor ``ffn_gscale`` of layer ``i``.
     """
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")

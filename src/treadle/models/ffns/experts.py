@@ -22,8 +22,8 @@ SUM_BIAS = "exps_bias"
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, plus the
-    shared expert's result.
+    """Return ``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, with the
+    router's weights w, plus the shared expert's result if layer ``i`` has one.
 
     PLAIN_EXPERTS: without gate, ``down[e](act(up[e](h)))``. LATENT_EXPERTS: also without gate,
     between two products to a smaller width and back.
@@ -44,8 +44,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def shared_expert(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
-    """Return the shared expert's result for ``h``; then the score whose sigmoid weighs it, if there
-    is one. ``at``: the label of its steps.
+    """Return a list of the shared expert's result for ``h`` in layer ``i`` and, if the file has a
+    matrix for it, the score ``[N, 1]`` whose sigmoid weighs that result. ``at``: prefix of the
+    labels of its steps.
     """
     layer = g.config.layers[i]
     blk = f"blk.{i}.ffn"
@@ -82,7 +83,9 @@ def _sizes(layer: Layer) -> Sizes:
 
 
 def expert_rows(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
-    """Return the tensor rows of a matrix per expert, and of its optional bias."""
+    """Return the tensor rows of the matrices of all experts, ``[n_expert, *shape]``, and of their
+    optional biases, ``[n_expert, shape[0]]``. ``stem``: the tensors' name without its suffix.
+    """
     bias = TensorRow(f"{stem}.bias", ("n_expert", shape[0]), optional=True)
     return TensorRow(f"{stem}.weight", ("n_expert", *shape)), bias
 

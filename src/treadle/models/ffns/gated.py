@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``down(act(gate(h)) * up(h))``."""
+    """Return ``down(act(gate(h)) * up(h))``, with the matrices of layer ``i``."""
     return feed(g, i, h, f"L{i}.ffn")
 
 
 def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
-    """Return ``down(act(gate(h)) * up(h))``. ``at``: the label of its steps."""
+    """Return ``down(act(gate(h)) * up(h))``, with the matrices of layer ``i``. ``at``: prefix of
+    the labels of its steps.
+    """
     layer = g.config.layers[i]
     blk = f"blk.{i}.ffn"
     fn = layer.activation or g.config.arch.activation

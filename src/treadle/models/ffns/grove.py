@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``sum w[e] (expert[e](h) + scale * chunk[e // per](h))`` over a token's experts e;
-    ``per`` neighbours share a chunk.
+    """Return ``sum w[e] (expert[e](h) + scale * chunk[e // per](h))`` over a token's experts e in
+    layer ``i``: w are the router's weights, ``chunk`` the small experts, each of which ``per``
+    neighbouring experts share, and ``scale`` their factor (``Experts.chunk_scale``).
     """
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")

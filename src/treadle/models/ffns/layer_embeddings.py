@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """Return ``proj(act(gate(x)) * e)``, ``n_embd`` values of each token: ``e`` are layer ``i``'s
-    columns of the per-layer embeddings (``owns``), ``act`` is the architecture's activation.
+    """Return ``proj(act(gate(x)) * e)``, f32 ``[N, n_embd]``, for the states ``x``: ``e`` are layer
+    ``i``'s columns of the per-layer embeddings (``owns``), ``gate`` and ``proj`` its matrices.
     """
     at = f"L{i}.own"
     blk = f"blk.{i}"
@@ -25,8 +25,8 @@ def build(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def owns(g: Ops) -> Rows:
-    """Return the per-layer embeddings of all layers, f32 ``[N, n_layer * n_own]``: the scaled sum
-    of a row of a table, by token, and of a normed projection of the token's embedding.
+    """Return the per-layer embeddings of all layers, f32 ``[N, n_layer * n_own]``: for each token
+    the scaled sum of its row of a table and of a normed projection of its embedding.
 
     A media token has row 0 of the table, that of padding, and a projection of its media row. If the
     file has no table, only the projection is returned.

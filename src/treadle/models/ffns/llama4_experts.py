@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``expert(h * sigmoid(score)) + shared(h)``; ``score`` is that of the token's only
-    expert.
+    """Return ``expert(h * sigmoid(score)) + shared(h)``: ``expert`` is the one expert that the
+    router chooses for a token in layer ``i``, ``score`` its score, ``shared`` the shared expert.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """Return ``norm(ffn(norm(x))) + norm(experts(norm(x)))``, with different weights for each norm;
-    the router has a norm of its own.
+    """Return ``norm(ffn(norm(x))) + norm(experts(norm(x)))`` for the states ``x`` before any norm,
+    with different weights for each norm; the router has a further norm.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}"

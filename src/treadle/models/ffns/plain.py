@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``down(act(up(h)))``."""
+    """Return ``down(act(up(h)))``, with the matrices of layer ``i``."""
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"
     fn = g.config.arch.activation

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``up(norm(sum w[e] expert[e](down(h))))`` over a token's experts e, plus the shared
-    experts' result. The norm is optional.
+    """Return ``up(norm(sum w[e] expert[e](down(h))))`` over a token's experts e, with the router's
+    weights w, plus the shared experts' result. ``down`` and ``up`` are the matrices to the experts'
+    width and back; the norm and the shared experts are optional.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``down(act(relu(gate(h) - c)) * up(h))``; c is the mean of the token's gate values
-    plus ``Layer.cut`` standard deviations.
+    """Return ``down(act(relu(gate(h) - c)) * up(h))``; c is the mean of the token's gate values in
+    layer ``i`` plus ``Layer.cut`` of their standard deviations.
     """
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"

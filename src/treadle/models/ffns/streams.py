@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def predicted(g: Ops, i: int, x: Rows) -> Rows:
-    """Return the predicted streams, f32 ``[N, n_streams * n_embd]``; each is a combination of all
-    streams in ``x``.
+    """Return AltUp's prediction of the streams after layer ``i``, f32
+    ``[N, n_streams * n_embd]``: each is a combination of all streams ``x`` before the layer, in
+    that shape, by coefficients computed for the token.
     """
     at = f"blk.{i}.altup"
     n = g.config.n_streams
@@ -25,8 +26,9 @@ def predicted(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
-    """Correct all streams ``x`` in place, by the difference of the layer's result ``y`` and the
-    first stream; return the first stream, scaled.
+    """Correct the predicted streams ``x``, f32 ``[N, n_streams * n_embd]``, in place: to each the
+    difference of layer ``i``'s result ``y``, f32 ``[N, n_embd]``, and the first stream is added,
+    times a coefficient. Return the corrected first stream times the weights ``correct_scale``.
     """
     at = f"blk.{i}.altup"
     n = g.config.n_streams
@@ -35,21 +37,21 @@ def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
 
 
 def low_rank(g: Ops, i: int, h: Rows) -> Rows:
-    """Return LAuReL's product ``right(left(h))``."""
+    """Return LAuReL's low-rank product ``right(left(h))``, with two matrices of layer ``i``."""
     h = g.linear(f"L{i}.laurel.left", h, f"blk.{i}.laurel_l")
     return g.linear(f"L{i}.laurel.right", h, f"blk.{i}.laurel_r")
 
 
 def spread(g: Ops, x: Rows) -> Rows:
-    """Return the initial streams: the embeddings ``x``, and projections of them scaled to the
-    magnitude of ``x``.
+    """Return the initial streams, f32 ``[N, n_streams * n_embd]``: the embeddings ``x``, and
+    projections of them scaled to the magnitude of ``x``.
     """
     return g.call("spread", "altup.spread", x, g.linear("altup.proj", x, "altup_proj"))
 
 
 def joined(g: Ops, x: Rows) -> Rows:
-    """Return the mean of the streams: the first one, and projections of the others scaled to its
-    magnitude.
+    """Return f32 ``[N, n_embd]``: the mean of the first of the streams ``x`` and of projections of
+    the others, which are scaled to its magnitude.
     """
     n = g.config.n_streams
     width = g.config.n_embd

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``down(xielu(up(h)))``."""
+    """Return ``down(xielu(up(h)))``; xIELU has the parameters ``Layer.curve`` of layer ``i``."""
     at = f"L{i}.ffn"
     blk = f"blk.{i}.ffn"
     h = g.call("xielu", f"{at}.xielu", g.linear(f"{at}.up", h, f"{blk}_up"), layer=i)

@@ -27,8 +27,8 @@ _FFN = "xielu"
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the config. Two parameters of xIELU pass through softplus, so that they are above 0
-    and above beta.
+    """Return the config, with xIELU's four parameters in each layer (``Layer.curve``). The first
+    two pass through softplus, so that one is above 0 and the other above beta, the third.
     """
     config = read(keys, arch)
     # Their names have no architecture prefix.
@@ -46,7 +46,9 @@ def _softplus(x: float) -> float:
 
 
 def _per_layer(keys: keys_of.MetadataReader, key: str, n_layer: int) -> list[float]:
-    """Return a key's number for each layer; files store an array, or one number for all."""
+    """Return a key's number for each of ``n_layer`` layers; files store an array, or one number for
+    all. Raises FileError for another length or numbers beyond ``_MOST``.
+    """
     value = keys.get(key)
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         return [keys.number(key, lo=-_MOST, hi=_MOST)] * n_layer

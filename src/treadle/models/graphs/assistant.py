@@ -52,7 +52,9 @@ WHOLE = 64  # rows: clusters of a multiple of these are multiplied separately
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers, on the projected input GIVEN; return the states after the last."""
+    """Build the layers on a projection of the input GIVEN (the target's embedding and state, side
+    by side, f32 ``[N, 2 * n_target]``); return the states after the last layer.
+    """
     x = g.given(GIVEN, 2 * g.config.n_target)
     x = g.linear("nextn.pre_projection", x, "nextn.pre_projection")
     for i in g.config.stage_layers:
@@ -61,7 +63,9 @@ def build(g: Ops) -> Rows:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Output the logits of the requested rows, and the projected state after each."""
+    """Declare the outputs "logits" and "ahead", the projected state for the next token, f32
+    ``[n_rows, n_target]``, both of the requested rows.
+    """
     if g.config.clusters is None:
         h = normed(g, g.outputs(x))
         y = g.linear("output", h, "token_embd")
@@ -75,8 +79,8 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the config. Which of the target's layers a layer reads is not known yet; ``bound``
-    sets it.
+    """Return the assistant's config. Which of the target's layers each of its layers reads is not
+    known yet; ``bound`` sets it.
     """
     # The key counts all of the file's layers, which reading would leave out.
     keys.values = {key: value for key, value in keys.values.items() if key != NEXTN}
@@ -96,8 +100,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _clusters(keys: ArchMetadata, n_vocab: int) -> Clusters | None:
-    """Return the clusters of the output's rows, None if there are none. Raises FileError if a
-    tensor of them is missing.
+    """Return the clusters of the output matrix' rows, None if the file has no such clusters. Raises
+    FileError if one of their two tensors is missing, or if they do not divide ``n_vocab``.
     """
     n = keys.n_rows(CENTROIDS)
     has = bool(n), ORDERING in keys.gguf.tensors
@@ -113,11 +117,12 @@ def _clusters(keys: ArchMetadata, n_vocab: int) -> Clusters | None:
 
 
 def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
-    """Return the assistant with its output matrix reordered in memory, cluster by cluster. Without
-    clusters it is returned as it is; clusters that are no multiple of ``WHOLE`` rows are dropped,
-    and all rows are multiplied.
+    """Return the assistant's file and config, with its output matrix reordered in memory, cluster
+    by cluster. Without clusters both are returned unchanged. If a cluster's size is no multiple of
+    ``WHOLE`` rows, the config loses its clusters, so that all rows are multiplied.
 
-    Raises FileError if the file's order does not have each token once.
+    Raises FileError if the file's order does not have each token once, UnsupportedError if it is
+    not stored as integers.
     """
     if config.clusters is None:
         return gguf, config
@@ -147,8 +152,9 @@ def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
 
 
 def order_of(gguf: GGUF) -> np.ndarray:
-    """Return the token of each row of the reordered output, int64. Raises FileError unless each
-    token is there once.
+    """Return the token id of each row of the output matrix in cluster order, int64 ``[n_vocab]``,
+    as the file lists them. Raises FileError unless each token is there once, UnsupportedError
+    unless they are integers of 32 or 64 bits.
     """
     table = gguf.tensors[ORDERING]
     kinds = {26: "<i4", 27: "<i8"}  # ggml's numbers of integers of 32 and 64 bits

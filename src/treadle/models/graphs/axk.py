@@ -22,7 +22,7 @@ NORM_RANK = "gated_norm_rank"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the rank of the gates after norms."""
+    """Return a decoder's config, with the rank of the gates after norms (``Layer.n_norm_rank``)."""
     config = reading.read(keys, arch)
     rank = keys.integer(NORM_RANK, lo=1, hi=SIZE_MAX)
 

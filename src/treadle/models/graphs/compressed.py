@@ -40,7 +40,9 @@ MOST_GROUPS = 256
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with streams, units of compressed keys, and indexers."""
+    """Return a decoder's config, with streams of states, the number of tokens that each compressed
+    key stands for (a unit), and indexers in layers whose queries see only some of the units.
+    """
     own: dict[str, Any] = {}
     if not keys.has(N_FF):  # there are no dense layers
         own[N_FF] = keys.integer(N_FF_EXP, lo=1, hi=SIZE_MAX)
@@ -85,7 +87,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _units(keys: ArchMetadata, n_layer: int) -> list[int]:
-    """Return the number of tokens in a unit of each layer, 0 for layers without units."""
+    """Return for each layer the number of tokens that one compressed key stands for, 0 for layers
+    without compressed keys. Raises FileError for too few numbers, UnsupportedError for numbers that
+    are no powers of two.
+    """
     found = keys.get(RATIOS)
     if not hasattr(found, "__len__") or isinstance(found, (str, bytes)) or len(found) < n_layer:
         keys.fail(RATIOS, f"is {found!r:.60}", f"at least {n_layer} numbers, one for each layer")
@@ -131,8 +136,8 @@ def _read_indexer(keys: ArchMetadata, arch: Arch, n_rope: int) -> Indexer:
 
 
 def mtp_layer(config: Config) -> Layer:
-    """Return the record of an MTP layer: its attention has rows but no units, and a router chooses
-    its experts.
+    """Return the record of an MTP layer of the model ``config``: its attention reads rows of tokens
+    but no units of compressed keys, and a router, not a table, chooses its experts.
     """
     at = config.layers[-1]
     assert at.compressed is not None

@@ -36,7 +36,9 @@ def thirds_of(layer: Layer) -> tuple[Sublayer, ...]:
 
 
 def _keys(g: Ops) -> Rows:
-    """Store all layers' keys and values of the encoder's rows; return these rows."""
+    """Store all layers' keys and values of the encoder's rows, f32 ``[N, n_embd]``, which the host
+    writes to the input ENCODED; return these rows.
+    """
     encoded = g.given(ENCODED, g.config.n_embd)
     for i in range(g.config.n_layer):
         build_keys(g, i, encoded)

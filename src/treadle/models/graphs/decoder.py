@@ -34,14 +34,14 @@ TAPPED = "tapped"
 
 
 def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's mixer and FFN, or the only one that it has."""
+    """Return a layer's mixer and FFN; only one of them, or none, if the layer lacks the others."""
     mixer = (MIXERS[layer.mixer],) if layer.mixer else ()
     return *mixer, *((FFNS[layer.ffn],) if layer.ffn else ())
 
 
 def build(g: Ops, halves: Halves = halves_of) -> Rows:
-    """Build this stage's layers; return the states after the last. ``halves``: returns a layer's
-    sublayers.
+    """Build this stage's layers; return the states after the last, f32 ``[N, n_embd]``. ``halves``:
+    a function that returns a layer's sublayers.
     """
     x = first(g)
     here = g.config.stage_layers
@@ -76,8 +76,8 @@ def first(g: Ops) -> Rows:
 
 
 def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
-    """Return the states after the model's last norm, times ``scale``; ``x`` if there is no such
-    norm.
+    """Return the states ``x`` after the model's last norm and its gate, if it has one, times
+    ``scale``. A model without a last norm gets ``x`` unchanged, without ``scale``.
     """
     weight = "output_norm" if g.has("output_norm.weight") else ""
     if not (weight or g.config.has_bare_norms):  # with norms after the sums, x is normed already
@@ -87,8 +87,8 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Declare the output "logits", of the requested rows. Raises UnsupportedError for a head that
-    scores pairs.
+    """Declare the output "logits", f32 ``[n_outputs, n_logits]``, of the requested rows of the
+    states ``x``. Raises UnsupportedError for a head that scores pairs of texts.
     """
     if g.config.scores:
         raise UnsupportedError(
@@ -103,8 +103,9 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Declare the outputs "logits" and "ahead": the states of all tokens, which an MTP layer reads
-    (``spec_decode/mtp.py``).
+    """Declare the outputs "logits", of the requested rows, and "ahead": the states of all tokens,
+    f32 ``[N, n_embd]``, which an MTP layer reads (``spec_decode/mtp.py``); normed if ``Arch.nextn``
+    is ``normed``.
     """
     logits(g, x)
     if g.config.arch.nextn == "normed":
@@ -113,8 +114,9 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def tapped(g: Ops, x: Rows) -> None:
-    """Declare the output "logits" of a plan for "tapped". Such a plan also outputs the states
-    before each layer of ``Config.taps``, named by ``tap_name``; the op ``layer`` has declared them.
+    """Declare the output "logits" of a plan whose main output is "tapped". Such a plan also outputs
+    the states before each layer of ``Config.taps``, under the names ``tap_name`` returns; the op
+    ``layer`` has declared these.
     """
     logits(g, x)
 
@@ -125,8 +127,8 @@ def tap_name(i: int) -> str:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Declare the outputs "pooled", a vector for each input, and "embedding", the same scaled to
-    length 1.
+    """Declare the outputs "pooled", f32 ``[n_inputs, n_embd]``: the normed states pooled as
+    ``Config.pool`` says, and "embedding": the same rows scaled to length 1.
     """
     h = normed(g, x)
     how = g.config.pool

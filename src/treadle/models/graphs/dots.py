@@ -36,7 +36,9 @@ LOCAL = "_swa"  # suffix of keys of layers with a window
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with two sizes of latent attention."""
+    """Return a decoder's config, with two sizes of latent attention: layers with a window have
+    their own ``Latent`` and rope table. Raises UnsupportedError for queries without a rank.
+    """
     plain = copy(keys)  # as if no layer had a window
     own = (LOCAL_BASE, WINDOW, PATTERN, INDEXER_TYPES)
     plain.values = {key: value for key, value in keys.values.items() if key not in own}
@@ -73,13 +75,16 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _scaled(sizes: Latent, eps: float) -> Latent:
-    """Return the sizes with a scale of scores by their own query width, and the epsilon ``eps``."""
+    """Return ``sizes`` with the scale of scores ``1 / sqrt(sizes.n_q)`` and the epsilon ``eps`` of
+    the norms of ranks.
+    """
     return replace(sizes, norm_eps=eps, scale=1.0 / math.sqrt(sizes.n_q))
 
 
 def _read_local(keys: ArchMetadata, wide: Latent) -> Latent:
-    """Return the sizes of layers with a window; they rotate as many dims as the other layers
-    (``wide``).
+    """Return the sizes of latent attention in layers with a window. They rotate as many dims as the
+    other layers, whose sizes are ``wide``. Raises FileError for sizes that do not match,
+    UnsupportedError for heads whose rows are not a multiple of HEAD_ROWS.
     """
     rank = keys.integer(f"{KV_RANK}{LOCAL}", lo=1, hi=SIZE_MAX)
     n_q = keys.integer(f"{KEY}_mla{LOCAL}", lo=wide.n_rope + 1, hi=SIZE_MAX)

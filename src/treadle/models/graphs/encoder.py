@@ -38,8 +38,9 @@ N_TYPES = "tokenizer.ggml.token_type_count"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return an encoder's config. A window reaches half of the key's number to each side. Raises
-    UnsupportedError for causal attention.
+    """Return an encoder's config. In layers with a window, a token attends to half as many tokens
+    on each side as the file's key for the window says. Raises UnsupportedError for causal
+    attention.
     """
     if keys.flag("attention.causal", False):
         keys.refuse("attention.causal", "causal attention is not supported in an encoder")
@@ -64,8 +65,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _with_window(keys: ArchMetadata, layer: Layer) -> Layer:
-    """Return a layer with a window of half the key's number to each side, and its own head
-    widths.
+    """Return a layer with a window, which reaches half of the file's number of tokens to each side
+    (``Layer.window`` also counts the token itself), with the head widths of such layers.
     """
     head_dim = keys.integer("attention.key_length_swa", layer.head_dim, lo=1, hi=SIZE_MAX)
     wide = keys.integer("attention.value_length_swa", layer.head_dim_v, lo=1, hi=SIZE_MAX)

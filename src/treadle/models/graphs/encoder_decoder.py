@@ -44,8 +44,8 @@ def encoder_view(gguf: GGUF) -> GGUF:
 
 
 def encoder_config(config: Config) -> Config:
-    """Return the config of the encoder, with its optional tensors. ``config``: the decoder's,
-    checked.
+    """Return the config of the encoder, with the optional tensors that the file has of it.
+    ``config``: the decoder's, as ``load_config`` returns it.
     """
     assert config.encoder is not None
     own = frozenset(name.removeprefix(ENC) for name in config.optional if name.startswith(ENC))
@@ -53,14 +53,17 @@ def encoder_config(config: Config) -> Config:
 
 
 def keys_config(config: Config) -> Config:
-    """Return the config of the graph that stores the keys and values of the encoder's rows."""
+    """Return the config of the graph that stores the keys and values of the encoder's rows.
+    ``config``: the decoder's.
+    """
     arch = replace(config.arch, graph="encoder_decoder_keys")
     return replace(config, arch=arch, ignored=(), encoder=None)
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the decoder's config, with the encoder's. The first T5 has no gate, and scales logits
-    if the embeddings are its output matrix; llama.cpp's files have no key for either.
+    """Return the decoder's config, with the encoder's in ``Config.encoder``. The FFNs of the first
+    T5 have no gate; models whose embeddings are the output matrix scale logits. llama.cpp's files
+    have no key for either.
     """
     tensors = keys.gguf.tensors
     has_gate = any(f"blk.0.{name}" in tensors for name in GATE)
@@ -106,8 +109,9 @@ class EncoderDecoder(Graph):
                 yield replace(row, name=ENC + row.name), named
 
     def unread(self, config: Config, name: str) -> bool:
-        """Return whether valid files may have this tensor although nothing reads it: those listed
-        for cross attention. Such files have no MTP layers.
+        """Return whether valid files may have this tensor of the decoder although nothing reads it:
+        those in ``CROSS.unread`` (of cross attention). Unlike in other graphs, tensors of layers
+        beyond the last one are not among them, since such files have no MTP layers.
         """
         i, stem = layer_of(name)
         return not name.startswith(ENC) and 0 <= i < config.n_layer and stem in CROSS.unread

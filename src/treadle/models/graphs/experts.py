@@ -33,9 +33,10 @@ CHOSEN_ALONE = 3
 
 
 def has_experts(keys: ArchMetadata, i: int) -> bool:
-    """Return whether layer ``i`` has experts. The first LEADING_DENSE layers have none. Of the
-    others, depending on the architecture, those have some whose router is in the file, or all, or
-    every n-th: the second of n in Nomic's BERT, the last of n elsewhere.
+    """Return whether layer ``i`` has experts. The first layers, as many as the key LEADING_DENSE
+    says, have none. Of the others, depending on the architecture and its keys, these have: all;
+    those whose router is in the file; those without a dense gate in the file; or every n-th (the
+    second of n in Nomic's BERT, the last of n elsewhere).
     """
     n_dense = keys.integer(LEADING_DENSE, 0, lo=BY_TENSORS)
     if not keys.integer("expert_count", 0, lo=0) or i < n_dense:
@@ -51,8 +52,11 @@ def has_experts(keys: ArchMetadata, i: int) -> bool:
 
 
 def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts | None:
-    """Return the experts of layer ``i``, None if it has none. The width of a shared expert is that
-    of its matrix in the file. Raises FileError, UnsupportedError.
+    """Return the experts of layer ``i``, None if it has none. ``n_ff``: width of a dense FFN, which
+    is the experts' too if the file has no key for theirs; 0: the layer has no FFN. A shared
+    expert's width is that of its matrix in the file.
+
+    Raises FileError for keys out of range, UnsupportedError for an unknown gating function.
     """
     if not n_ff or not has_experts(keys, i):
         return None
@@ -90,9 +94,9 @@ def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts |
 
 
 def _lacking_gating(keys: ArchMetadata, arch: Arch, i: int) -> int:
-    """Return the gating (a key of GATINGS) for a file without the key: sigmoid for latent attention
-    with a bias in the router's choice (GLM 4.7 Flash), else softmax (DeepSeek 2, of the same
-    architecture).
+    """Return the gating of layer ``i`` (a key of GATINGS) for a file that does not state it:
+    sigmoid if attention is latent and the router has a bias (GLM 4.7 Flash), else softmax (DeepSeek
+    2, of the same architecture).
     """
     by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
     return SIGMOID if arch.mixer.startswith("latent") and by_bias else 0

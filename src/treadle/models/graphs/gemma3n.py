@@ -82,7 +82,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
     """Return each layer's gate threshold in standard deviations above the mean; minus infinity for
-    dense gates. Raises FileError.
+    dense gates. Raises FileError if the file has not one number for each layer.
     """
     given = keys.get(CUTS)
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
@@ -104,7 +104,9 @@ def build(g: Ops) -> Rows:
 
 
 def _layer(g: Ops, i: int, x: Rows) -> Rows:
-    """Build layer ``i`` on the streams ``x``; return the new streams."""
+    """Build layer ``i`` on the streams ``x``, f32 ``[N, n_streams * n_embd]``; return the new
+    streams.
+    """
     mixer, ffn = halves_of(g.config.layers[i])
     at = f"L{i}"
     blk = f"blk.{i}"
@@ -123,7 +125,9 @@ def _layer(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's mixer and FFN, and AltUp, LAuReL and the per-layer embeddings."""
+    """Return all sublayers of a layer: its mixer and FFN, AltUp, LAuReL and the per-layer
+    embeddings.
+    """
     return *halves_of(layer), ALTUP, LAUREL, OWN
 
 

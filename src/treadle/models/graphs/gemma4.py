@@ -61,8 +61,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _values_are_keys(keys: ArchMetadata, config: Config) -> bool:
-    """Return whether no layer without a window has a matrix for values: its values are then its
-    keys.
+    """Return whether the file has no matrix for values in any layer without a window: these
+    layers then use their keys as values.
     """
     wide = (i for i, at in enumerate(config.layers) if not at.window)
     names = (f"blk.{i}.{stem}.weight" for i in wide for stem in ("attn_v", "attn_qkv"))
@@ -70,9 +70,9 @@ def _values_are_keys(keys: ArchMetadata, config: Config) -> bool:
 
 
 def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
-    """Return for each layer the layer whose keys and values it reads. The last ``n_shared`` layers
-    read those of the last earlier layer with the same window; the others their own. Raises
-    FileError if there is none.
+    """Return for each layer the number of the layer whose keys and values it reads: its own, or,
+    for the last ``n_shared`` layers, that of the last layer before these with the same window.
+    Raises FileError if no layer before these has that window.
     """
     n_own = config.n_layer - n_shared
     last = dict[int, int]()

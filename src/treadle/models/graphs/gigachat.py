@@ -31,8 +31,8 @@ GAIN = 2.0
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the rank of the gates behind norms, which their matrices
-    say.
+    """Return a decoder's config, with the rank of the gates behind norms, which is the number of
+    rows of the gates' first matrices.
     """
     config = reading.read(keys, arch)
     rank = keys.n_rows("output_norm_gate_up.weight")

@@ -23,8 +23,8 @@ SCALE = "expert_group_scale"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the small experts. Raises FileError for a file without
-    experts.
+    """Return a decoder's config, with the sizes of the small experts that neighbours share. Raises
+    FileError for a file without experts.
     """
     config = reading.read(keys, arch)
     n = keys.integer("expert_count", lo=1)

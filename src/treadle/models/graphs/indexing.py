@@ -23,10 +23,10 @@ MOST_HEADS = 256
 
 
 def read_indexer(keys: ArchMetadata, arch: Arch, latent: Latent | None) -> Indexer:
-    """Return the sizes of a latent attention's indexer.
+    """Return the sizes of the indexer of latent attention, whose sizes are ``latent`` (not None).
 
-    Its queries are products of attention's query rank, which the file must have; it rotates as many
-    dims as attention does. Raises FileError for sizes out of range.
+    Its queries are products of attention's low-rank queries, which the model must have; it rotates
+    as many dims as attention does. Raises FileError for sizes out of range, or without that rank.
     """
     assert latent is not None
     if not latent.n_q_rank:

@@ -37,7 +37,9 @@ REACH_MAX = 1 << 16  # tokens; rows of biases are made for all of them
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the sizes of relative logits and convolutions."""
+    """Return a decoder's config, with the sizes of the biases by distance (``Layer.relative``) and
+    of the convolutions (``Layer.state``).
+    """
     divisor = keys.number(DIVISOR, lo=1e-9)
     own = {LEADING_DENSE: keys.integer(N_DENSE, 0, lo=0), "logit_scale": divisor}
     keys.values = {**keys.values, **own}

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config. The length of values is taken from the key of the rank:
-    llama.cpp's converter writes the checkpoint's head_dim as that length, which is unused.
+    """Return a decoder's config. The length of a cached value is taken from the key of the rank
+    (``attention.kv_lora_rank``): llama.cpp's converter writes the checkpoint's unused head_dim as
+    the length.
     """
     keys.values = {**keys.values, VALUE: keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)}
     return reading.read(keys, arch)

@@ -75,7 +75,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the blocks' states and those after the last layer."""
+    """Build the layers; return ``mix(blocks, x)``: the weighted sum of the states before each block
+    of layers and those after the last layer.
+    """
     every = g.config.attn_res_block_size
     n_kept = -(-g.config.n_layer // every)
     x = first(g)
@@ -98,8 +100,9 @@ def build(g: Ops) -> Rows:
 
 
 def _mixed(g: Ops, label: str, x: Rows, kept: list[Rows], weight: str) -> Rows:
-    """Return the weighted sum of the states ``kept`` and of ``x``. ``weight``: stem of the
-    scores' vector.
+    """Return ``mix``: the weighted sum of the kept states before earlier blocks and of ``x``.
+    ``kept``: one entry for each block so far, the last of which has the states of all of them;
+    ``weight``: stem of the vector whose products with the states are the scores.
     """
     return g.call("attention_residual", label, x, *kept[-1:], n=len(kept), weight=weight)
 
@@ -114,7 +117,7 @@ SCORES = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's mixer and FFN, and the vectors of the scores."""
+    """Return a layer's mixer and FFN, and the vectors that score kept states before each."""
     return *halves_of(layer), SCORES
 
 

@@ -47,9 +47,9 @@ GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 
 
 def pooling_of(keys: ArchMetadata, arch: Arch) -> str:
-    """Return the pooling of hidden states: "none", "first", "last" or "mean". Models that score
-    pairs use the first or the last state, even if llama.cpp's converter has not written the pooling
-    type "rank".
+    """Return the pooling of hidden states: "none", "first", "last" or "mean" (``Config.pooling``).
+    Models that score pairs of texts (rerankers) use the first or the last state: those whose
+    pooling type is "rank", or, if the file has no type, those whose head has a single row.
     """
     scores = keys.n_rows("cls.output.weight") == 1
     kind = keys.integer("pooling_type", RANK if scores else 1, lo=0, hi=RANK)
@@ -94,8 +94,8 @@ def mixer_of(
 
 
 def has_indexer(keys: ArchMetadata, i: int) -> bool:
-    """Return whether layer ``i`` has an indexer of its own; else it uses an earlier layer's
-    choice.
+    """Return whether layer ``i`` has an indexer of its own; if not, it attends to the keys that the
+    last indexer before it has chosen.
     """
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     kinds = keys.get(INDEXER_TYPES)
@@ -113,7 +113,8 @@ def has_kv_b(keys: ArchMetadata, arch: Arch, layers: Iterable[int]) -> bool:
 
 def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
     """Return the FFN of layer ``i``, a name in FFNS: experts, gated (perhaps with gate and up
-    fused), or plain; "" for none. Raises UnsupportedError for AWQ activation scales.
+    fused), or plain; "" if its width ``n_ff`` is 0. Raises UnsupportedError for AWQ activation
+    scales.
     """
     if not n_ff:
         return ""
@@ -134,8 +135,9 @@ def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
 
 
 def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
-    """Return whether q/k norms span all heads together. Raises UnsupportedError for weights per
-    head in a mixer that does not support them.
+    """Return whether the q/k norms of layer ``i`` span all heads together (``n_q`` values) and not
+    each head's ``head_dim`` values. Raises UnsupportedError for separate weights for each head in a
+    ``mixer`` that does not support them.
     """
     name = f"blk.{i}.{Q_NORM}"
     norm = keys.gguf.tensors.get(name)

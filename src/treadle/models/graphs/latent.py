@@ -28,7 +28,9 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def check_head_rows(keys: ArchMetadata, key: str, size: int) -> None:
-    """Raise UnsupportedError if ``size``, a head's rows by ``key``, is no multiple of HEAD_ROWS."""
+    """Raise UnsupportedError if ``size``, the value of ``key`` and number of rows of a head's
+    matrix, is no multiple of HEAD_ROWS.
+    """
     if size % HEAD_ROWS:
         keys.refuse(key, f"{size}: expected a multiple of {HEAD_ROWS}")
 
@@ -41,10 +43,12 @@ def read_latent(
     head_dim: int,
     head_dim_v: int,
 ) -> tuple[Latent, tuple[Rope, ...], float]:
-    """Return the sizes of latent attention, the rope tables, and the scale of scores.
+    """Return the sizes of latent attention, the rope tables (``ropes``, changed where latent
+    attention needs it), and the scale of scores.
 
-    If one matrix makes keys and values, ``head_dim`` and ``head_dim_v`` are those of a head;
-    otherwise they are the cached row's, and other keys have the heads' sizes.
+    ``head_dim`` and ``head_dim_v``: lengths of keys and values by the file. In old files, where one
+    matrix makes keys and values, they are those of a head; otherwise they are the cached row's, and
+    other keys have the heads' sizes.
 
     Raises FileError for sizes that do not match, UnsupportedError for heads whose rows are not a
     multiple of HEAD_ROWS.

@@ -24,8 +24,9 @@ _LEAST = 1e-6  # smaller limits mean none, as in llama.cpp
 
 
 def activation_of(keys: ArchMetadata, arch: Arch, i: int, key: str) -> str:
-    """Return layer ``i``'s activation with the limit that ``key`` gives, a name in
-    ``kernels/activations.py``; "" without a limit.
+    """Return the name, in ``kernels/activations.py``, of layer ``i``'s activation with the limit to
+    which the file's ``key`` clamps its gates; "" without a limit. Raises FileError for a limit that
+    is no number from 0 on.
     """
     found = keys.get(key)
     if found is None:

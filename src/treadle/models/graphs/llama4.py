@@ -23,8 +23,9 @@ N_WITHOUT_NORM = 128  # experts of the size without q/k norms, for which there i
 
 
 def has_norms(n_expert: int) -> bool:
-    """Return whether rotated queries and keys have a norm; files have no key for it, but the model
-    without these norms is the only one with N_WITHOUT_NORM experts.
+    """Return whether queries and keys have a norm in layers with rope, in a model of ``n_expert``
+    experts: files have no key for it, but the model without these norms is the only one with
+    N_WITHOUT_NORM experts.
     """
     return n_expert != N_WITHOUT_NORM
 
@@ -62,8 +63,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _unweighted_experts(keys: ArchMetadata, experts: Experts) -> Experts:
-    """Return experts whose result has weight 1: the score chooses the expert, and scales only its
-    input. Raises UnsupportedError for several experts per token.
+    """Return ``experts`` with routing settings that give the chosen expert the weight 1: its score
+    scales its input, not its result. Raises UnsupportedError for several experts per token.
     """
     if experts.n_used != 1:
         key = "expert_used_count"

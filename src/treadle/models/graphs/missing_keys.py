@@ -26,8 +26,8 @@ _PHIMOE_FACTOR = 1.243163121016122
 
 
 def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the config of a MiniCPM. Files of 2024, and those of MiniCPM 3, lack three scales,
-    which follow the same rule in all these models.
+    """Return the config of a MiniCPM. Files of 2024, and those of MiniCPM 3, lack three scales;
+    they get those of ``minicpm_scales``.
     """
     n_layer = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
@@ -36,7 +36,9 @@ def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
-    """Return MiniCPM's scales of embeddings and residuals, and its divisor of logits, by key."""
+    """Return MiniCPM's scales of embeddings and residuals, and its divisor of logits
+    (``logit_scale``), by the names of the keys that lack them.
+    """
     return {
         "embedding_scale": 12.0,
         "residual_scale": 1.4 / math.sqrt(n_layer),
@@ -61,8 +63,8 @@ def _jais(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the config of a first-generation Qwen, whose FFN key counts the rows of gate and up
-    together.
+    """Return the config of a first-generation Qwen, whose key of the FFN's width counts the rows of
+    gate and up together. Raises FileError if it is odd.
     """
     config = read(keys, arch)
     layers = []
@@ -75,7 +77,7 @@ def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
 
 def _phimoe(keys: ArchMetadata, arch: Arch) -> Config:
     """Return the config of a PhiMoE. Phi-3.5-MoE, the only one with long rope factors, gets its own
-    factor of cosines in place of Phi 3's, which files have.
+    factor of cosines and sines (``Rope.attn_factor``): files have the one of Phi 3.
     """
     config = read(keys, arch)
     rope = config.ropes[0]

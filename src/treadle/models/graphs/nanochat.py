@@ -23,7 +23,7 @@ _LATER = "lambda"  # in tensor names of later versions: factors that mix streams
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config. Raises UnsupportedError for a model of a later version."""
+    """Return a decoder's config. Raises UnsupportedError for a later version of NanoChat."""
     if name := next((name for name in keys.gguf.tensors if _LATER in name), ""):
         what = (
             "belongs to a later NanoChat with different layers: treadle supports the 2025 version"
@@ -35,8 +35,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _backwards(rope: Rope) -> Rope:
-    """Return the rope with negated frequencies. Cosines and sines get no factor, since norms would
-    cancel it.
+    """Return ``rope`` with negated frequencies, so that it turns in the opposite direction, and
+    without a factor of cosines and sines: the norms after the rope would cancel it.
     """
     short = rope.factors or (1.0,) * (rope.dims // 2)
     long = rope.long_factors

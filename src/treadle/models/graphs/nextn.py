@@ -43,8 +43,9 @@ GIVEN = "nextn.states"  # the second half of each row; ``build`` writes the firs
 
 
 def build(g: Ops) -> Rows:
-    """Build the MTP layer. Its inputs are the token ids and GIVEN, whose second half has the
-    target's hidden states, f32 ``[N, 2 * n_embd]``. Return the hidden states after the layer.
+    """Build the MTP layer; return the hidden states after it. Its inputs are the token ids and
+    GIVEN, f32 ``[N, 2 * n_embd]``: the second half of each row has the target's hidden states, the
+    first is overwritten with the embedding.
     """
     n = g.config.n_embd
     x = g.call(
@@ -94,8 +95,8 @@ def is_nextn_alone(gguf: GGUF, arch: Arch) -> bool:
 
 
 def _layers_before(gguf: GGUF, arch: str) -> int:
-    """Return the number of layers before the MTP layers, by a file's keys; 0 if it has no MTP
-    layers.
+    """Return the number of layers before the MTP layers, by the file's keys of the architecture
+    ``arch``; 0 if these count no MTP layers.
     """
     n = gguf.metadata.get(f"{arch}.{N_NEXTN}")
     n_block = gguf.metadata.get(f"{arch}.block_count")
@@ -106,9 +107,11 @@ def _layers_before(gguf: GGUF, arch: str) -> int:
 
 def with_target_tensors(draft: GGUF, model: GGUF, config: Config) -> GGUF:
     """Return ``draft``, a file with MTP layers only, with the target's embeddings, last norm and
-    head where it has none. The result shares the mappings of both files.
+    head where it has none. ``model`` and ``config``: the target's file and config. The result
+    shares the mappings of both files.
 
-    Raises UnsupportedError if its layers are not those of the target, whose config is ``config``.
+    Raises UnsupportedError if the two files differ in architecture or in the number of layers
+    before the MTP layers.
     """
     arch = config.arch.name
     found = draft.metadata.get("general.architecture")
@@ -125,8 +128,9 @@ def with_target_tensors(draft: GGUF, model: GGUF, config: Config) -> GGUF:
 
 
 def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
-    """Return the file's ``i``-th MTP layer as a model: a GGUF with its tensors, and its config. It
-    shares the mappings of ``gguf``: close that one, not this.
+    """Return the file's ``i``-th MTP layer, from 0, as a model: a GGUF with its tensors, and its
+    config. ``config``: the target's. The result shares the mappings of ``gguf``: close ``gguf``,
+    not the result.
 
     Raises FileError if a tensor is missing or has a wrong shape.
     """

@@ -29,8 +29,8 @@ MOST_TAPS = 16
 
 
 def read_ngrams(keys: ArchMetadata, config: Config) -> Ngrams:
-    """Return the sizes and hashes of n-gram embeddings. Raises FileError for hashes beyond the
-    table's rows.
+    """Return the sizes of n-gram embeddings and the parameters of their hashes. Raises FileError
+    for too few of these, or if a hash could choose a row beyond the table's.
     """
     n = keys.integer(NGRAM_SIZE, lo=2, hi=MOST_GRAMS)
     heads = keys.integer(NGRAM_HEADS, lo=1, hi=MOST_HEADS)

@@ -21,8 +21,8 @@ _EPS = 1e-5  # of the norm after the recurrence's heads; independent of other no
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the norms of each kind of layer and the range of the delta
-    rule's beta.
+    """Return a decoder's config: attention layers have norms after their sublayers, recurrent ones
+    before, and ``Recurrence.beta_most`` is the largest beta of the delta rule.
     """
     config = reading.read(keys, arch)
     most = 2.0 if keys.flag(SIGNED, True) else 1.0

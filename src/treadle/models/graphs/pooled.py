@@ -31,7 +31,7 @@ MOST_UNIT = 4096
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with streams, and indexers of units."""
+    """Return a decoder's config, with streams of states, and indexers that choose units of keys."""
     config = reading.read(keys, arch)
     hyper = read_hyper(keys, config.n_embd)
     index = _read_indexer(keys)
@@ -52,7 +52,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _read_indexer(keys: ArchMetadata) -> Indexer:
-    """Return the sizes of an indexer of units. Raises FileError, UnsupportedError."""
+    """Return the sizes of an indexer that chooses units of keys. Raises FileError for sizes out of
+    range, UnsupportedError for units that are no power of two, or queries that do not always see
+    the last keys.
+    """
     keys.integer(Q_RANK, lo=1, hi=SIZE_MAX)  # of which its queries are made
     unit = keys.integer(UNIT, lo=LEAST_UNIT, hi=MOST_UNIT)
     if unit & (unit - 1):
@@ -74,7 +77,9 @@ def _read_indexer(keys: ArchMetadata) -> Indexer:
 
 
 def mtp_layer(config: Config) -> Layer:
-    """Return the record of an MTP layer: it has its own indexer, and one stream of states."""
+    """Return the record of an MTP layer of the model ``config``: it has its own indexer, and one
+    stream of states.
+    """
     last = config.layers[-1]
     return replace(
         last_with_keys(config),

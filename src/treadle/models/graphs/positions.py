@@ -15,10 +15,12 @@ NOPE_PERIOD = 4  # layers, of which the last has no rope, in archs with ``nope="
 
 
 def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
-    """Return the window in tokens (0: none), and for each layer whether it has the window.
+    """Return the window in tokens (0: none), and for each of ``n_layer`` layers whether it has the
+    window.
 
-    The pattern's key is a period (``by_period``), or a flag per layer, perhaps with MTP layers.
-    Without it no layer has a window, as in llama.cpp: Qwen2 files have an unused window.
+    The file's pattern is a period (``by_period``) or one flag for each layer, either without or
+    with the MTP layers at the end (``n_block`` in all). Without a pattern no layer has a window, as
+    in llama.cpp: Qwen2 files have an unused window.
     """
     flags = keys.get(PATTERN)
     # A pattern without a window does not determine how far those layers attend.
@@ -33,8 +35,9 @@ def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, t
 
 
 def by_period(period: int, n_layer: int) -> list[bool]:
-    """Return for each layer whether it has the window: all but the last of each period; if the
-    period is negative, all but the first; if it is 0, all.
+    """Return for each of ``n_layer`` layers whether it has the window: of each ``period`` layers
+    all but the last; if ``period`` is negative, all but the first of each ``-period``; if it is 0,
+    all.
     """
     if period < 0:
         return [i % -period > 0 for i in range(n_layer)]
@@ -49,9 +52,9 @@ def read_tables(
     head_dim: int,
     n_ctx_train: int,
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
-    """Return the rope tables, and each layer's table index, None for layers without rope. Layers
-    with a window (``local``) have their own table if the file has a base for it. ``window``: the
-    file's, even if no layer uses it.
+    """Return the rope tables, and for each layer the index of its table, None for layers without
+    rope. ``local``: whether each layer has a window; these layers have their own table if the file
+    has a base for it. ``window``: the file's window in tokens, even if no layer uses it.
     """
     told = arch.nope == "told" and not keys.flag("rope.scaling.finetuned", True)
     if arch.rope == "none" or told:

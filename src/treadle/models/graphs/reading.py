@@ -47,8 +47,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def read_config(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return the config of a decoder or an encoder, by all keys that most architectures share.
-    Raises FileError, UnsupportedError.
+    """Return the config of a decoder or an encoder, read from the keys that most architectures
+    share. Raises FileError for invalid keys, UnsupportedError for variants that treadle lacks.
     """
     arch = with_activation(keys, with_norm(keys, arch))
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
@@ -143,8 +143,9 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
-    """Return for each layer the earlier layer whose indexer chooses its keys, -1 if it is its own
-    or none.
+    """Return for each layer the number of the earlier layer whose indexer chooses its keys; -1 if
+    it has its own indexer or none. ``mixers``: the name of each layer's mixer. Raises FileError if
+    the first layer needs an earlier one.
     """
     found: list[int] = []
     last = -1  # layer with an indexer
@@ -158,7 +159,9 @@ def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
 
 
 def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
-    """Return the dims of a head's key, and of its value."""
+    """Return the dims of a head's key, and of its value: the file's keys, by default
+    ``n_embd / heads``. Raises FileError if that is no integer.
+    """
     if n_embd % heads and not keys.has("attention.key_length"):
         keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
     head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
@@ -166,7 +169,7 @@ def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
 
 
 def _check_output(keys: ArchMetadata) -> None:
-    """Raise FileError if the output has a bias and no matrix."""
+    """Raise FileError if the file has a bias of the output but no output matrix."""
     if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
         what = "has no matrix"
         expected = "output.weight in the same file"
@@ -174,7 +177,9 @@ def _check_output(keys: ArchMetadata) -> None:
 
 
 def _clamp(keys: ArchMetadata, arch: Arch) -> float:
-    """Return the limit to which queries, keys and values are clamped; 0.0 if there is none."""
+    """Return the limit to which queries, keys and values are clamped; 0.0 if there is none. Raises
+    UnsupportedError for a limit in another mixer than plain attention.
+    """
     limit = keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf)
     if limit and arch.mixer != "attention":
         keys.refuse(CLAMP, f"clamping is not supported in {arch.mixer}")

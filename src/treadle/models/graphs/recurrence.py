@@ -27,8 +27,8 @@ N_CONV_MAX = 64
 
 
 def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[int]]:
-    """Return the query heads and the key/value heads of each of ``n`` layers; 0 for recurrent
-    layers.
+    """Return for each of ``n`` layers the number of query heads, and of key/value heads; 0 for
+    recurrent layers.
 
     Files with one head count for all layers mark recurrent layers by flags, or give the interval of
     layers with attention. Raises FileError for counts that do not divide.
@@ -51,8 +51,8 @@ def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[
 
 
 def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence | None:
-    """Return the sizes of recurrent layers, None for architectures without such layers, or whose
-    graph reads them itself. Raises FileError for sizes that do not divide.
+    """Return the sizes of recurrent layers; None for architectures without such layers, or whose
+    graph reads the sizes itself. Raises FileError for sizes out of range, or that do not divide.
     """
     if arch.state in ("", "linear", "wkv"):
         return None
@@ -103,7 +103,9 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
 
 
 def _floor(keys: ArchMetadata, arch: Arch) -> float:
-    """Return the least logarithm of a decay in Kimi Delta Attention, 0.0 if there is none."""
+    """Return the lower bound of the logarithm of decays in Kimi Delta Attention (below 0), 0.0 if
+    there is none. Raises UnsupportedError if the file says that its decays are not bounded.
+    """
     if arch.state in ("kda", "kda_signed") or (
         arch.state == "kda_whole" and not keys.has(KDA_FLOOR)
     ):
@@ -114,8 +116,8 @@ def _floor(keys: ArchMetadata, arch: Arch) -> float:
 
 
 def with_norm(keys: ArchMetadata, arch: Arch) -> Arch:
-    """Return the architecture; if its norm is ``told``, with the kind of norm whose epsilon the
-    file has.
+    """Return the architecture. If its norm is ``told``, it is replaced by "rms" if the file has the
+    key of RMS norm's epsilon, else by "layer".
     """
     if arch.norm != "told":
         return arch
@@ -123,8 +125,9 @@ def with_norm(keys: ArchMetadata, arch: Arch) -> Arch:
 
 
 def read_norm_eps(keys: ArchMetadata, arch: Arch) -> float:
-    """Return the epsilon of norms. If the file has only the other kind's key, that one is used:
-    LayerNorm's for RMS norms (Nemotron-H), RMS norms' for LayerNorms (Phi's MoE).
+    """Return the epsilon of the model's norms. If the file has only the key of the other kind of
+    norm, its value is used: LayerNorm's for RMS norms (Nemotron-H), RMS norm's for LayerNorms
+    (Phi's MoE).
     """
     own, other = (RMS_EPS, LAYER_EPS) if "rms" in arch.norm else (LAYER_EPS, RMS_EPS)
     return keys.number(own if keys.has(own) or not keys.has(other) else other, lo=0.0, hi=1.0)

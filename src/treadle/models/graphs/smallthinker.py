@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops) -> Rows:
-    """Build a decoder whose layers begin with the router; return the states after the last."""
+    """Build a decoder whose layers begin with the router; return the last layer's states."""
     x = first(g)
     for i in g.config.stage_layers:
         x = g.layer(i, x)

@@ -43,8 +43,8 @@ _WIDTHS = {  # of each matrix: its rows and columns
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the adapters and control tokens. Raises UnsupportedError for
-    layers with experts.
+    """Return a decoder's config, with the adapters and control tokens in ``Config.switch``. Raises
+    UnsupportedError for layers with experts, FileError for invalid lists of control tokens.
     """
     config = reading.read(keys, arch)
     for i, layer in enumerate(config.layers):

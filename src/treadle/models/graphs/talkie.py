@@ -55,7 +55,7 @@ SKIP = built_by_graph("skip", (TensorRow(f"{EMBD_SKIP}.weight", ("one",)),))
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's mixer and FFN, and its factor of the embeddings."""
+    """Return a layer's mixer and FFN, and the tensor of its factor of the embeddings."""
     return *halves_of(layer), SKIP
 
 

@@ -25,8 +25,8 @@ DECAY, RATE, VALUE, GATE = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the sizes of the states. An FFN without a gate (RWKV's own)
-    also keeps the previous token.
+    """Return a decoder's config, with the sizes of the states. In models with RWKV's own FFN, which
+    has no gate, the state of a layer also keeps the previous token's FFN input.
     """
     config = reading.read(keys, arch)
     n_embd = config.n_embd

@@ -1,5 +1,9 @@
 """Mixers: sublayers that pass information between tokens, such as attention; one file each.
 
+A file's ``build(g, i, h)`` adds the steps of layer ``i`` to the plan of ``g``; ``h``: the layer's
+states after its norm, f32 ``[N, n_embd]``. In formulas, names such as ``output`` and ``k_b`` stand
+for products with the layer's matrices of these names.
+
 ::
 
     names.py         names of the kinds of attention

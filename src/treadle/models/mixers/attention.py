@@ -30,9 +30,9 @@ Choice = Callable[["Ops", int, "Rows"], "Rows"]
 
 
 def build(g: Ops, i: int, h: Rows, *, choice: Choice | None = None) -> Rows:
-    """Return ``output(attention(h))``. If the layer has a gate, attention's result is multiplied by
-    the gate's sigmoid or softplus. ``choice``: a function of the layer's input that returns the
-    keys that each token attends to; None: all.
+    """Return ``output(attention(h))`` of layer ``i``. If the layer has a gate, attention's result
+    is multiplied by the gate's sigmoid or softplus. ``choice``: ``choice(g, i, h)`` returns the
+    keys that each token attends to, as the op ``chosen`` does; None: all.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -88,17 +88,17 @@ def build(g: Ops, i: int, h: Rows, *, choice: Choice | None = None) -> Rows:
 
 
 def _distances(g: Ops, i: int) -> str:
-    """Return the stem of the relative bias: the layer's own, else the first layer's; "" if there is
-    none.
+    """Return the stem of the matrix of the relative bias that layer ``i`` uses: its own, else the
+    first layer's; "" if the model has none.
     """
     names = (f"blk.{j}.attn_rel_b" for j in (i, 0) if g.config.n_buckets)
     return next((name for name in names if g.has(f"{name}.weight")), "")
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
-    """Return queries, keys, values, and the gate, None if it has no matrix of its own. A layer that
-    reads another layer's keys and values has neither; with KEYS_ALONE, values are the keys before
-    norm and rope.
+    """Return queries, keys, values and gate of layer ``i``. Keys and values are None if the layer
+    reads another layer's; the gate is None if no matrix computes it alone. In layers of the kind
+    KEYS_ALONE, values are the keys before norm and rope.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -117,8 +117,8 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
 
 
 def _matrices(layer: Layer, stem: str) -> list[TensorName]:
-    """Return the names of the matrices of queries, keys and values; slices of one matrix if they
-    are fused.
+    """Return the names of the layer's three matrices of queries, keys and values; slices of one
+    matrix if they are fused. ``stem``: ``blk.N.attn_``, with which all these names begin.
     """
     if layer.mixer not in (FUSED, SINKS_FUSED, SIGMOID_FUSED):
         return [stem + name for name in "qkv"]

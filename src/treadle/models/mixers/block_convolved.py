@@ -26,12 +26,14 @@ SIDES = 2  # a convolution before the sublayer, and one behind it
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return attention's output, convolved, of the convolved ``h``."""
+    """Return ``convolution(attention(convolution(h)))`` of layer ``i``."""
     return convolved(g, i, h, ATTENTION)
 
 
 def convolved(g: Ops, i: int, h: Rows, inner: Sublayer) -> Rows:
-    """Return the result of the sublayer ``inner`` between its two convolutions."""
+    """Return ``convolution(inner(convolution(h)))`` of layer ``i``: the sublayer ``inner`` between
+    its two convolutions.
+    """
     stem = f"blk.{i}.{inner.label}_conv"
     at = f"L{i}.{inner.label}"
     delta = g.linear(f"{at}.conv_proj", h, f"{stem}_proj")
@@ -42,7 +44,7 @@ def convolved(g: Ops, i: int, h: Rows, inner: Sublayer) -> Rows:
 
 
 def rows_of(inner: Sublayer) -> tuple[TensorRow, ...]:
-    """Return the tensors of ``inner`` and of its convolutions."""
+    """Return the tensor rows of the sublayer ``inner`` and of the two convolutions around it."""
     stem = f"{inner.label}_conv"
     return (
         *inner.rows,
@@ -52,7 +54,7 @@ def rows_of(inner: Sublayer) -> tuple[TensorRow, ...]:
 
 
 def sizes_of(layer: Layer) -> Sizes:
-    """Return the sizes that ``rows_of`` adds."""
+    """Return, by name, the sizes in the shapes of the convolutions' tensors (``rows_of``)."""
     taps = layer.block_taps
     assert taps is not None
     return {"n_sides": SIDES, "n_taps": taps.n, "n_deltas": taps.n_deltas}

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def choose(g: Ops, i: int, h: Rows) -> Rows:
-    """Return the keys that each token sees in layer ``i``, as the op ``chosen`` returns them.
-    Blocks are scored by the mean of their keys.
+    """Return the keys that each token sees in layer ``i``, as the op ``chosen`` returns them, for
+    the layer's normed states ``h``. Blocks are scored by the mean of their keys.
     """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"
@@ -46,7 +46,8 @@ def choose(g: Ops, i: int, h: Rows) -> Rows:
 
 def choose_by_head(g: Ops, i: int, h: Rows) -> Rows:
     """Return the keys that each token sees in layer ``i``, for each key head of attention, as the
-    op ``chosen`` returns them.
+    op ``chosen`` returns them; ``h``: the layer's normed states. Blocks are scored by their best
+    key.
     """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"

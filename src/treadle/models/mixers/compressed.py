@@ -26,7 +26,9 @@ SUMS = 3  # numbers that a column of an unfinished unit has (``kernels/recurrent
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output_b(output_a(y))``: attention's result in layer ``i`` for the input ``h``."""
+    """Return ``output_b(output_a(y))``, where y is attention's result in layer ``i`` for the normed
+    states ``h``.
+    """
     layer = g.config.layers[i]
     sizes = _sizes_of(layer)
     at = f"L{i}.attn"
@@ -67,8 +69,8 @@ def _indexer_of(layer: Layer) -> Indexer:
 
 
 def _columns(layer: Layer, width: int) -> int:
-    """Return the number of columns from which units are made, if their rows are ``width`` wide:
-    twice as many if units overlap.
+    """Return the number of values that a token contributes to units whose rows are ``width`` wide:
+    ``width``, or twice that if units overlap, since it then contributes to two units.
     """
     return width * (1 + _sizes_of(layer).overlap)
 

@@ -20,7 +20,9 @@ STORED = f"{STEM}_k.", f"{STEM}_v."  # matrices that no plan of the decoder's to
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(attention(h, encoder's rows))``."""
+    """Return ``output(attention(h, encoder's rows))`` of layer ``i``: queries are made of ``h``,
+    keys and values were stored by ``build_keys``.
+    """
     at = f"L{i}.cross"
     q = g.linear(f"{at}.q", h, f"blk.{i}.{STEM}_q")
     y = g.call("cross_attend", at, q, layer=i)
@@ -28,7 +30,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def build_keys(g: Ops, i: int, encoded: Rows) -> None:
-    """Store the layer's keys and values of an encoder's rows ``encoded``."""
+    """Store keys and values of layer ``i``, computed from an encoder's rows ``encoded``, f32
+    ``[N, n_embd]``.
+    """
     at = f"L{i}.cross"
     k, v = g.linears(f"{at}.kv", encoded, [f"blk.{i}.{STEM}_k", f"blk.{i}.{STEM}_v"])
     g.call("cross_store", f"{at}.store", k, v, layer=i)

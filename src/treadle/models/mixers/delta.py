@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(norm(y) * silu(z))``; y is each token's query times the state.
+    """Return ``out(norm(y) * silu(z))``: y is each token's query times the state, z a projection of
+    ``h``. Kinds of layers, by ``Layer.mixer``:
 
-    GROUPED: one matrix has beta and alpha side by side for each key head, and neighbouring value
-    heads share a key head. SIGMOID: neighbours share a key head, and z's gate is twice its sigmoid.
-    Otherwise value heads cycle through the key heads.
+    GROUPED: one matrix makes beta (size of the correction) and alpha (of which the decay is made),
+    side by side for each key head; neighbouring value heads share a key head. SIGMOID: neighbours
+    share a key head too, and ``2 sigmoid(z)`` replaces ``silu(z)``. In others value head ``j`` uses
+    key head ``j`` modulo the number of key heads.
     """
     layer = g.config.layers[i]
     at = f"L{i}.delta"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(norm(y) * silu(gate))``; y is each token's query times the state. Neighbouring
-    value heads share a key head.
+    """Return ``out(norm(y) * silu(gate))``: y is each token's query times the state, ``gate`` a
+    projection of ``h``. Neighbouring value heads share a key head.
     """
     state = state_of(g.config.layers[i])
     at = f"L{i}.delta"

@@ -1,6 +1,7 @@
 """Latent attention to the keys that a lightning indexer chooses (DeepSeek-V3.2, 2025)::
 
     score(key) = sum over heads of w max(0, q . k)      q: a product of the query rank
+                                                        w: the token's weight of each head
 
 Each token sees the keys with the largest scores. Some layers have no indexer, and see the keys that
 the last indexer before them has chosen (GLM-5.2).
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
     """Return the keys that each token sees in layer ``i``, as the op ``chosen`` returns them; later
-    layers may share them. ``rank``: the normed query rank.
+    layers may share them. ``h``: the layer's normed states; ``rank``: the normed query rank, the
+    low-rank values of which queries are made, f32 ``[N, n_q_rank]``.
     """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"
@@ -40,8 +42,9 @@ def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
 
 
 def shared(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
-    """Return the keys that the indexer of an earlier layer has chosen. Raises UnsupportedError if
-    that layer is in another pipeline stage.
+    """Return the keys that the indexer of an earlier layer (``Layer.chosen_by``) has chosen for
+    each token; ``h`` and ``rank`` are not used. Raises UnsupportedError if that layer is in another
+    pipeline stage.
     """
     of = g.config.layers[i].chosen_by
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``, or with ``g(h)`` as the gate; y is each
-    token's query times the state.
+    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``, where y is each token's query times the
+    state of layer ``i``. ``g_a`` and ``g_b`` are the gate's two matrices of low rank; in files with
+    a single matrix ``g`` the gate is ``sigmoid(g(h))``.
     """
     at = f"L{i}.kda"
     blk = f"blk.{i}.ssm"
@@ -46,8 +47,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def convolved(g: Ops, i: int, at: str, qkv: Sequence[Rows]) -> list[Rows]:
-    """Return queries, keys and values after a short convolution each. ``at``: the label of its
-    steps.
+    """Return the queries, keys and values ``qkv`` after a short convolution of layer ``i`` each.
+    ``at``: prefix of the labels of the steps.
     """
     result: list[Rows] = []
     before = 0

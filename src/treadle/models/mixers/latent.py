@@ -34,13 +34,13 @@ def build(
     choice: Choice | None = None,
     ranked: bool = False,
 ) -> Rows:
-    """Return ``output(v_b(attention(k_b(q), rows)))``, times the sigmoid of a gate before
-    ``output`` if the file has one, with a value per head or per value.
+    """Return ``output(v_b(attention(k_b(q), rows)))`` of layer ``i``; if the file has a gate, the
+    input of ``output`` is multiplied by its sigmoid, one factor for each head or each value.
 
-    whole: name of the matrix with both maps, "" if they are apart.
-    choice: a function of the layer's input and the normed query rank that returns the keys that
-        each token sees; None: all.
-    ranked: the gate is made of the query rank, before its norm; else of the layer's input.
+    whole: name, after ``attn_``, of the matrix with both maps; "" if they are two matrices.
+    choice: ``choice(g, i, h, rank)`` returns the keys that each token sees, as the op ``chosen``
+        does; ``rank``: the normed query rank. None: all keys.
+    ranked: the gate is made of the query rank, before its norm; else of ``h``.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -83,13 +83,13 @@ def build(
 
 
 def _widening(g: Ops, rank: int) -> float:
-    """Return GigaChat's factor of a normed rank: the root of the states' width by the rank."""
+    """Return ``sqrt(n_embd / rank)``, by which GigaChat multiplies normed values of low rank."""
     return float((g.config.n_embd / rank) ** 0.5)
 
 
 def _normed_row(g: Ops, i: int, kv: Rows) -> Rows:
-    """Return the latent row ``kv`` with the norm of its first dims, and the norm's gate, in
-    place.
+    """Return the latent rows ``kv``, f32 ``[N, n_kv_rank + n_rope]``, with the first ``n_kv_rank``
+    values normed and multiplied by the norm's gate, in place.
     """
     sizes = _latent_of(g.config.layers[i])
     at = f"L{i}.attn.kv_a_norm"

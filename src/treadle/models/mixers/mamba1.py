@@ -1,5 +1,6 @@
 """Mamba (Gu and Dao, 2023): each channel has a small state, whose decay depends on the input.
 
+For each token a step size dt sets the decay, B what it adds to the state, and C what is read.
 Falcon Mamba applies norms without weights to dt, B and C, and Jamba norms with weights.
 """
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(y * silu(z))``; y is the output of the selective scan."""
+    """Return ``out(y * silu(z))`` of layer ``i``: y is the output of the selective scan, z a
+    projection of ``h``.
+    """
     at = f"L{i}.ssm"
     blk = f"blk.{i}.ssm"
     state = state_of(g.config.layers[i])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(norm(y * silu(z)))``; y is the output of the scan. The norm is optional (Falcon
-    has none).
+    """Return ``out(norm(y * silu(z)))`` of layer ``i``: y is the output of the scan, z a projection
+    of ``h``. The norm is optional (Falcon has none).
     """
     at = f"L{i}.ssm"
     blk = f"blk.{i}.ssm"
@@ -36,13 +36,13 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def state_of(layer: Layer) -> Recurrence:
-    """Return the state sizes of a recurrent layer."""
+    """Return ``layer.state``, the state sizes of a recurrent layer, which must not be None."""
     assert layer.state is not None
     return layer.state
 
 
 def sizes_of(layer: Layer) -> Sizes:
-    """Return the sizes named in the tensor shapes of a recurrent layer."""
+    """Return the sizes named in the tensor shapes of a recurrent layer, by name."""
     state = state_of(layer)
     return {
         "one": 1,

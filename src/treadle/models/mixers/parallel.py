@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``attention(h) + mamba2(h)``."""
+    """Return ``attention(h) + mamba2(h)`` of layer ``i``."""
     return g.add(ATTENTION.build(g, i, h), MAMBA2.build(g, i, h))
 
 

@@ -2,6 +2,7 @@
 
     unit = sum_t softmax_t(gate(h_t) + bias_t) norm(k(h_t))     over the unit's tokens t
     score(unit) = sum over heads of w max(0, q . unit)          q: a product of the query rank
+                                                                w: the token's weight of each head
 
 Each token sees the keys of the units with the largest scores, and those after the last whole unit.
 Some layers have no indexer, and see the keys that the last indexer before them has chosen.
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 def choose(g: Ops, i: int, h: Rows, rank: Rows) -> Rows:
     """Return the keys that each token sees in layer ``i``, as the op ``units_chosen`` returns them;
-    later layers may share them. ``rank``: the normed query rank.
+    later layers may share them. ``h``: the layer's normed states; ``rank``: the normed query rank,
+    the low-rank values of which queries are made, f32 ``[N, n_q_rank]``.
     """
     index = _indexer_of(g.config.layers[i])
     at = f"L{i}.index"

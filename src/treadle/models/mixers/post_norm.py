@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``norm(attention(h))``. The norm's tensor has the name that the norm before the FFN
-    has in other layers.
+    """Return ``norm(attention(h))`` of layer ``i``. The norm's tensor has the name that the norm
+    before the FFN has in other layers.
     """
     y = ATTENTION.build(g, i, h)
     return g.norm(f"L{i}.attn.post_norm", y, f"blk.{i}.post_attention_norm")

@@ -2,8 +2,8 @@
 
 ::
 
-    q, k, v, r = W h                     k, v: x + convolution(x)
-    score = q . k / head_dim + (r rel_proj)[distance]
+    q, k, v, r = W h                     then k = k + convolution(k), and v likewise
+    score = q . k / head_dim + (r rel_proj)[distance]       r: values for the biases
     y = output(attention)                y + convolution(y) is the layer's result
 
 The convolutions are short, causal and by channel. The inputs that they keep, and those of the
@@ -29,7 +29,7 @@ CONVOLVED = ("k", "v", "attn", "mlp")
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``y + convolution(y)``, where y is attention's output."""
+    """Return ``y + convolution(y)``, where y is attention's output in layer ``i`` for ``h``."""
     layer = g.config.layers[i]
     at = f"L{i}.attn"
     blk = f"blk.{i}.attn"
@@ -50,8 +50,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def convolved(g: Ops, i: int, at: str, x: Rows, which: str, gain: str = "") -> Rows:
-    """Return ``x + convolution(x)``. ``which``: the convolution, a name in CONVOLVED; ``gain``: the
-    tensor whose value multiplies ``x`` first, or "".
+    """Return ``x + convolution(x)``. ``which``: the convolution of layer ``i``, a name in
+    CONVOLVED; ``at``: prefix of the step's label; ``gain``: name of a tensor of one value by which
+    ``x`` is first multiplied, or "".
     """
     weight = f"blk.{i}.shortconv_{which}.weight"
     before = sum(_channels(g, i)[: CONVOLVED.index(which)])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``out(c * convolution(b * x))``; b, c and x are projections of h."""
+    """Return ``out(c * convolution(b * x))`` of layer ``i``; b, c, x are projections of ``h``."""
     at = f"L{i}.shortconv"
     blk = f"blk.{i}.shortconv"
     bcx = g.linear(f"{at}.in", h, f"{blk}.in_proj")

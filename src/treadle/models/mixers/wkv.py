@@ -20,9 +20,9 @@ N_MIXED = 5  # mixtures of a token and the previous one; a gate needs one more
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(g * (norm(y) + bonus))`` for the layer's normed input ``h``. y is the WKV
-    state applied to each token's receptance r; g is the gate, if the file has one; the bonus is
-    computed from the token's own key and value.
+    """Return ``output(gate * (norm(y) + bonus))`` of layer ``i`` for its normed input ``h``. y is
+    the WKV state applied to each token's receptance r (its query); the gate is 1 if the file has
+    none; the bonus is computed from the token's r, key and value.
     """
     at = f"L{i}.wkv"
     blk = f"blk.{i}.time_mix"
@@ -46,8 +46,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def _narrow(g: Ops, i: int, name: str, x: Rows, fn: str = "") -> Rows:
-    """Return ``B fn(A x)``, a product of low rank. The names of the two matrices end with ``name``;
-    ``fn``: an activation, "" for none.
+    """Return ``B fn(A x)``, a product of low rank, for layer ``i``. The matrices are
+    ``time_mix_{name}1`` (A) and ``time_mix_{name}2`` (B); ``fn``: an activation, "" for none.
     """
     at = f"L{i}.wkv.{name}"
     blk = f"blk.{i}.time_mix_{name}"

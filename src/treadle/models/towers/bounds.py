@@ -17,14 +17,16 @@ SUFFIXES = tuple(f".{side}_{end}" for side in SIDES for end in ENDS)
 
 
 def bounded_stem(name: str) -> str:
-    """Return the stem of the matrix that the tensor ``name`` bounds; "" if it is no bound."""
+    """Return the stem of the matrix whose input or result the tensor ``name`` clamps, by that name
+    (such as ``STEM.input_max``); "" if it is not the name of a bound.
+    """
     suffix = next((each for each in SUFFIXES if name.endswith(each)), "")
     return name.removesuffix(suffix) if suffix else ""
 
 
 def find_bounds(gguf: GGUF, matrices: Container[str]) -> frozenset[str]:
-    """Return the names of the tensors that are bounds of ``matrices``, a set of tensor names;
-    vectors in it have no bounds.
+    """Return the names of the tensors that are bounds of ``matrices``, the names of the tensors
+    that a tower uses; the vectors among these have no bounds.
 
     Raises FileError for a bound that is no single number, or a minimum above the maximum.
     """

@@ -48,8 +48,8 @@ def tower_layer(
     """Return the record of layer ``i`` of a tower.
 
     gated: the FFN has a gate. fused: queries, keys and values are one matrix. rope: queries and
-        keys are rotated by the tower's table. windowed: patches attend to those of their window
-        only.
+        keys are rotated by the tower's table. head_dim: 0 for ``n_embd / n_head``. v_norm: values
+        have a norm without weights. windowed: patches attend to those of their window only.
     """
     dims = head_dim or n_embd // n_head
     return Layer(
@@ -89,8 +89,9 @@ def tower_config(
     ropes: tuple[Rope, ...] = (),
     attn_scale: float = 0.0,
 ) -> TowerConfig:
-    """Return a tower's configuration. ``name``: for messages; ``pairs``: ``Arch.rope``;
-    ``attn_scale``: scale of scores, 0.0 for 1/sqrt(head_dim).
+    """Return a tower's configuration. ``name``: for messages; ``pairs``: the pairs that rope
+    rotates (``Arch.rope``); ``attn_scale``: scale of scores, 0.0 for 1/sqrt(head_dim); the others:
+    as in ``TowerConfig``, ``Config`` and ``Arch``.
     """
     dims = layers[0].head_dim if layers else 1
     return TowerConfig(

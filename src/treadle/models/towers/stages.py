@@ -26,7 +26,7 @@ class TowerStage(ABC):
 
     @abstractmethod
     def build(self, g: Ops, x: Rows) -> Rows:
-        """Return the stage's result for the rows ``x``."""
+        """Add the stage's steps to the plan of ``g``; return its result for the rows ``x``."""
 
     def check(self, gguf: GGUF, width: int) -> int:
         """Return the width of the stage's result for rows of ``width`` values. Raises FileError for
@@ -37,8 +37,8 @@ class TowerStage(ABC):
 
 @dataclass(frozen=True)
 class NormStage(TowerStage):
-    """A norm of each row: LayerNorm if ``centred``, else RMS norm. ``weight``: "" for none;
-    ``eps``: None for the tower's; ``scale``: a factor of the result.
+    """A norm of each row: LayerNorm if ``centred``, else RMS norm. ``weight``: stem of its weights,
+    "" for none; ``eps``: None for the tower's; ``scale``: a factor of the result.
     """
 
     weight: str
@@ -63,7 +63,9 @@ class NormStage(TowerStage):
 
 @dataclass(frozen=True)
 class LinearStage(TowerStage):
-    """A product with a matrix ``[n, width]``, and its bias if the file has one."""
+    """A product with the matrix ``weight`` (a stem), ``[n, width]``, plus its bias if the file has
+    one.
+    """
 
     weight: str
 
@@ -94,7 +96,9 @@ class ActivationStage(TowerStage):
 
 @dataclass(frozen=True)
 class GatedStage(TowerStage):
-    """The gated product ``fn(gate(x)) * up(x)``; ``gate`` and ``up`` are matrices of one shape."""
+    """The gated product ``fn(gate(x)) * up(x)``. ``gate``, ``up``: stems of two matrices of equal
+    shape; ``fn``: an activation's name in ``kernels/activations.py``.
+    """
 
     gate: str
     up: str
@@ -118,7 +122,9 @@ class GatedStage(TowerStage):
 
 @dataclass(frozen=True)
 class AddGivenStage(TowerStage):
-    """The sum with rows ``name`` that the host writes for each run, such as learned positions."""
+    """The sum with the rows that the host writes to the input ``name`` before each run, such as
+    learned positions.
+    """
 
     name: str
 
@@ -144,8 +150,8 @@ def _check_bias(gguf: GGUF, weight: str, width: int) -> None:
 
 
 def _check_matrix(gguf: GGUF, weight: str, width: int) -> int:
-    """Return the number of rows of a matrix, after a check of its shape and its bias. Raises
-    FileError.
+    """Return the number of rows of the matrix with the stem ``weight``. Raises FileError if it is
+    missing, does not have ``width`` columns, or if its bias has another length than its rows.
     """
     tensor = gguf.tensors.get(f"{weight}.weight")
     if tensor is None:

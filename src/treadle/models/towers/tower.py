@@ -40,8 +40,8 @@ def tower_of(config: Config) -> TowerConfig:
 
 
 def build(g: Ops) -> Rows:
-    """Build the stem and the layers; return the states after the last layer. Results ``deep.N`` are
-    declared here.
+    """Build the stem and the layers; return the states after the last layer. Declare the outputs
+    ``deep.N``, the states after layer N, for the layers in ``TowerConfig.deep``.
     """
     config = tower_of(g.config)
     x = g.given(GIVEN, config.n_given)
@@ -55,12 +55,12 @@ def build(g: Ops) -> Rows:
 
 
 def deep(i: int) -> str:
-    """Return the name of the result with the states after layer ``i``."""
+    """Return the name of the output with the states after layer ``i``."""
     return f"deep.{i}"
 
 
 def states(g: Ops, x: Rows) -> None:
-    """Declare the output "states": the rows after the tail."""
+    """Build the tail on the states ``x``, and declare its result as the output "states"."""
     for stage in tower_of(g.config).tail:
         x = stage.build(g, x)
     g.result(STATES, x)
@@ -82,8 +82,8 @@ TOWER = Graph(
 
 
 def checked(gguf: GGUF, config: TowerConfig) -> tuple[TowerConfig, int]:
-    """Check a file's tensors against a tower's. Return the configuration with the file's optional
-    tensors, bounds and ignored tensors, and the width of the result.
+    """Check a file's tensors against those of a tower. Return the configuration, with the file's
+    optional tensors, bounds and ignored tensors, and the width of the rows after the tail.
 
     Raises FileError for a tensor that is missing or has another shape.
     """

@@ -37,7 +37,7 @@ GELU = "gelu_erf"
 
 def whisper_stems(name: str, n_mels: int, n_embd: int) -> tuple[TowerConfig, ...]:
     """Return the configurations of Whisper's two convolutions, each a tower without layers.
-    ``name``: for messages.
+    ``name``: for messages; ``n_mels``: mel bins of a frame; ``n_embd``: width of the states.
     """
     widths = zip(CONVOLUTIONS, (n_mels, n_embd), strict=True)
     return convolution_stems(name, {each: TAPS * width for each, width in widths})
@@ -68,11 +68,11 @@ def whisper_tower(
     n_given: int = 0,
     stem: tuple[TowerStage, ...] = (),
 ) -> TowerConfig:
-    """Return the configuration of the tower after the convolutions. Its runs are given the rows of
-    these, and ``POSITIONS``.
+    """Return the configuration of the tower after the convolutions. For each run the host writes
+    the convolutions' rows and the learned positions (``POSITIONS``).
 
-    ``stem``: stages before positions are added, for rows of ``n_given`` values; ``tail``: stages
-    after the layers.
+    ``stem``: stages before positions are added, for rows of ``n_given`` values (0: ``n_embd``);
+    ``tail``: stages after the layers.
     """
     layers = (tower_layer(i, n_embd=n_embd, n_head=n_head, n_ff=n_ff) for i in range(n_layer))
     return tower_config(

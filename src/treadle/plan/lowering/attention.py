@@ -32,13 +32,13 @@ def emit_attention(
     *,
     pool: Pool | None = None,
 ) -> Buffer:
-    """Emit attention of queries, normed and rotated in ``qkv``, over the layer's pages. Return f32
-    ``[N, n_head * head_dim_v]``.
+    """Emit attention of the queries in ``qkv``, which are normed and rotated already, over the
+    layer's pages. Return f32 ``[N, n_head * head_dim_v]``.
 
     sinks, distances: as in ``Ops.attend``.
     chosen: bits of the keys that an indexer chose for each token; None: all keys.
-    rel_logits: each query's biases of scores by distance.
-    pool: for cross attention, the pages of an encoder's rows.
+    rel_logits: each query's biases of scores by distance; None: no biases.
+    pool: for cross attention, the pages of an encoder's rows; None: the layer's own pages.
     """
     at = steps.config.layers[layer]
     source = at.kv_from if pool is None else layer
@@ -122,8 +122,9 @@ def emit_attention(
 
 
 def _biases_by_distance(steps: Steps, stem: str, causal: bool) -> Const:
-    """Return the biases of scores for each distance up to REACH and each head, made of the biases
-    by bucket in the tensor ``stem``. All plans and layers share one copy.
+    """Return the biases of scores for each distance up to REACH and each head
+    (``relative_bias.py``), made of the biases by bucket in the tensor ``stem``. ``causal``: queries
+    see no later keys. All plans and layers share one copy.
     """
     name = f"{stem}.weight"
     steps.plan.tensors_used.add(name)

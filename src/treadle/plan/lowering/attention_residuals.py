@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def attention_residual(
     ops: PlanOps, label: str, x: Rows, blocks: Rows | None = None, *, n: int, weight: str
 ) -> Rows:
-    """Return the weighted sum of the first ``n`` states in ``blocks`` and of ``x``, f32
-    ``[N, n_embd]``. A token's weights are the softmax of scores; a score is the dot product of the
-    vector ``weight`` and the RMS norm of the states.
+    """Return a weighted sum of the first ``n`` states in ``blocks`` and of ``x``, f32 ``[N,
+    n_embd]``. A token's weights are the softmax of ``n + 1`` scores, one for each of these states:
+    the dot product of the vector ``weight`` and the RMS norm of the state.
 
     Without ``blocks``, return ``x``; the file's vector is then unused.
     """

@@ -30,8 +30,8 @@ FREE = Bounds(-math.inf, math.inf)
 
 
 def bounded_products(ops: PlanOps, label: str, x: Rows, stems: Sequence[TensorName]) -> list[Rows]:
-    """Return ``clamp(clamp(x) W^T)`` for each of several matrices, with the matrix' bounds of its
-    input and of its output.
+    """Return ``clamp(clamp(x) W^T)`` for each of the matrices ``stems``, with the bounds that the
+    file has for the inputs and for the results of each matrix.
 
     Matrices with equal bounds of their inputs read the same clamped rows, in one product.
     """
@@ -83,7 +83,9 @@ def _clamped(
 
 
 def _bounds(steps: Steps, stem: TensorName, side: str) -> Bounds:
-    """Return a matrix' bounds on one ``side``, "input" or "output"."""
+    """Return the bounds of the inputs (``side`` "input") or of the results ("output") of the matrix
+    ``stem``.
+    """
     found = []
     for end, without in (("min", FREE.low), ("max", FREE.high)):
         name = bound_of(stem, side, end)

@@ -22,8 +22,8 @@ CHOSEN = "clusters"  # output of the plan: each token's clusters, i32 [N, n_used
 def clustered(
     ops: PlanOps, label: str, h: Rows, scores: Rows, *, weight: str, n: int, n_used: int
 ) -> Rows:
-    """Return the products of ``h`` with parts of a matrix, f32 ``[N, n_used * m]``, and emit the
-    output CHOSEN.
+    """Return the products of ``h`` with parts of a matrix, f32 ``[N, n_used * m]``; also make the
+    numbers of these parts, i32 ``[N, n_used]``, the plan's output CHOSEN.
 
     The matrix ``weight`` has ``n`` equal parts of ``m`` rows. A token's products are those of the
     ``n_used`` parts with the largest ``scores [N, n]``, the best part first.

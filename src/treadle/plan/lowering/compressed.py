@@ -30,10 +30,11 @@ def units_stored(
     ops: PlanOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
 ) -> Rows:
     """Emit the rows of units (compressed keys), and store them: attention's, or with ``index``
-    those of the layer's indexer. Return them, f32 ``[N, width]``.
+    those of the layer's indexer. Return them, f32 ``[N, width]``: for each token its unit's row so
+    far.
 
     kv, gate: each token's values and scores; a unit's row is the sum of its tokens' values, weighed
-        by the softmax of their scores.
+    by the softmax of their scores.
     stem: prefix of the tensors ``_ape`` (bias of scores) and ``_norm``, which a file may lack.
     """
     steps = ops.steps
@@ -119,8 +120,8 @@ def units_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int
 
 
 def _scores(ops: PlanOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
-    """Emit the scores of units by an indexer. Return them, f32 ``[N, most units]``, or None if the
-    context has no more units than are chosen.
+    """Emit an indexer's scores of units, for queries ``q`` with ``weights`` of their heads. Return
+    them, f32 ``[N, most units]``, or None if the context has no more units than are chosen.
     """
     steps = ops.steps
     index = _indexer_of(ops, layer)
@@ -184,7 +185,8 @@ def rows_attended(
 
     A row is key and value of all heads. Queries are normed head by head, without weights; ``norm``
     is the stem of the norm of rows. ``chosen``: the units that each token sees, None for all;
-    ``sinks``: stem of the sinks. The result is rotated back by the token's position.
+    ``sinks``: stem of the scores of a key without a value, one for each head. The result is rotated
+    back by the token's position.
     """
     steps = ops.steps
     cache = steps.cache
@@ -244,7 +246,9 @@ def rows_attended(
 
 
 def rows_stored(ops: PlanOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
-    """Store the rows ``kv`` of tokens, to which no token of the same run attends; return ``kv``."""
+    """Store the rows ``kv`` of tokens without attending to them; return ``kv``. ``norm``: stem of
+    the norm of rows.
+    """
     rows, column = ops.place(kv)
     _store(ops, label, rows, column, ops.steps.cache.pool_of(layer), layer, norm)
     return kv
@@ -272,8 +276,8 @@ def _emit_rotation(
     pool: Pool,
     **more: Any,
 ) -> None:
-    """Emit a step that rotates each head of ``x`` in place; ``more``: further fields of
-    ``TurnHeads``, such as ``inverse`` or a norm.
+    """Emit a step that scales, norms and rotates each head of ``x`` in place, as ``more``, further
+    fields of ``TurnHeads``, says. ``pool``: its page format decides on Hadamard rotation.
     """
     table = ops.config.layers[layer].rope
     assert table is not None
@@ -293,8 +297,9 @@ def _emit_rotation(
 def _store(
     ops: PlanOps, label: str, rows: Buffer, column: int, pool: Pool, layer: int, norm: str
 ) -> None:
-    """Emit a step that norms, rotates and stores rows in the layer's pages. ``rows``, ``column``:
-    where they are; ``norm``: stem of a norm that the file may lack.
+    """Emit a step that norms and rotates rows, and stores them in the layer's pages of ``pool``.
+    ``rows``, ``column``: the buffer, and where the rows begin in it; ``norm``: stem of a norm that
+    the file may lack.
     """
     steps = ops.steps
     table = ops.config.layers[layer].rope

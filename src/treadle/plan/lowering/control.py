@@ -43,8 +43,9 @@ def emit_control(ops: PlanOps, label: str, x: Rows, layer: int) -> Rows:
 
 
 def _packed(ops: PlanOps, label: str, layer: int) -> Const:
-    """Return the directions of all control vectors for a layer, f32 ``[n_vectors, n_embd]``, zeros
-    for those without one; divided by ``residual_scale``, as the residual stream is.
+    """Return the directions of all control vectors for a layer, f32 ``[n_vectors, n_embd]``, with
+    zeros for control vectors that have none there; divided by ``residual_scale``, as the residual
+    stream is.
     """
     weights = ops.steps.weights
     rows = np.zeros((len(weights.directions), ops.config.n_embd), np.float32)

@@ -43,7 +43,7 @@ def cross_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Ro
 
 
 def cross_attend(ops: PlanOps, label: str, q: Rows, *, layer: int) -> Rows:
-    """Return the attention of each token over its sequence's encoder rows, f32
+    """Return the attention of each token's queries ``q`` over its sequence's encoder rows, f32
     ``[N, n_head * head_dim_v]``.
     """
     steps = ops.steps

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Value(Rows):
-    """The deferred result of an op: f32 in columns of a buffer, or rows in the layout of a
-    product.
+    """The deferred result of an op. Once emitted it is f32 in columns of a buffer, or rows in the
+    layout of a product. ``acts``: the buffers by layout, as far as they are emitted.
     """
 
     outputs: bool = field(default=False, kw_only=True)  # one row per output, not per token
@@ -53,7 +53,9 @@ class OutputRows(Value):
 
 @dataclass(eq=False)
 class NormOf(Value):
-    """A deferred norm of ``x``, or of each of its ``heads`` equal parts."""
+    """A deferred norm of ``x``, or of each of its ``heads`` equal parts, with weights from the
+    tensor ``weight`` times ``scale``. ``centred``: LayerNorm, else RMS norm.
+    """
 
     x: Rows
     weight: str
@@ -61,7 +63,7 @@ class NormOf(Value):
     centred: bool
     scale: float
     eps: float
-    own: bool = field(default=False, kw_only=True)  # weights differ between heads
+    own: bool = field(default=False, kw_only=True)  # each head has weights of its own
     wide: Buffer | None = field(default=None, kw_only=True)  # as f32 rows padded like a product's
 
 
@@ -123,7 +125,9 @@ class Product(Value):
 
 @dataclass(eq=False)
 class ExpertSum(Value):
-    """The deferred weighted sum of the rows of each token's experts."""
+    """The deferred weighted sum of the rows ``y`` of each token's ``n_used`` experts, with
+    ``weights``, one per choice (an expert of a token).
+    """
 
     y: Buffer
     weights: Buffer
@@ -141,7 +145,7 @@ def is_per_output(x: Rows) -> bool:
 
 class HeadTransforms(NamedTuple):
     """The norm and the rope that are applied to queries or keys (``source``) before attention, and
-    their order.
+    their order: ``norm_last`` means rope first. None: no norm, no rope.
     """
 
     source: Rows
@@ -150,7 +154,7 @@ class HeadTransforms(NamedTuple):
     norm_last: bool
 
     def has_same_kinds(self, other: HeadTransforms) -> bool:
-        """Return whether both have the same kinds of transforms in the same order; weights and
+        """Return whether ``other`` has the same kinds of transforms in the same order; weights and
         tables may differ.
         """
         mine, its = ((way.table is None, way.norm is None, way.norm_last) for way in (self, other))
@@ -158,7 +162,9 @@ class HeadTransforms(NamedTuple):
 
 
 def unwrap(x: Rows) -> HeadTransforms:
-    """Return what is under a norm and a rope of ``x``, in either order, with these transforms."""
+    """Remove a norm and a rope, in either order, from the deferred value ``x``; return the value
+    below them with these transforms.
+    """
     norm = None
     table = None
     norm_last = False
@@ -177,10 +183,12 @@ def unwrap(x: Rows) -> HeadTransforms:
 
 
 class ExpertMatrix(NamedTuple):
-    """A tensor with one matrix per expert, such as all ``up`` matrices of a layer."""
+    """A tensor with one matrix of ``height`` rows per expert, such as all ``up`` matrices of a
+    layer.
+    """
 
     stem: TensorName  # of the tensor, or of its rows from the first expert's on
-    height: int
+    height: int  # rows of one expert's matrix
     pitch: int  # rows between consecutive experts
 
 

@@ -53,8 +53,8 @@ def capped(ops: PlanOps, label: str, x: Rows, *, cap: float) -> Rows:
 
 
 def tempered(ops: PlanOps, label: str, x: Rows, *, table: int) -> Rows:
-    """Multiply each token's row of ``x``, in place, by its cosine in a rope table that only scales
-    queries.
+    """Multiply each token's row of ``x``, in place, by the cosine that rope table number ``table``
+    has for the token; such a table only scales queries and rotates nothing.
     """
     from treadle.kernels.elementwise.scale import Temper
 
@@ -77,8 +77,8 @@ def multiplied(ops: PlanOps, label: str, x: Rows, *, gain: float) -> Rows:
 
 
 def normed_heads(ops: PlanOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
-    """Return the RMS norm, without weights, of each of ``heads`` equal parts of ``x``, in place.
-    ``gains``: a tensor with a factor for each part, or "".
+    """Replace each of ``heads`` equal parts of ``x`` by its RMS norm, without weights. ``gains``: a
+    tensor with a factor for each part, or "".
     """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
     from treadle.kernels.recurrent.gates import UnitHeads
@@ -108,7 +108,7 @@ def normed_times(ops: PlanOps, label: str, x: Rows, *, factor: str) -> Rows:
 
 
 def weighed(ops: PlanOps, label: str, x: Rows, scores: Rows) -> Rows:
-    """Return ``x`` times the sigmoid of each token's largest score."""
+    """Return ``x`` times the sigmoid of the largest of each token's ``scores``."""
     from treadle.kernels.elementwise.scale import ScaleByExpert
 
     rows = ops.floats(x)
@@ -159,8 +159,8 @@ def xielu(ops: PlanOps, label: str, x: Rows, *, layer: int) -> Rows:
 def embedded_beside(
     ops: PlanOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
 ) -> Rows:
-    """Write the tokens' embeddings, times ``scale``, into the first half of the rows of ``x``, and
-    norm each half by ``norms``, in place.
+    """Write the tokens' embeddings (table ``weight``), times ``scale``, into the first half of the
+    rows of ``x``, and norm each half in place with the weights named in ``norms``.
     """
     rows = ops.floats(x)
     width = x.width // 2
@@ -173,8 +173,8 @@ def embedded_beside(
 def embedded_before(
     ops: PlanOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
 ) -> Rows:
-    """Return the tokens' embeddings and ``x`` side by side, f32 ``[N, 2 * width]``, each normed by
-    one of ``norms``.
+    """Return the tokens' embeddings (table ``weight``) and ``x`` side by side, f32 ``[N, 2 *
+    width]``, each normed with the weights that ``norms`` names for it.
     """
     both = concatenated(ops, f"{label}.states", x, at=1, n=2)
     rows = ops.floats(both)
@@ -206,9 +206,10 @@ def projected_streams(
     norms: tuple[str, str],
     weight: str,
 ) -> Rows:
-    """Return ``n`` streams, f32 ``[N, n * n_embd]``: the matrix ``weight`` times the tokens'
-    embeddings and each of the streams ``x``, side by side, both normed by one of ``norms``.
-    ``embd``: the stem of the embeddings. The matrix is read once for all streams.
+    """Return ``n`` streams, f32 ``[N, n * n_embd]``. Each is the matrix ``weight`` times two
+    vectors side by side, the token's embedding and that stream of ``x``, which are normed with the
+    weights named in ``norms``. ``embd``: the stem of the embeddings. The matrix is read once for
+    all streams.
     """
     steps = ops.steps
     width = x.width // n
@@ -266,8 +267,8 @@ def _copy_columns(
 
 
 def _embed(ops: PlanOps, label: str, rows: Buffer, weight: str, scale: float, width: int) -> None:
-    """Write the tokens' embeddings, times ``scale``, into the first ``width`` columns of
-    ``rows``.
+    """Write the tokens' embeddings from the table ``weight``, times ``scale``, into the first
+    ``width`` columns of ``rows``.
     """
     steps = ops.steps
     name = f"{weight}.weight"
@@ -309,8 +310,8 @@ SLICES = 4
 
 
 def spread(ops: PlanOps, label: str, x: Rows, y: Rows) -> Rows:
-    """Return ``x`` and the parts of ``y`` side by side; each part is as wide as ``x`` and is
-    rescaled to its magnitude.
+    """Return AltUp's streams, ``x`` and the parts of ``y`` side by side; each part of ``y`` is as
+    wide as ``x`` and is rescaled to the magnitude of ``x``.
     """
     from treadle.kernels.elementwise.altup import SpreadStreams
 
@@ -355,8 +356,9 @@ def take(ops: PlanOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
 
 
 def join(ops: PlanOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
-    """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
-    to ``x / n``.
+    """Return ``total + y / n``, with the stream ``y`` rescaled to the magnitude of ``x``.
+    ``total``: the sum over earlier streams; None for the first one: ``x / n``. ``n``: number of
+    streams.
     """
     from treadle.kernels.elementwise.altup import Join
 
@@ -378,8 +380,8 @@ def join(ops: PlanOps, label: str, x: Rows, y: Rows, total: Rows | None = None, 
 
 
 def predict(ops: PlanOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
-    """Return AltUp's predictions of ``n`` streams, each a combination of all streams
-    ``x [N, n * n_embd]``. ``router``, ``coef``: stems of its tensors.
+    """Return AltUp's predictions of ``n`` streams, each a combination of all streams ``x [N, n *
+    n_embd]``. ``router``, ``coef``: stems of the tensors that make the coefficients.
     """
     from treadle.kernels.elementwise.altup import Predict
 
@@ -405,9 +407,9 @@ def predict(ops: PlanOps, label: str, x: Rows, *, n: int, router: str, coef: str
 def correct(
     ops: PlanOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
 ) -> Rows:
-    """Correct the ``n`` streams ``x`` in place: the layer's result ``y`` for the first stream
-    differs from its prediction, and each stream gets a share of the difference. Return the first
-    stream times ``scale``.
+    """Correct AltUp's ``n`` predicted streams ``x`` in place: the layer's result ``y`` for the
+    first stream differs from its prediction, and each stream gets a share of the difference. Return
+    the first stream times the vector ``scale``. ``router``, ``coef``: as in ``predict``.
     """
     from treadle.kernels.elementwise.altup import Correct
 
@@ -466,8 +468,8 @@ def laurel(
     norms: tuple[str, str, str],
     scale: float,
 ) -> Rows:
-    """Return ``scale * (x + norm(x) + norm(a) + norm(b))``; ``norms``: the weights of the three
-    norms.
+    """Return ``scale * (x + norm(x) + norm(a) + norm(b))``; ``norms``: the names of the weights of
+    the three norms, in this order.
     """
     from treadle.kernels.elementwise.altup import Laurel
 
@@ -520,8 +522,8 @@ def sparse_gate(ops: PlanOps, label: str, gate: Rows, up: Rows, *, fn: str, cut:
 
 
 def _slices(ops: PlanOps, width: int) -> int:
-    """Return the number of slices that a token's row is split into, so that several threads have
-    work.
+    """Return the number of slices that a token's row of ``width`` values is split into, so that
+    several threads have work.
     """
     few = ops.steps.plan.n_tokens <= FEW
     return SLICES if few and not width % (SLICES * BLOCK) else 1

@@ -68,7 +68,8 @@ def emit_fetch(
     tiles: Buffer | None = None,
 ) -> None:
     """Emit a step that asks the OS to page in the chosen experts' matrices (``madvise``), without
-    waiting. Nothing is emitted if memory holds the model.
+    waiting. Nothing is emitted if memory holds the model. ``chosen``: the expert of each choice; or
+    ``tiles``: tiles of rows, each with its expert.
 
     With many tokens, callers pass the matrices of one product at a time: more may not fit in
     memory.
@@ -105,8 +106,8 @@ def emit_fetch(
 
 
 def expert_table(steps: Steps, name: str, n: int) -> Const:
-    """Return the table of each token's experts, i32 ``[n_vocab * n_used]``. Raises FileError for
-    another type, or an expert that is none of the ``n``.
+    """Return the table ``name`` of each vocabulary token's experts, i32 ``[n_vocab * n_used]``.
+    Raises FileError for another type, or an expert number that is not below ``n``.
     """
     weights = steps.weights
     steps.plan.tensors_used.add(name)
@@ -233,8 +234,8 @@ class Mixture:
         )
 
     def first_products(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
-        """Return the first products as named steps: one step for gate and up if their formats,
-        biases and factors match, else two.
+        """Return the first products (gate, up), each with the name of its step: one step for both
+        if their formats, biases and factors match, else two. ``both``: the two matrices.
         """
         if not self.gated:
             return [("up", both)]
@@ -266,7 +267,7 @@ class Mixture:
         return self.steps.weights.format(tensor_of(matrices[0].stem, "weight"))
 
     def fields(self, matrices: list[ExpertMatrix]) -> dict[str, Any]:
-        """Return the kernel fields that all kernels for these matrices share."""
+        """Return the fields of ``Matmul`` that are the same in all kernels for ``matrices``."""
         stem = matrices[0].stem
         return {
             "segments": len(matrices),
@@ -276,8 +277,8 @@ class Mixture:
         }
 
     def first_rows(self, branch: Branch, both: list[ExpertMatrix]) -> tuple[Buffer, int]:
-        """Return a buffer for the first products (gate, up), side by side, and the columns of
-        each.
+        """Return a new buffer for the branch's first products (gate, up) side by side, and the
+        column where each product begins.
         """
         pitch = round_up(self.at.n_ff, COLUMNS)
         return Buffer(f"{branch.label}.gate_up", branch.n_rows, len(both) * pitch * 4), pitch
@@ -307,8 +308,8 @@ class Mixture:
         return out
 
     def packed(self, branch: Branch, name: str, act: ActivationLayout) -> Buffer:
-        """Return a buffer for the branch's rows in the layout ``act``: one record per group of
-        ``act.group`` rows.
+        """Return a new buffer ``name`` for the branch's rows in the layout ``act``: one record per
+        group of ``act.group`` rows.
         """
         return Buffer(f"{branch.label}.{name}", branch.n_rows // act.group, act.group_bytes, "u1")
 
@@ -324,10 +325,10 @@ class Mixture:
         y: Buffer,
         first: int = 0,
     ) -> None:
-        """Add the adapters' products of ``x`` to the rows of ``y`` from ``first`` on, if there are
-        any.
+        """Add the adapters' products of ``x`` with ``matrices`` to the rows of ``y`` from ``first``
+        on, if there are any.
 
-        x: one row per token; a Buffer has one per row of the branch.
+        x: deferred ``Rows`` have one row per token; a Buffer has one per row of the branch.
         """
         if not self.adapted(matrices):
             return
@@ -356,9 +357,9 @@ class Mixture:
         *,
         of_tokens: bool = False,
     ) -> None:
-        """Emit the products of a branch with its experts' matrices, into ``columns`` of ``y``.
-        ``x``: one row per row of the branch, or with ``of_tokens`` one per token; ``first``: the
-        branch's first row in ``y``.
+        """Emit the products of a branch with its experts' ``matrices`` by the kernel ``spec``, as
+        step ``name``, into ``columns`` of ``y``. ``x``: one row per row of the branch, or with
+        ``of_tokens`` one per token; ``first``: the branch's first row in ``y``.
         """
         steps = self.steps
         at = self.at
@@ -434,8 +435,8 @@ def experts(
 
 class _Experts(Mixture):
     def build(self, h: Rows, shared: list[Buffer]) -> Rows:
-        """Emit products and gate of the experts that ``route`` has chosen; return their weighted
-        sum, plus ``shared``.
+        """Emit the products of ``h``, and the gate, of the experts that ``route`` has chosen;
+        return their weighted sum, plus ``shared``, the shared expert's rows.
         """
         n_ff = self.at.n_ff
         fused = f"{self.blk}_gate_up_{self.exps}"
@@ -457,8 +458,9 @@ class _Experts(Mixture):
     def _emit_by_choice(
         self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
-        """Emit the mixture for few tokens. Return the results, f32 ``[N * n_used, n_embd]``, one
-        row per choice, and None.
+        """Emit the mixture for few tokens. ``both``: the gate and up matrices. Return the results,
+        f32 ``[N * n_used, n_embd]``, one row per choice, and None, as ``_emit_by_expert`` returns
+        places.
         """
         grid = Grid(self.at.n_used, "n_tokens")
         emit_fetch(self.steps, self.label, [*both, down], grid, chosen=self.chosen)
@@ -469,8 +471,8 @@ class _Experts(Mixture):
     def _emit_by_expert(
         self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
-        """Emit the mixture with rows sorted by expert. Return the results, f32 rows, and the row of
-        each choice, i32.
+        """Emit the mixture with rows sorted by expert. ``both``: the gate and up matrices. Return
+        the results, f32 rows, and for each choice the number of its row, i32.
         """
         n_choices = self.n_choices
         sizes = (self.at.n, self.at.n_used)
@@ -496,8 +498,9 @@ class _Experts(Mixture):
         return Buffer(f"{self.label}.down", n_rows, round_up(h.width, COLUMNS) * 4)
 
     def _sort(self, kind: str, spec: Sort, places: Buffer, n_rows: int, first: int) -> Branch:
-        """Emit a sort of choices by expert: the branch's tiles, each row's token, and each choice's
-        row, counted from ``first`` on.
+        """Emit a sort of choices by expert, by the kernel ``spec``. Return the branch, with its
+        tiles and each row's token; each choice's row, counted from ``first`` on, is written to
+        ``places``. ``kind``: prefix of the step's label; ``n_rows``: the largest number of rows.
         """
         label = f"{self.label}.{kind}"
         n_tiles = blocks_most(min(n_rows, self.n_choices), self.at.n, spec.most)
@@ -544,8 +547,8 @@ class _Experts(Mixture):
     # -- experts with many rows ---------------------------------------------------------------
 
     def _gemms(self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix) -> tuple[Gemms, Matmul]:
-        """Return the kernels of the first products and of ``down``, chosen for the expected number
-        of rows per expert.
+        """Return the kernels of the first products, as (label, matrices, kernel), and that of
+        ``down``, chosen for the expected number of rows per expert.
         """
         n = self.n_choices // self.at.n
         n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # the fewest tokens that a gemm is for
@@ -594,8 +597,8 @@ class _Experts(Mixture):
         self.adapt(branch, [down], floats, y)
 
     def _gather(self, branch: Branch, h: Rows, act: ActivationLayout, more: bool) -> Buffer:
-        """Emit a copy of the tokens' activations into rows sorted by expert, in the layout ``act``.
-        ``more``: another layout of these rows exists already.
+        """Emit a copy of the tokens' activations ``h`` into rows sorted by expert, in the layout
+        ``act``. ``more``: another layout of these rows exists already, so the label names this one.
         """
         name = "gather" + (f".{act.kind}_group{act.group}_sub{act.sub}" if more else "")
         out = self.packed(branch, name, act)
@@ -608,7 +611,8 @@ class _Experts(Mixture):
         self, both: list[ExpertMatrix], k: int, out: ActivationLayout, n: int
     ) -> Gated | None:
         """Return the kernel that computes gate, up and the activation in one step, or None if there
-        is none.
+        is none for these matrices. ``k``: columns; ``out``: layout of the result; ``n``: expected
+        rows per expert.
         """
         steps = self.steps
         stem = both[0].stem

@@ -148,7 +148,9 @@ def chosen(
 
 
 def rotation_back(ops: PlanOps, table: int, n: int) -> Const:
-    """Return the cosines and sines, f32 ``[dims]``, that rotate a key back by ``n`` positions."""
+    """Return the cosines and sines, f32 ``[dims]``, that rotate a key back by ``n`` positions, at
+    the frequencies of rope table number ``table``.
+    """
     inverse = ops.config.ropes[table].frequencies(ops.config.n_ctx_train)[0]
     angles = np.asarray(inverse) * -n
     turn = np.concatenate([np.cos(angles), np.sin(angles)])
@@ -159,8 +161,8 @@ _PARTS = "weight", "bias"
 
 
 def ignore(steps: Steps, *unused: Rows | None) -> None:
-    """List the weights of rows that no step reads as ignored, so that ``Plan.check`` accepts
-    them.
+    """List the weights of ``unused``, deferred rows that no step reads, as ignored, so that
+    ``Plan.check`` accepts them.
     """
     stems: list[Any] = []
     for rows in unused:

@@ -20,9 +20,9 @@ I32, I64, F32 = (np.dtype(name) for name in ("i4", "i8", "f4"))
 
 
 def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str, Input]:
-    """Return the inputs of a plan's runs, by the field of RUN_STATE that locates them; and
-    ``pages``, the page lists that attention items point into. ``rope_dims``: the dims of each rope
-    table.
+    """Return the inputs of a plan's runs, keyed by the field of RUN_STATE that locates each; and
+    ``pages``, the page lists that attention items point into. ``rope_dims``: the number of rotated
+    dims of each rope table.
     """
     n = plan.n_tokens
     pools = [pool for pool in cache.pools if pool.layers]
@@ -49,8 +49,8 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
 
 
 def lora_inputs(n_tokens: int, n_scales: int) -> dict[str, Input]:
-    """Return the inputs for adapters and control vectors: ``lora_scales``, a row of scales per
-    sequence or run of tokens, and ``loras``, records that point into them.
+    """Return the inputs for adapters and control vectors: ``lora_scales``, rows of ``n_scales``
+    scales, one row per sequence or run of tokens, and ``loras``, records that point into them.
     """
     scales = Input(F32, (n_tokens, n_scales))
     return {"loras": Input(LORA, (n_tokens,)), "lora_scales": scales}
@@ -58,7 +58,7 @@ def lora_inputs(n_tokens: int, n_scales: int) -> dict[str, Input]:
 
 def sampled_inputs(n_outputs: int, n_vocab: int) -> dict[str, Input]:
     """Return the inputs for the queries of samplers: ``masks``, one bit per token of the
-    vocabulary, and ``sampled``, records that point into them.
+    vocabulary, for each of ``n_outputs`` outputs; and ``sampled``, records that point into them.
     """
     masks = Input(np.dtype("u8"), (n_outputs, -(-n_vocab // 64)))
     return {"sampled": Input(SAMPLED, (QUERIES * n_outputs,)), "masks": masks}

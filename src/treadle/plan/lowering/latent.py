@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def by_head(ops: PlanOps, label: str, x: Rows, *, weight: str, heads: int) -> Rows:
-    """Return the product of each of ``heads`` equal parts of ``x`` with a matrix of its own, side
-    by side. ``weight``: the stem of all these matrices.
+    """Return the product of each of ``heads`` equal parts of ``x`` with its own matrix, side by
+    side. ``weight``: the stem of the tensor with all these matrices.
     """
     rows, column = ops.place(x)
     m = ops.steps.weights.n_rows(f"{weight}.weight") // heads
@@ -123,7 +123,9 @@ def latent(
 
 
 def _split_kv_b(steps: Steps, layer: int, name: str) -> None:
-    """Cut ``k_b`` and ``v_b`` from the tensor ``name``, which holds both, once per model."""
+    """Cut ``k_b`` and ``v_b`` of a layer from the tensor ``name``, which holds both, and add them
+    to the derived tensors of ``Weights``; once per model.
+    """
     at = steps.config.layers[layer]
     weights = steps.weights
     assert at.latent is not None
@@ -147,11 +149,11 @@ def _multiply(
     y_pitch: int,
     scale: float = 1.0,
 ) -> None:
-    """Emit ``scale * x W^T`` for each head: its first ``k`` columns times its own matrix of ``m``
-    rows.
+    """Emit ``scale * x W^T`` for each head: ``k`` columns of ``x`` times the head's matrix of ``m``
+    rows, from the tensor ``weight``.
 
-    ``x``: f32 rows, the column of the first head, and the columns from head to head. In ``y`` the
-    heads' products are ``y_pitch`` columns apart.
+    ``x``: f32 rows, the column of the first head, and the number of columns from one head to the
+    next. In ``y`` the heads' products are ``y_pitch`` columns apart.
     """
     steps = ops.steps
     rows, column, pitch = x
@@ -208,8 +210,8 @@ F16_MOST = 65504.0
 
 
 def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Tensor, Tensor]:
-    """Return ``k_b`` (transposed) and ``v_b`` as tensors in memory, cut from ``kv_b``; ``n_nope``:
-    rows of each head that make its key.
+    """Return ``k_b`` (transposed) and ``v_b`` as tensors in memory, cut from ``kv_b`` (``whole``,
+    in format ``fmt``); ``n_nope``: rows of each head that make its key.
 
     ``v_b`` keeps the file's format. So does ``k_b`` if the format stores each weight by itself; a
     format of blocks, which lie along rows, is converted to F16, whose 11 bits exceed its codes'.
@@ -234,7 +236,9 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
 
 
 def _numbers(fmt: Format, rows: Bytes) -> tuple[Format, Bytes]:
-    """Return rows converted to F16, or to F32 if a value exceeds F16's range; and that format."""
+    """Return the weights ``rows`` of format ``fmt`` converted to F16, or to F32 if a value exceeds
+    F16's range, after that new format.
+    """
     floats = fmt.dequantize_rows(rows)
     to = by_name("F16" if np.abs(floats).max() <= F16_MOST else "F32")
     return to, to.quantize_rows(floats)

@@ -38,7 +38,9 @@ FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step e
 
 @dataclass
 class PackedAdapters:
-    """All adapters of one product, packed for its two steps (``_pack``)."""
+    """All adapters of one product, packed for its two steps (``_pack``): ``a``, ``groups`` for
+    ``LoraDown`` and ``b``, ``pieces`` for ``LoraUp``, or for their twins for experts.
+    """
 
     w: str  # the format of a and b
     a: Const
@@ -52,8 +54,8 @@ class PackedAdapters:
 
 
 def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
-    """Add the adapters' products of ``x``, f32 rows, to ``y``, the products ``of`` several
-    matrices.
+    """Add the adapters' products of ``x``, f32 rows, to ``y``, which holds the products ``of``
+    several matrices side by side.
     """
     weights = steps.weights
     key = tuple(of.stems)
@@ -77,8 +79,8 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
 def emit_embedding_lora(
     steps: Steps, label: str, names: Sequence[str], y: Buffer, width: int, scale: float
 ) -> None:
-    """Add the adapters of the embedding tables ``names`` to the embeddings in ``y``, times
-    ``scale``.
+    """Add the adapters' part of the embedding tables ``names``, times ``scale``, to the embeddings
+    in ``y``, which are ``width`` values wide.
 
     Each token reads one row of all B matrices, side by side; each adapter's columns of it are
     multiplied by its A.
@@ -156,8 +158,9 @@ def emit_experts_lora(
     n_used: int,
     of_tokens: bool,
 ) -> None:
-    """Add the adapters' products of ``x``, f32 rows, to the experts' products in ``y``, from row
-    ``first`` on. ``of_tokens``: ``x`` has one row per token, not one per row of the branch.
+    """Add the adapters' products of ``x``, f32 rows, with the experts' ``matrices`` to their
+    products in ``y``, from row ``first`` on. ``n_used``: experts of a token; ``of_tokens``: ``x``
+    has one row per token, not one per row of the branch.
     """
     weights = steps.weights
     key = tuple(each.stem for each in matrices)
@@ -204,10 +207,12 @@ def _emit(
     into: dict[str, Any],
     given: dict[str, Any],
 ) -> None:
-    """Emit the two steps of adapters: ``t = x A^T``, then ``y += t B^T``.
+    """Emit the two steps of adapters: ``t = x A^T`` by the kernel ``down``, then ``y += t B^T`` by
+    ``up``.
 
-    ``grid(n)`` returns the grid for ``n`` items per tile or choice; ``into``: the arguments that
-    name ``y``; ``given``: ``t`` and the other arguments of both steps.
+    ``grid(n)`` returns the grid for ``n`` items per tile or choice; ``height``: columns of the
+    products in ``y``; ``into``: the arguments that name ``y``; ``given``: ``t`` and the other
+    arguments of both steps.
     """
     t = given["t"]
     n_columns = packed.n_groups * GROUP
@@ -248,8 +253,8 @@ def _pack(
     width: int,
 ) -> PackedAdapters:
     """Return the adapters of the matrices ``stems``, packed for both steps. ``heights``,
-    ``columns``: rows of each matrix, and where its products begin in ``y``; ``width``: f32 values
-    in a row of ``y``.
+    ``columns``: rows of each matrix, and where its products begin in ``y``; ``k``: columns of the
+    matrices; ``width``: f32 values in a row of ``y``.
 
     A matrix without experts is packed as that of one expert.
     """

@@ -56,8 +56,8 @@ class Materializer:
         return buffer
 
     def place(self, x: Rows) -> tuple[Buffer, int]:
-        """Return ``x`` as f32 rows, and the column where it begins. Raises UnsupportedError for
-        rows that exist only in a product's layout.
+        """Return ``x`` as f32 rows in a buffer, and the column where they begin. Raises
+        UnsupportedError for rows that exist only in a product's layout.
         """
         if isinstance(x, Product):
             return self._multiply(x.of), x.of.columns[x.index]
@@ -74,7 +74,9 @@ class Materializer:
         raise UnsupportedError(f"{x.label}: cannot be materialised as f32 rows")
 
     def column_norm(self, x: NormOf, rows: Buffer, column: int) -> None:
-        """Emit the norm of ``x.heads`` equal parts of each row, in place, from ``column`` on."""
+        """Emit the norm ``x`` on ``rows``: of ``x.heads`` equal parts of each row, in place, from
+        ``column`` on.
+        """
         from treadle.kernels.elementwise.column_norm import ColumnNorm
 
         bias = f"{x.weight}.bias"
@@ -145,7 +147,9 @@ class Materializer:
         return x.acts[act]
 
     def _pack_columns(self, label: str, rows: Buffer, act: ActivationLayout, column: int) -> Buffer:
-        """Emit the layout ``act`` of one of several products, which begins at ``column``."""
+        """Emit a step that writes ``act.k`` columns of ``rows``, from ``column`` on, in the layout
+        ``act``: one of several products side by side.
+        """
         from treadle.kernels.attention.latent_steps import PackHeads  # few models need it
 
         out = self.steps.activations(label, act)
@@ -239,8 +243,8 @@ class Materializer:
         up: int | None = None,
         apart: Buffer | None = None,
     ) -> Buffer:
-        """Emit ``fn(x)`` in the layout ``act``, times the values from column ``up`` on if given;
-        these are in ``apart``, else in ``x``.
+        """Emit ``fn(x)`` in the layout ``act``. If ``up`` is given, it is multiplied by the values
+        from column ``up`` on of ``apart``, or of ``x`` if ``apart`` is None.
         """
         out = self.steps.activations(label, act)
         gated = up is not None or fn == "copy"
@@ -288,8 +292,8 @@ class Materializer:
         return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
 
     def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
-        """Emit products, plus ``residual`` if given. Matrices with the same format, bias and factor
-        share one step. Return the buffer of all products.
+        """Emit the products ``of``, plus ``residual`` if given. Matrices with the same format, bias
+        and factor share one step. Return the buffer of all products.
         """
         steps = self.steps
         outputs = is_per_output(of.x)
@@ -341,7 +345,7 @@ class Materializer:
         return of.y
 
     def adapted(self, stems: Sequence[TensorName]) -> bool:
-        """Return whether an adapter adds to the products of any of these matrices."""
+        """Return whether an adapter adds to the products of any of the matrices ``stems``."""
         names: set[TensorName] = {f"{tensor_of_slice(stem)}.weight" for stem in stems}
         names |= {tensor_of(stem, "weight") for stem in stems}
         names.discard(EMBEDDINGS)  # tied output matrix
@@ -360,8 +364,8 @@ class Materializer:
         return tables if any(met) else []
 
     def _rows(self, of: Products, layouts: Sequence[ActivationLayout]) -> Buffer:
-        """Return the products' input as f32, and pack every layout from it, so that the op before
-        them is emitted once.
+        """Return the input of the products ``of`` as f32 rows, and pack each of ``layouts`` from
+        these, so that the op that makes the input is emitted once.
         """
         x = of.x
         assert isinstance(x, Value)
@@ -376,5 +380,7 @@ class Materializer:
 
 
 def _nth(x: Value, act: ActivationLayout) -> str:
-    """Return a suffix of the label for a second layout of the same rows, "" for the first."""
+    """Return a suffix that makes the label of the step that writes ``x`` in the layout ``act``
+    unique: "" for the first layout of these rows.
+    """
     return f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else ""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def media_rows(ops: PlanOps, label: str, x: Rows, *, level: int = 0) -> Rows:
-    """Write the media rows (pictures, sound) of a batch into ``x``, for the tokens that stand for
-    them: level 0 replaces the embeddings, level i adds the rows for layer i (deepstack).
+    """Write the media rows (pictures, sound) of a batch into ``x``, in the rows of the tokens that
+    stand for them: level 0 replaces the embeddings, level i adds the rows for layer i (deepstack).
     """
     steps = ops.steps
     n_embd = ops.config.n_embd

@@ -70,12 +70,14 @@ def build_plan(
     lowering: Callable[[Steps], PlanOps] | None = None,
 ) -> Plan:
     """Return the plan for batches of up to ``n_tokens`` tokens, with up to ``n_outputs`` rows of
-    ``output``.
+    ``output``, one of the graph's outputs.
 
+    deterministic: a text's results depend neither on how it is split into batches nor on the
+    other texts in them.
     table: this machine's tuned tiles.
     scarce: memory does not hold the model, so experts are paged in during a run.
     int16: as in ``Device.plan``.
-    lowering: in place of ``PlanOps``, for plans with hooks.
+    lowering: makes the ops in place of ``PlanOps``, for plans with hooks.
 
     Raises UnsupportedError for an output or an op that the graph or the device lacks.
     """
@@ -236,7 +238,7 @@ class PlanOps(Materializer, Ops):
         return self.products(label, x, weights)
 
     def products(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices, without the clamps of
+        """Return ``x W^T (+ bias)`` for each of the matrices ``weights``, without the clamps of
         ``linears``.
         """
         heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
@@ -383,8 +385,8 @@ class PlanOps(Materializer, Ops):
         chosen: Rows | None = None,
         rel_logits: Rows | None = None,
     ) -> Rows:
-        """Return the attention of queries, normed and rotated in ``qkv``, over the layer's
-        pages.
+        """Return the attention of the queries in ``qkv``, which are normed and rotated already,
+        over the layer's pages; the other arguments as in ``Ops.attend``.
         """
         bits = chosen.bits if isinstance(chosen, Chosen) else None
         biases = self.floats(rel_logits) if rel_logits else None
@@ -394,9 +396,10 @@ class PlanOps(Materializer, Ops):
 
     def _rotated(self, label: str, layer: int, q: Rows, k: Rows | None, v: Rows | None) -> Buffer:
         """Emit the norm and rope of queries and keys, in place, and the store of keys and values.
-        Return the buffer of all three.
+        Return the buffer that has all three side by side.
 
-        A layer that reads another layer's keys and values has queries only.
+        A layer that reads another layer's keys and values has queries only: ``k`` and ``v`` are
+        None.
         """
         steps = self.steps
         config = self.config

@@ -35,8 +35,8 @@ UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 
 
 def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
-    """Return the silu of a short causal convolution of each column of ``x``, with the file's bias
-    if any, in place.
+    """Return the silu of a short causal convolution of each column of ``x``, in place. ``weight``:
+    name of the taps; the file's bias, if any, is added before the silu.
     """
     bias = ops.has(f"{weight}.bias")
     spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
@@ -46,7 +46,7 @@ def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -
 
 def gated_convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Split ``x`` into b, c and v; return c times the short causal convolution of b times v, in
-    place.
+    place. ``weight``: name of the taps.
     """
     state = state_of(ops, layer)
     spec = Convolution(state.n_channels, state.n_conv, gates=True)
@@ -64,8 +64,9 @@ def convolved(
     off: int = 0,
     gain: Any = None,
 ) -> Rows:
-    """Emit the convolution ``spec`` in place. ``off``: byte offset, within the layer's state, of
-    the inputs that it keeps.
+    """Emit the convolution ``spec`` of ``x`` in place. ``weight``: name of the taps; ``bias``,
+    ``gain``: constants, or None; ``off``: byte offset, within the layer's state, of the inputs that
+    it keeps.
     """
     steps = ops.steps
     (rows, column) = ops.place(x)
@@ -91,8 +92,8 @@ def block_convolution(
     ops: PlanOps, label: str, x: Rows, delta: Rows, *, layer: int, weight: str, side: int
 ) -> Rows:
     """Return the short causal convolution of each column of ``x`` with earlier rows of the same
-    sequence in the run, in place. ``weight``: weights of two sides; ``delta``: what each token adds
-    to those of both; ``side``: which of them is used.
+    sequence in the run, in place. ``weight``: a tensor with two sets of weights; ``delta``: what
+    each token adds to the weights of both sets; ``side``: the set that is used, 0 or 1.
     """
     from treadle.kernels.recurrent.block_convolution import BlockConvolution
 
@@ -128,9 +129,10 @@ def rates(
     bias: str,
     most: float = 1.0,
 ) -> Rows:
-    """Return two parts side by side, a value per head each: the step size, softplus of ``x`` plus
-    bias; and the factor by which the state decays. With ``beta`` the first part is its sigmoid
-    times ``most``.
+    """Return the two rates of a recurrence side by side, each with a value per head: the step size,
+    softplus of ``x`` plus bias; and the factor by which the state decays, ``e**(a * step size)``.
+    With ``beta`` the first is ``most`` times its sigmoid instead. ``a``, ``bias``: names of
+    vectors.
     """
     steps = ops.steps
     (rows, column) = ops.place(x)
@@ -157,7 +159,7 @@ def rates(
 
 def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
     """Return the result of Mamba-2's recurrence, f32 ``[N, n_inner]``. ``x``: values, B and C side
-    by side; ``weight``: the name of D.
+    by side; ``rates``: as ``rates`` returns them; ``weight``: the name of D.
     """
     state = state_of(ops, layer)
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
@@ -171,8 +173,8 @@ def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight
 
 def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
     """Return the result of the gated delta rule, f32 ``[N, n_inner]``. ``x``: queries, keys and
-    values side by side. Queries and keys are first scaled to unit length; ``grouped``: neighbouring
-    value heads share a key head.
+    values side by side; ``rates``: as ``rates`` returns them. Queries and keys are first scaled to
+    unit length; ``grouped``: neighbouring value heads share a key head.
     """
     state = state_of(ops, layer)
     (rows, column) = ops.place(x)
@@ -184,8 +186,8 @@ def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped
 def delta_apart(
     ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
 ) -> Rows:
-    """Return the result of the gated delta rule, as ``delta``, of queries, keys and values at any
-    columns of one buffer.
+    """Return the result of the gated delta rule as ``delta`` does, but of queries, keys and values
+    at any columns of one buffer.
     """
     state = state_of(ops, layer)
     places = [ops.place(x) for x in (q, k, v)]
@@ -202,7 +204,9 @@ def delta_apart(
 
 
 def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> None:
-    """Emit a step that scales each head of ``x`` to length ``scale``, in place."""
+    """Emit a step that scales each of ``heads`` equal parts of ``x`` to Euclidean length ``scale``,
+    in place.
+    """
     rows, column = ops.place(x)
     ops.steps.emit(
         label,
@@ -225,7 +229,8 @@ def emit_scan(
     d: Any,
 ) -> Rows:
     """Emit the recurrence ``spec`` and return its result, f32 ``[N, n_inner]``. ``columns``: where
-    values, keys and queries begin in ``rows``; ``d``: Mamba's D, or None.
+    "values", "keys" and "queries" begin in ``rows``; ``rates``: two numbers per head and token;
+    ``d``: Mamba's D, or None.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -271,8 +276,8 @@ def emit_scan(
 
 
 def state_access(ops: PlanOps, layer: int) -> tuple[int, bool]:
-    """Return the byte offset of a recurrence's state, and whether to write it with non-temporal
-    stores.
+    """Return the byte offset of a layer's recurrent state within a sequence's states, and whether
+    to write it with non-temporal stores.
 
     Those are faster for a single token, since the weights evict the state before the next token
     anyway. They need states of whole cache lines.
@@ -296,8 +301,9 @@ def silu_gate(
     groups: int,
     gate_first: bool = False,
 ) -> Rows:
-    """Return ``x * silu(gate)``, in place. ``norm``: weights of an RMS norm of each of ``groups``
-    of ``x``, "" for none; with ``gate_first`` the product is normed.
+    """Return ``x * silu(gate)``, in place. ``norm``: name of the weights of an RMS norm of each of
+    ``groups`` equal parts of ``x``, "" for no norm; with ``gate_first`` the norm is applied to the
+    product instead of ``x``.
     """
     eps = state_of(ops, layer).norm_eps if norm else 0.0
     spec = OutputGate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
@@ -361,11 +367,11 @@ def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
 
 
 def block_of(ops: PlanOps) -> int:
-    """Return the number of tokens that a recurrence processes at a time: SOME for plans of many
-    tokens.
+    """Return the number of tokens that a recurrence processes at a time: the constant SOME in plans
+    of many tokens, else 1.
 
-    It is 1 in deterministic mode, where results must not depend on how a text is split into runs,
-    and on GPUs, where each thread has one column.
+    It is also 1 in deterministic mode, where results must not depend on how a text is split into
+    runs, and on GPUs, where each thread has one column.
     """
     steps = ops.steps
     alone = steps.deterministic or steps.isa.simt is not None
@@ -399,10 +405,11 @@ def state_of(ops: PlanOps, layer: int) -> Recurrence:
 def part_convolution(
     ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
-    """Return the silu of a short convolution of ``x``, in place; a layer has several of these.
+    """Return the silu of a short convolution of ``x``, in place, for a layer that has several of
+    these.
 
-    The inputs that they keep lie one after another in the layer's state; ``before``: columns of the
-    earlier convolutions.
+    The inputs that they keep lie one after another in the layer's state; ``before``: number of
+    columns of the layer's earlier convolutions.
     """
     spec = Convolution(x.width, state_of(ops, layer).n_conv)
     off = 4 * (spec.taps - 1) * before
@@ -435,9 +442,11 @@ def channel_rates(
     most: float = 1.0,
 ) -> Rows:
     """Return side by side, for Kimi Delta Attention: the sigmoid of ``beta`` times ``most``, a
-    value per head; and the decay of each row of a head's state.
+    value per head; and the decay of each row of a head's state (``kda.ChannelRates``), made of
+    ``x``.
 
-    ``floor``: the least logarithm of a decay, 0 for none; ``sign``: a factor of ``a``.
+    ``a``, ``bias``: names of vectors; ``floor``: the least logarithm of a decay, 0 for none;
+    ``sign``: a factor of ``a``.
     """
     from treadle.kernels.recurrent.kda import ChannelRates
 
@@ -467,9 +476,9 @@ def channel_rates(
 def channel_delta(
     ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
 ) -> Rows:
-    """Return the result of the delta rule with a decay for each channel, f32 ``[N, n_inner]``.
-    Queries and keys are first scaled to unit length; they and the values must be columns of one
-    buffer.
+    """Return the result of the delta rule with a decay for each channel of the keys, f32 ``[N,
+    n_inner]``. ``rates``: as ``channel_rates`` returns them. Queries and keys are first scaled to
+    unit length; they and the values must be columns of one buffer.
     """
     from treadle.kernels.recurrent.kda import ChannelDelta
 
@@ -495,8 +504,8 @@ def normed_gate(
     norm: str,
     gain: float = 1.0,
 ) -> Rows:
-    """Return the RMS norm of each head of ``x``, times the sigmoid of ``gate``, times ``gain``, in
-    place.
+    """Return the RMS norm of each head of ``x``, with weights ``norm``, times the sigmoid of
+    ``gate``, times ``gain``, in place.
     """
     state = state_of(ops, layer)
     spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps, gain=gain)
@@ -507,8 +516,8 @@ def normed_gate(
 
 
 def columns_norm(ops: PlanOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
-    """Return the RMS norm of ``x``, which may be some columns of a buffer, in place; ``weight``: ""
-    for none.
+    """Return the RMS norm of ``x``, which may be some columns of a buffer, in place; ``weight``:
+    name of the norm's weights, "" for none.
     """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
 
@@ -528,7 +537,8 @@ def columns_norm(ops: PlanOps, label: str, x: Rows, *, weight: str, eps: float) 
 def selective(
     ops: PlanOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
 ) -> Rows:
-    """Return the result of Mamba-1's recurrence, gated by ``silu(z)``, f32 ``[N, n_inner]``;
+    """Return the result of Mamba-1's recurrence over the values ``x`` with step sizes ``dt``
+    (before the softplus) and vectors ``b`` and ``c``, gated by ``silu(z)``, f32 ``[N, n_inner]``;
     ``stem``: the prefix of the tensors A and D.
     """
     from treadle.kernels.recurrent.mamba1 import A_SCALE, STRIP, Selective

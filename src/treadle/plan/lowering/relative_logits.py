@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def relative_logits(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
-    """Return each query's biases of scores by distance, for all heads, f32
-    ``[N, n_head * relative_values]``: ``mixes [N, n_head * rank]`` times the layer's ``rel_proj``
-    ``weight [rank, reach]``.
+    """Return each query's biases of scores by distance, for all heads, f32 ``[N, n_head *
+    relative_values]``: ``mixes [N, n_head * rank]`` times the layer's matrix ``weight [rank,
+    reach]``.
     """
     steps = ops.steps
     at = ops.config.layers[layer]

@@ -143,8 +143,8 @@ class Steps:
         **fields: bool | int,
     ) -> Matmul:
         """Return the kernel for products with the matrix ``stem`` of ``k`` columns, chosen by the
-        matrix' format and the plan's size. ``outputs``: there is a row per output, not per token;
-        ``per``: rows for each of them; ``fields``: further fields of the kernel.
+        matrix' format and the plan's size. ``outputs``: inputs have a row per output, not per
+        token; ``per``: rows per token (or output); ``fields``: further fields of the kernel.
         """
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         if per > 1:
@@ -167,8 +167,8 @@ class Steps:
         y: Buffer,
         residual: Buffer | None = None,
     ) -> None:
-        """Emit a step that multiplies ``x`` by each matrix. ``heights``, ``columns``: rows of each
-        matrix, and where its products begin in ``y``.
+        """Emit a step that multiplies ``x`` by each of the matrices ``stems``, plus ``residual`` if
+        given. ``heights``, ``columns``: rows of each matrix, and where its products begin in ``y``.
         """
         n_tokens = (self.plan.n_outputs if spec.outputs else self.plan.n_tokens) * spec.per
         spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
@@ -208,8 +208,8 @@ class Steps:
         rows_per_expert: range = ANY,
         **args: Any,
     ) -> None:
-        """Append a step to the plan. ``args``: the kernel's arguments, by the names that it
-        declares; the others are the fields of ``Step``.
+        """Append a step to the plan. Keyword arguments that are not fields of ``Step`` (``args``)
+        are the kernel's arguments, by the names that it declares.
         """
         self.plan.emit(
             Step(
@@ -227,14 +227,16 @@ class Steps:
         )
 
     def row_of(self, name: str) -> dict[str, Any]:
-        """Return the fields of a step that reads one row of the matrix ``name`` per token."""
+        """Return the fields of ``Step`` for a step that reads one row of the matrix ``name`` per
+        token: ``n_bytes`` and ``read_share``.
+        """
         return {"n_bytes": self.weights.n_bytes(name), "read_share": 1 / self.weights.n_rows(name)}
 
     # -- memory -----------------------------------------------------------------------------------
 
     def floats(self, name: str, width: int, *, outputs: bool = False, per: int = 1) -> Buffer:
         """Return a new buffer of f32 rows of at least ``width`` values, one per token (``outputs``:
-        per output). ``per``: side by side in each row are as many rows that a product writes.
+        per output). ``per``: number of rows that a product writes side by side for each.
         """
         n_rows = -(-self._n_rows(outputs, per) // per)
         return Buffer(name, n_rows, per * round_up(width, COLUMNS) * 4)
@@ -249,8 +251,8 @@ class Steps:
         return Buffer(name, n_groups, act.group_bytes, "u1")
 
     def _n_rows(self, outputs: bool, per: int) -> int:
-        """Return the rows of a buffer, with room after the last token: a tile writes whole groups
-        of tokens.
+        """Return the number of rows of a buffer with ``per`` rows per token (``outputs``: per
+        output), and room after the last one: a tile writes whole groups of tokens.
         """
         n = (self.plan.n_outputs if outputs else self.plan.n_tokens) * per
         exact = self.table.only_gemv(n) and not self.deterministic
@@ -261,8 +263,8 @@ class Steps:
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: TensorName) -> tuple[Const, ...]:
-        """Return a matrix as constants, one for each of its arrays; it is the file's, or derived
-        from it.
+        """Return a matrix of the file, or derived from it, as constants, one for each array of its
+        format; the plan counts its tensor as used.
         """
         if name not in self.weights.derived:
             self.plan.tensors_used.add(tensor_of_slice(name))

@@ -48,7 +48,9 @@ def repeated(ops: PlanOps, label: str, x: Rows, *, n: int) -> Rows:
 
 
 def normed_streams(ops: PlanOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
-    """Return the RMS norm of each of ``n`` streams, each with its own part of ``weight``."""
+    """Return the RMS norm of each of ``n`` streams, with a part of the vector ``weight`` for each
+    stream.
+    """
     rows, column = ops.place(x)
     out = ops.steps.floats(label, x.width)
     ops.steps.emit(
@@ -87,8 +89,8 @@ def mixed_streams(ops: PlanOps, label: str, x: Rows, gate: Rows, *, n: int) -> R
 def add_to_streams(
     ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
 ) -> Rows:
-    """Add ``y`` to each of ``n`` streams, in place, times ``2 * sigmoid(scale * weight)``;
-    ``weights``: one per stream, ``[N, n]``.
+    """Add ``y [N, n_embd]`` to each of ``n`` streams ``x``, in place, times ``2 * sigmoid(scale *
+    weight)``; ``weights``: one per stream, ``[N, n]``.
     """
     rows, others = ops.floats(x), ops.floats(y)
     factors, column = ops.place(weights)
@@ -110,11 +112,12 @@ def add_to_streams(
 def stream_weights(
     ops: PlanOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
 ) -> Rows:
-    """Return each token's weights ``[N, n * (2 + n)]``: n for the mix that a half reads, n for
-    adding its result, n * n between streams. ``x``: their products, before scale and base.
+    """Return each token's weights ``[N, n * (2 + n)]``: n for the sum of streams that attention or
+    the FFN reads, n for adding its result to the streams, n * n for mixing the streams. ``x``: the
+    products that make the weights, before scale and base are applied.
 
-    ``rounds``: of Sinkhorn's normalisation of the last; 0: only the first n are computed. ``stem``:
-    prefix of the tensors ``_scale`` and ``_base``.
+    ``rounds``: rounds of Sinkhorn's normalisation of the n * n; 0: only the first n are computed.
+    ``stem``: prefix of the tensors ``_scale`` and ``_base``.
     """
     rows, column = ops.place(x)
     out = ops.steps.floats(label, x.width)
@@ -136,8 +139,8 @@ def stream_weights(
 def weighed_streams(
     ops: PlanOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
 ) -> Rows:
-    """Return the sum over ``n`` streams, each times its weight, f32 ``[N, n_embd]``; without
-    weights their mean.
+    """Return the sum over the ``n`` streams ``x``, each times its weight, f32 ``[N, n_embd]``.
+    ``weights``: as ``stream_weights`` returns them; None: return the streams' mean.
     """
     rows = ops.floats(x)
     given: dict[str, Any] = {}
@@ -184,8 +187,9 @@ def blended_streams(ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *
 def sum_of_streams(
     ops: PlanOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
 ) -> Rows:
-    """Return the weighted sum of ``n`` streams, f32 ``[N, n_embd]``. The weights are made of the
-    first ``n`` columns of ``mix``; ``weights``: prefix of the tensors ``_scale`` and ``_base``.
+    """Return the weighted sum of ``n`` streams, f32 ``[N, n_embd]``. The weights are sigmoids of
+    the first ``n`` columns of ``mix``, plus ``eps``; ``weights``: prefix of the tensors ``_scale``
+    and ``_base``.
     """
     rows = ops.floats(x)
     columns, column = ops.place(mix)
@@ -220,8 +224,9 @@ def spread_to_streams(
     magnitude: float,
     eps: float,
 ) -> Rows:
-    """Add ``y`` to each of ``n`` streams, in place, times a weight: ``magnitude`` times a sigmoid
-    of columns ``n`` to ``2 n - 1`` of ``mix``, plus ``eps``. ``weights``: as in ``sum_of_streams``.
+    """Add ``y [N, n_embd]`` to each of ``n`` streams ``x``, in place, times a weight: ``magnitude``
+    times a sigmoid of columns ``n`` to ``2 n - 1`` of ``mix``, plus ``eps``. ``weights``: as in
+    ``sum_of_streams``.
     """
     rows, others = ops.floats(x), ops.floats(y)
     columns, column = ops.place(mix)
@@ -259,12 +264,12 @@ def output_rows(ops: PlanOps, label: str, x: Rows) -> Rows:
 
 
 def ngrams(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
-    """Return ``n`` streams with the embeddings of each token's n-grams added. ``weights``: prefix
-    of the matrices, norms and taps.
+    """Return the ``n`` streams ``x`` with the embeddings of each token's n-grams added.
+    ``weights``: prefix of the matrices, norms and taps.
 
-    Rows of the n-gram table give a key for each stream, and one value. A stream gets the value by
-    how well the key fits the stream's norm, plus a convolution of what it and the tokens before it
-    got.
+    Rows of the n-gram table give a key for each stream, and one value. A stream gets the value
+    times a score, by how well the key fits the stream's norm; and a convolution in time of these
+    products.
     """
     steps = ops.steps
     grams = ops.config.layers[layer].ngrams
@@ -356,8 +361,8 @@ def _width(ops: PlanOps, layer: int) -> int:
 
 
 def _hash_of(ops: PlanOps, label: str, grams: Ngrams) -> Const:
-    """Return the numbers of the hash: multipliers, then sizes and offsets of the heads, i64. All
-    plans share one copy.
+    """Return the constant that the n-gram hash reads, i64: multipliers, then size and offset of
+    each of its heads (parts of the table). All plans share one copy.
     """
     weights = ops.steps.weights
     key = f"{label}:hash"

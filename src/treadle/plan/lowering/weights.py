@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def tensor_of_slice(name: TensorName) -> str:
-    """Return the name of the tensor that a slice is part of; of another name, the name itself."""
+    """Return the name of the tensor that the slice ``name`` is part of; a name that is no slice is
+    returned as it is.
+    """
     return name if isinstance(name, str) else name.whole
 
 
@@ -79,10 +81,11 @@ class Weights:
         return self.consts[name]
 
     def floats(self, name: TensorName, scale: float = 1.0, *, turned: int = 0) -> Const:
-        """Return a vector (norm, bias) or a small matrix as f32 times ``scale``, padded, because
-        kernels read whole SIMD vectors of it.
+        """Return a vector (norm, bias) or a small matrix as f32 times ``scale``, padded with zeros,
+        because kernels read whole SIMD vectors of it.
 
-        ``turned``: transpose the matrix, in strips of so many rows; 1: the whole matrix at once.
+        ``turned``: transpose the matrix in strips of so many rows; 1: the whole matrix at once; 0:
+        not.
         """
         key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
         key += f".T{int(turned)}" if turned else ""
@@ -103,7 +106,9 @@ class Weights:
         return result
 
     def numbers(self, key: str, values: Sequence[float] | Floats) -> Const:
-        """Return ``values`` that are not a tensor's as an f32 constant, cached by ``key``."""
+        """Return ``values`` as an f32 constant, kept under ``key``: a later call with the same key
+        returns the same constant. For numbers that are no tensor of the file.
+        """
         if key not in self.consts:
             self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)
         (result,) = self.consts[key]

@@ -20,7 +20,7 @@ def token_shift(
     ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
 ) -> Rows:
     """Return ``n`` mixtures of each row of ``x`` with the previous token's row, side by side, f32
-    ``[N, n * width]``.
+    ``[N, n * width]``. ``weight``: the stem of the shares, a vector for each mixture.
 
     A sequence's last token is kept as the ``part``-th of the layer's shift states.
     """
@@ -58,12 +58,13 @@ def wkv_keys(
     layer: int,
     stem: str,
 ) -> Rows:
-    """Return each token's update of the state, f32 ``[N, len(ROW) * n_inner]``, for ``wkv``
-    (``kernels.recurrent.wkv.WkvKeys``).
+    """Return the inputs of ``wkv`` for each token, f32 ``[N, len(ROW) * n_inner]``, as
+    ``kernels.recurrent.wkv.WkvKeys`` computes them.
 
     decay, rate, key, value: products of the token's mixtures.
-    first, mix: the first layer's values, and the share of them in this layer's.
-    stem: prefix of the vectors.
+    first, mix: the first layer's values, and the logits of their share in this layer's; None in the
+    first layer.
+    stem: prefix of the vectors ``_w0``, ``_a0``, ``_v0``, ``_k_k`` and ``_k_a``.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -88,8 +89,8 @@ def wkv_keys(
 
 
 def wkv(ops: PlanOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
-    """Return the states, updated by ``rows`` (of ``wkv_keys``) token by token, applied to ``r``,
-    f32 ``[N, n_inner]``.
+    """Return the output of RWKV-7's recurrence, f32 ``[N, n_inner]``: the layer's state is updated
+    by ``rows`` (of ``wkv_keys``), token by token, and multiplied by each token's query ``r``.
     """
     steps = ops.steps
     state = state_of(ops, layer)
@@ -128,7 +129,8 @@ def wkv_out(
     stem: str,
 ) -> Rows:
     """Return ``gate * (norm(x) + bonus)``, in place; the bonus is made of ``r`` and the token's own
-    update ``rows``. The norm of each head and the gate are optional.
+    inputs ``rows`` (of ``wkv_keys``). The norm of each head is applied if the file has its weights,
+    the gate if it is given. ``stem``: prefix of the tensors.
     """
     steps = ops.steps
     state = state_of(ops, layer)

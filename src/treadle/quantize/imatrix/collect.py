@@ -59,12 +59,12 @@ class ActivationTap:
 
 @dataclass(frozen=True, eq=False)
 class ExpertShare:
-    """The routing to experts of the rows that were kept of ``buffer``; known after step number
-    ``step``.
+    """The routing to experts of the rows of ``buffer``, which an ``ActivationTap`` has kept; known
+    after step number ``step``. ``tensors``: the experts' weight matrices.
 
     ``tiles``: each expert's rows, sorted into tiles, as indices into ``rows`` (token ids), or of
-    tokens if ``rows`` is None. If ``tokens`` is not 0: the chosen experts, where each run of
-    ``tokens`` entries shares a row.
+    tokens if ``rows`` is None. If ``tokens`` is not 0, ``tiles`` has instead the chosen experts,
+    where each run of ``tokens`` entries shares a row.
     """
 
     step: int
@@ -79,8 +79,8 @@ class ExpertShare:
     def rows_by_expert(
         self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield each expert with the indices of the rows that it multiplies, int64 [n]. ``read``
-        returns the bytes of a buffer; ``n_tokens``: tokens of the run.
+        """Yield each expert's number with the indices of the rows of ``buffer`` that it multiplies,
+        int64 ``[n]``. ``read`` returns the bytes of a buffer; ``n_tokens``: tokens of the run.
         """
         tiles = read(self.tiles).view(self.tiles.dtype)
         if self.tokens:
@@ -95,7 +95,7 @@ class ExpertShare:
 
 @dataclass(eq=False)
 class Collector:
-    """Sums of squared inputs, ``entries`` by tensor, of all windows that it has run.
+    """Sums of squared inputs, ``entries`` by tensor, over all windows that this collector has run.
 
     ``with_output``: include the output matrix.
     """
@@ -106,8 +106,8 @@ class Collector:
     _plans: dict[int, _TappedPlan] = field(default_factory=dict)  # by the engine's plan
 
     def run(self, window: list[int], pool: ThreadPoolExecutor) -> None:
-        """Run a window of token ids through the model, as a sequence of its own, and add to
-        ``entries``.
+        """Run a window of token ids through the model, as a sequence of its own, and add the
+        squares of the inputs to ``entries``. ``pool``: threads that sum them.
 
         Raises ContextFullError if the window does not fit, TreadleError for activations that are
         not finite.
@@ -232,8 +232,8 @@ class _TappedPlan:
         self.program = device.ready(self.plan, self._arena, run.memory)
 
     def rows(self, tap: ActivationTap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
-        """Return the first ``n`` rows at the tap, float32 ``[n, K]``, of one of its heads: a view,
-        valid until the next step runs.
+        """Return the first ``n`` rows at the tap, float32 ``[n, K]``, those of its ``head``-th head
+        if it has several: a view, valid until the next step runs.
         """
         at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
         rows = self._arena.read(at, n * tap.act.row_bytes)
@@ -245,7 +245,7 @@ class _TappedPlan:
 
 
 def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare]]:
-    """Return the plan's steps with tap steps inserted, and the taps in order."""
+    """Return the plan's steps with tap steps inserted, and the taps in the order of their steps."""
     tensors: dict[Buffer, list[str]] = {}  # weight names, by the activations they multiply
     counts: dict[Buffer, str] = {}
     maker = {made: step for step in plan.steps for made in step.writes}
@@ -295,8 +295,8 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare
 
 
 def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> ExpertShare:
-    """Return the routing of the rows in ``buffer`` that the experts' product ``product``
-    multiplies; it is known after step ``known``, whose index is ``at``.
+    """Return the routing of the rows in ``buffer`` that ``product``, a product of ``n_experts``
+    experts, multiplies; it is known after the step ``known``, whose index is ``at``.
     """
     spec = product.spec
     assert isinstance(spec, Matmul)
@@ -316,8 +316,9 @@ def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) 
 def _split(
     step: Step, made: Buffer, sort: Step | None
 ) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """Split a gate-and-up step, which writes ``made``, into one that writes f32 and one that packs
-    these, because products must not run twice. Return both, and layout and buffer of the f32 rows.
+    """Split a gate-and-up step, which writes ``made``, into a step that writes f32 and one that
+    packs these rows into ``made``, because products must not run twice. Return both steps, and
+    layout and buffer of the f32 rows.
 
     ``sort``: the step that sorted the rows by expert, None without experts.
     """
@@ -345,8 +346,8 @@ def _split(
 
 
 def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """Return ``step``, and a step that writes the activations ``made`` again in f32, unless they
-    are f32 already; then layout and buffer of the f32 rows.
+    """Return ``step``, followed by a step that writes the activations ``made`` again in f32, unless
+    they are f32 already; and layout and buffer of the f32 rows.
     """
     spec: Any = step.spec
     assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
@@ -370,8 +371,8 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer
 def _tap_heads(
     step: Step, spec: PackHeads, act: ActivationLayout
 ) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """Return ``step``, which packs heads, and a step that packs them in f32, without the attention
-    score scale; then layout and buffer of the f32 rows.
+    """Return ``step``, which packs heads, followed by a step that packs them in f32, without the
+    attention score scale; and layout and buffer of the f32 rows.
     """
     n_rows = step.args["head_bytes"] // spec.layout().row_bytes
     tap = Buffer(f"{step.label}.tap", spec.heads, act.n_bytes(n_rows), "u1")
@@ -385,7 +386,7 @@ def _tap_heads(
 
 
 def _squares(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Return the sums of the squares of each column of float32 ``[n, K]``: float64 ``[K]``."""
+    """Return for each column of float32 ``rows [n, K]`` the sum of its squares: float64 ``[K]``."""
     with np.errstate(over="ignore", invalid="ignore"):
         total: npt.NDArray[np.float64] = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
     return total

@@ -29,7 +29,9 @@ MAX_ENTRIES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ImatrixEntry:
-    """Squared-input sums and token counts of one weight tensor."""
+    """Squared-input sums and token counts of one weight tensor of K columns; ``n_expert`` is 1 for
+    a tensor without experts.
+    """
 
     sums: npt.NDArray[np.float64]  # of squares [n_expert, K]
     counts: npt.NDArray[np.float64]  # tokens [n_expert]
@@ -46,7 +48,10 @@ class ImatrixEntry:
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
-    """Entries by the name of the weight tensor, and the names of the texts that they come from."""
+    """An importance matrix: ``entries`` by the name of the weight tensor, and in ``datasets`` the
+    names of the texts that they come from. ``n_chunks``: windows of ``chunk_size`` tokens that were
+    run; ``path``: the file that it was read from.
+    """
 
     entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...] = ()
@@ -55,8 +60,8 @@ class ImportanceMatrix:
     path: Path | None = field(default=None)
 
     def __add__(self, other: ImportanceMatrix) -> ImportanceMatrix:
-        """Return the sums over the texts of both. Raises FileError if a tensor has another shape in
-        the other.
+        """Return the matrix whose sums and counts are those of both. Raises FileError if a tensor
+        has another shape in the other.
         """
         entries = dict(self.entries)
         for name, entry in other.entries.items():
@@ -78,7 +83,9 @@ class ImportanceMatrix:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a file in llama.cpp's GGUF layout, whole or not at all. Raises FileError."""
+        """Write a file in llama.cpp's GGUF layout, whole or not at all. Raises FileError if it
+        cannot be written.
+        """
         writer = GGUFWriter(path)
         writer.add("general.type", KIND)
         writer.add("imatrix.datasets", list(self.datasets), ValueType.STRING)
@@ -197,8 +204,8 @@ class _Reader(FileReader):
     """Reader of the older layout, from front to back."""
 
     def integer(self, what: str, most: int = (1 << 31) - 1) -> int:
-        """Read an int32. Raises FileError unless it is from 0 to ``most``: the format has no magic,
-        so the file may be of another kind.
+        """Read an int32, called ``what`` in messages. Raises FileError unless it is from 0 to
+        ``most``: the format has no magic, so the file may be of another kind.
         """
         value = int.from_bytes(self.take(4, what), "little", signed=True)
         if not 0 <= value <= most:

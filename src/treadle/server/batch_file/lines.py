@@ -28,8 +28,8 @@ HEAD = b'{"id":"%b' % NAMED.encode()  # the beginning of each answer
 
 @dataclass(frozen=True)
 class InputLine:
-    """A line of the input file, without white space at its ends, and its number from 1; blank lines
-    are counted but skipped.
+    """A line of the input file: ``raw``, its bytes without white space at the ends, and its
+    ``number`` from 1; blank lines are counted but skipped.
     """
 
     number: int
@@ -46,7 +46,8 @@ class InputLine:
 
 @dataclass(frozen=True)
 class LineJob:
-    """The request of a line. ``simple``: the line is in treadle's short form, and so is its
+    """The request of a line. ``url``: the endpoint's path; ``body``: the request's body;
+    ``custom_id``: None without one. ``simple``: the line is in treadle's short form, and so is its
     answer.
     """
 
@@ -124,7 +125,9 @@ def custom_id_of(line: InputLine) -> str | None:
 
 
 def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
-    """Return the output line for an answer, with its newline. ``body``: the response body."""
+    """Return the output line, with its newline, for the answer to ``job``, the request of ``line``.
+    ``body``: the response body.
+    """
     head = {"id": line.id, "custom_id": job.custom_id}
     if job.simple:
         (choice,) = body["choices"]
@@ -138,8 +141,8 @@ def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
 
 
 def failed(line: InputLine, job: LineJob | None, problem: ApiError) -> bytes:
-    """Return the output line for a request that was refused, or not even parsed (``job`` is
-    None).
+    """Return the output line for a request that ended with the error ``problem``: it was refused,
+    or not even parsed (``job`` is None).
     """
     head = {"id": line.id, "custom_id": job.custom_id if job else custom_id_of(line)}
     if job is not None and not job.simple:

@@ -50,8 +50,8 @@ ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]
 
 
 class LocalAnswers:
-    """Answers lines with ``service``, in this process. ``defaults``: values of fields that a body
-    lacks.
+    """Answers lines with the model of ``service``, in this process. ``defaults``: values of fields
+    that a body lacks.
     """
 
     def __init__(self, service: Service, defaults: Mapping[str, Any]) -> None:

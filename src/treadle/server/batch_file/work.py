@@ -22,8 +22,8 @@ MAX_LINES = 256 << 20  # bytes of lines being answered; one larger line is answe
 
 @dataclass(frozen=True)
 class OutputLine:
-    """A line of the output. ``n_tokens``: generated tokens; ``failed``: it holds an error, not an
-    answer.
+    """A line of the output: ``data``, its bytes with the newline. ``n_tokens``: generated tokens;
+    ``failed``: it holds an error, not an answer.
     """
 
     data: bytes
@@ -72,8 +72,8 @@ class AsyncLines:
 async def work(
     lines: Iterator[InputLine], answer: Answer, write: Callable[[OutputLine], None]
 ) -> None:
-    """Answer all lines, many at once, and ``write`` each answer in input order. Stops at the first
-    error of ``lines``, ``answer`` or ``write``, and raises it.
+    """Answer all ``lines``, many at once: call ``answer`` for each, and ``write`` with the results
+    in input order. Stops at the first error of ``lines``, ``answer`` or ``write``, and raises it.
     """
     order: asyncio.Queue[asyncio.Task[OutputLine] | None] = asyncio.Queue(AHEAD)
     slots = asyncio.Semaphore(IN_HAND)

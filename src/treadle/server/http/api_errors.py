@@ -39,8 +39,8 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """An error response with HTTP ``status``. ``param`` names the wrong field; ``more`` are further
-    keys of the error object. Folders of served files are removed from ``message``.
+    """An error response with HTTP ``status``. ``type``, ``param`` (the wrong field), ``code`` and
+    ``more``: keys of OpenAI's error object. Folders of served files are removed from ``message``.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class GoneError(Exception):
 def too_long(
     n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
 ) -> ApiError:
-    """Return the error (400) for a prompt that exceeds the context; prompts are never cut silently.
-    ``n_most``: the most tokens allowed, if less than ``n_ctx``. ``at_least``: ``n_prompt`` is a
-    lower bound. The first words are those of Anthropic's API: agents look for them, and shorten the
-    prompt.
+    """Return the error (400) for a prompt of ``n_prompt`` tokens, more than the context of
+    ``n_ctx``; prompts are never cut silently. ``n_most``: the most tokens allowed, None for
+    ``n_ctx``. ``at_least``: ``n_prompt`` is a lower bound. The first words are those of Anthropic's
+    API: agents look for them, and shorten the prompt.
     """
     n_most = n_ctx if n_most is None else n_most
     shown = f"at least {n_prompt}" if at_least else str(n_prompt)
@@ -113,8 +113,8 @@ def within(where: str) -> Iterator[None]:
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Rewrite field names in errors raised in the block. ``names``: the client's names by
-    treadle's.
+    """Rewrite field names in errors raised in the block. ``names``: from treadle's names to those
+    that the client used.
     """
     try:
         yield
@@ -131,8 +131,8 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
-    """Return a 503 error with ``Retry-After``: there is no room now, retry in ``retry_s``
-    seconds.
+    """Return a 503 error with ``message``, for a server without room at present; its
+    ``Retry-After`` header tells the client to retry in ``retry_s`` seconds.
     """
     return ApiError(
         503,
@@ -151,7 +151,9 @@ def timed_out(timeout_s: float) -> ApiError:
 
 
 def not_yet(what: str) -> ApiError:
-    """Return a 501 error for a path or a field's value that is known but not implemented."""
+    """Return a 501 error for ``what``, a path or a field's value that is known but not
+    implemented.
+    """
     return ApiError(501, f"{what}: not supported by treadle yet", code="not_implemented")
 
 

@@ -42,8 +42,9 @@ CHARGES = "/treadle/charges"  # path at which a router asks for the tokens of ea
 
 @dataclass(frozen=True)
 class ApiKey:
-    """One key and its limits; None is no limit. ``tokens_per_minute`` counts tokens of prompts and
-    outputs, when a request ends. ``models``: names of the models that the key may use; empty: all.
+    """One API key and its limits; None is no limit. ``requests``: open at once.
+    ``tokens_per_minute`` counts tokens of prompts and outputs, when a request ends. ``models``:
+    names of the models that the key may use; empty: all.
     """
 
     secret: bytes
@@ -99,7 +100,9 @@ FIELDS: Mapping[str, tuple[Callable[[str], Any], str]] = {  # reader, and what i
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Read a file of keys. Raises FileError that names the line; no message shows a key."""
+    """Read a file of keys: one a line, with its limits, as ``_read_line`` reads it. Raises
+    FileError that names the line; no message shows a key.
+    """
     try:
         with open(path, "rb") as file:
             raw = file.read(MAX_FILE + 1)
@@ -132,8 +135,8 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def _read_line(words: list[str], name: str) -> ApiKey:
-    """Return the key of a line's ``words``: the secret, then FIELD=VALUE. ``name``: the key's name
-    if the line gives none. Raises ValueError.
+    """Return the key of a line's ``words``: the secret, then limits as FIELD=VALUE. ``name``: the
+    key's name if the line gives none. Raises ValueError if the line is not of this form.
     """
     if words[0].partition("=")[0].lower().replace("_", "-") in FIELDS:
         raise ValueError("the line begins with a field: expected the key first")
@@ -191,12 +194,16 @@ class RateBucket:
         self._at = now
 
     def wait_s(self, n: float, now: float) -> float:
-        """Return the seconds until the bucket has ``n`` units; 0 if it has them now."""
+        """Return the seconds from the time ``now`` until the bucket has ``n`` units; 0 if it has
+        them.
+        """
         self._fill(now)
         return max(n - self._left, 0.0) * MINUTE_S / self.per_minute
 
     def take(self, n: float, now: float) -> None:
-        """Take ``n`` units, even if the bucket has fewer: it is then overdrawn."""
+        """Take ``n`` units at the time ``now``, even if the bucket has fewer: it is then
+        overdrawn.
+        """
         self._fill(now)
         self._left -= n
 
@@ -208,7 +215,8 @@ class RateBucket:
 
 class KeyUse:
     """The use of one key so far; it survives a new reading of the key file. ``number``: 0 for the
-    key that was seen first, and so on; requests of different numbers share the engine fairly.
+    key that was seen first, 1 for the second, and so on; requests of different numbers share the
+    engine fairly.
     """
 
     def __init__(self, number: int) -> None:
@@ -217,8 +225,9 @@ class KeyUse:
         self._allowances: dict[str, RateBucket] = {}
 
     def allowance(self, what: str, per_minute: int | None, now: float) -> RateBucket | None:
-        """Return the bucket for ``what`` ("requests" or "tokens"), a new one if the limit has
-        changed; None without a limit.
+        """Return the bucket for ``what``: "requests" or "tokens". It is a new, full one if the
+        limit ``per_minute`` has changed; None without a limit. ``now``: seconds, as for
+        ``RateBucket``.
         """
         if per_minute is None:
             return None
@@ -246,9 +255,9 @@ class RequestLease:
 
 class ApiKeyStore:
     """The API keys of a server: those of the command line (``options``), and those of a ``file``,
-    which is read again when it changes. Without keys everyone on this machine may call. ``tell``
-    gets a message if a changed file cannot be used: the former keys then stay. Raises FileError for
-    the first reading.
+    which is read again when it changes. Without keys everyone on this machine may call. Raises
+    FileError if the file cannot be used at first; if a changed file cannot be used, the former keys
+    stay, and ``tell`` is called with a message. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -301,8 +310,8 @@ class ApiKeyStore:
         return found[0] if found else None
 
     def fairness_number(self, key: ApiKey) -> int | None:
-        """Return the number by which the requests of keys share the engine fairly; None if there is
-        only one key.
+        """Return the number of ``key`` (``KeyUse.number``), by which requests of different keys
+        share the engine fairly; None if there is only one key.
         """
         return self._uses[key.secret].number if len(self.keys) > 1 else None
 
@@ -324,13 +333,17 @@ class ApiKeyStore:
         return RequestLease(use)
 
     def charge_by_name(self, charges: Mapping[str, int]) -> None:
-        """Charge numbers of tokens to several keys, by the keys' names."""
+        """Charge numbers of tokens, ``charges`` by name of the key, to several keys' tokens per
+        minute.
+        """
         for key in self.keys:
             if key.name in charges:
                 self.charge(key, charges[key.name])
 
     def charge(self, key: ApiKey, n_tokens: int) -> None:
-        """Charge tokens that a request has read and written to the key's tokens per minute."""
+        """Charge ``n_tokens``, which a request has read and written, to the key's tokens per
+        minute.
+        """
         now = self._clock()
         tokens = self._uses[key.secret].allowance("tokens", key.tokens_per_minute, now)
         if tokens is not None:

@@ -25,7 +25,9 @@ _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean
 
 
 def wrong(name: str, value: Any, expected: str) -> ApiError:
-    """Return the error (400) for a field of the wrong type or out of its range."""
+    """Return the error (400) for the field ``name``, whose ``value`` has a wrong type or is out of
+    range. ``expected``: the allowed values, in words.
+    """
     found = _NAMES.get(type(value), type(value).__name__)
     if validate.is_number(value):
         found = f"{value:g}" if isinstance(value, float) else f"{str(value)[:24]}"
@@ -33,8 +35,9 @@ def wrong(name: str, value: Any, expected: str) -> ApiError:
 
 
 def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[str, Any]:
-    """Return the values of those fields of ``table`` that ``body`` has, by name; null counts as
-    absent. ``where``: a prefix of field names in errors. Raises ApiError.
+    """Return the values, by name, of those fields of ``table`` that ``body`` has, each as the
+    table's reader converts it; null counts as absent. ``where``: a prefix of field names in errors.
+    Raises ApiError.
     """
     return {
         name: read(where + name, body[name])
@@ -44,8 +47,8 @@ def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[
 
 
 def of_type(kind: type[T], expected: str) -> Callable[[str, Any], T]:
-    """Return a reader for values of the Python type ``kind``; it raises ApiError for other
-    values.
+    """Return a reader for values of the Python type ``kind``; for other values it raises ApiError,
+    which names the ``expected`` type.
     """
 
     def read(name: str, value: Any) -> T:
@@ -110,7 +113,9 @@ def one_of(*values: str) -> Callable[[str, Any], str]:
 
 
 def texts(name: str, value: Any) -> list[str]:
-    """Read a string, or an array of strings, as a list. Raises ApiError for other values."""
+    """Return the ``value`` of the field ``name``, a string or an array of strings, as a list.
+    Raises ApiError for other values.
+    """
     found = validate.text_list(value)
     if found is None:
         raise wrong(name, value, "a string or an array of strings")

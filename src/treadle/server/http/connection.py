@@ -52,8 +52,8 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of a head, a body, or the next request; run the head timeout while a head is
-        awaited.
+        """Parse bytes of a request's head, its body, or the next request; start the head timeout
+        when a head is awaited, and stop it when the head is complete.
         """
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:

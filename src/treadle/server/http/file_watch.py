@@ -6,7 +6,7 @@ import os
 
 
 class FileWatch:
-    """The state (time, size, inode) in which a file was last seen."""
+    """The state (time, size, inode) in which the file ``path`` was last seen."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path

@@ -61,8 +61,8 @@ def event(value: Any, name: str = "") -> bytes:
 
 
 def encode_large(value: Any, depth: int = 5) -> bytes:
-    """Return the same bytes as ``encode``, encoded part by part down to ``depth`` levels: json's
-    encoder holds the GIL until it is done, which may take seconds.
+    """Return the same bytes as ``encode``, but encode ``value`` part by part, down to ``depth``
+    levels of nesting: json's encoder holds the GIL until it is done, which may take seconds.
     """
     if depth and isinstance(value, dict):
         made = [encode(key) + b":" + encode_large(each, depth - 1) for key, each in value.items()]
@@ -73,7 +73,9 @@ def encode_large(value: Any, depth: int = 5) -> bytes:
 
 
 class Response:
-    """An ASGI response. ``body`` None: a length that is not known beforehand, for streams."""
+    """An ASGI response. ``body``: all its bytes; None for a stream, whose length is not known
+    beforehand, so that the response has no ``content-length``.
+    """
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Response:
 
 
 class Json(Response):
-    """A JSON response of known length, encoded when it is constructed."""
+    """A JSON response with ``value``, which is encoded when the response is constructed."""
 
     def __init__(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -117,9 +119,9 @@ class Json(Response):
 
 
 class Bodies:
-    """The total of bytes of the large request bodies being read (over 64 KiB), and its bound. Small
-    bodies are not counted, so slow senders of large ones block only other large ones. ``most``:
-    bytes of one.
+    """Counts the bytes of all large request bodies (over 64 KiB) that are being read, and bounds
+    their total. Small bodies are not counted, so slow senders of large ones block only other large
+    ones. ``most``: maximum bytes of one body.
     """
 
     n_bytes = 0
@@ -151,9 +153,9 @@ class Bodies:
 async def read_body(
     request: HttpRequest, weigh: Callable[[int], None], most: int = MAX_BODY
 ) -> bytes:
-    """Return the whole body of a request. ``weigh`` is called with the bytes so far; ``most``:
-    bytes allowed. Raises ApiError if the body is too large, compressed or late, GoneError if the
-    client left.
+    """Return the whole body of a request. ``weigh`` is called with the number of bytes so far;
+    ``most``: bytes allowed. Raises ApiError if the body is too large, compressed or late, GoneError
+    if the client left.
     """
     packed = request.headers.get("content-encoding", "identity")
     if packed.lower() != "identity":
@@ -189,14 +191,16 @@ def _too_large(most: int) -> ApiError:
 
 
 async def read_json(request: HttpRequest) -> dict[str, Any]:
-    """Return the body as a JSON object, whatever its content type. Raises ApiError and
-    GoneError.
+    """Return the body as a JSON object, whatever its content type. Raises ApiError if it is none or
+    cannot be read, GoneError if the client left.
     """
     return _object(await read_any(request))
 
 
 async def read_any(request: HttpRequest) -> Any:
-    """Return the body as any JSON value. Raises ApiError and GoneError."""
+    """Return the body as any JSON value. Raises ApiError if it is not valid JSON or cannot be read,
+    GoneError if the client left.
+    """
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
         raw = await read_body(request, weigh, bodies.most)
@@ -205,8 +209,8 @@ async def read_any(request: HttpRequest) -> Any:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Return a JSON object from the bytes of a body. Raises ApiError that says where it is
-    broken.
+    """Return the JSON object in ``raw``, the bytes of a body. Raises ApiError that says where it is
+    broken, or that it is no object.
     """
     return _object(parse_any(raw))
 
@@ -218,7 +222,9 @@ def _object(found: Any) -> dict[str, Any]:
 
 
 def parse_any(raw: bytes) -> Any:
-    """Return a JSON value from the bytes of a body. Raises ApiError as ``parse`` does."""
+    """Return the JSON value in ``raw``, the bytes of a body. Raises ApiError that says where it is
+    broken.
+    """
     try:
         # .NET and PowerShell write a byte order mark first.
         said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
@@ -241,7 +247,9 @@ def _no_number(name: str) -> None:
 
 @asynccontextmanager
 async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterator[None]:
-    """Call ``leave`` at once if the client disconnects while the block runs."""
+    """Within the block, read ``receive`` for the client's disconnect, and call ``leave`` as soon as
+    it comes.
+    """
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -259,7 +267,7 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
 
 def seconds_of(request: HttpRequest) -> float:
     """Return the seconds in the request's header ``X-Request-Timeout``, infinity without it. Raises
-    ApiError.
+    ApiError for a value that is no positive number.
     """
     said = request.headers.get("x-request-timeout")
     if said is None:
@@ -274,7 +282,7 @@ def seconds_of(request: HttpRequest) -> float:
 
 
 def utc(seconds: float | None = None) -> str:
-    """Return a Unix time, by default the present one, as RFC 3339 text in UTC."""
+    """Return the Unix time ``seconds``, None for the present one, as RFC 3339 text in UTC."""
     when = time.time() if seconds is None else seconds
     return datetime.fromtimestamp(when, timezone.utc).isoformat().replace("+00:00", "Z")
 

@@ -16,8 +16,9 @@ MANY = 200_000  # values, which the C parser reads in about 20 ms
 
 
 def loads(text: str, parse_constant: Callable[[str], Any]) -> Any:
-    """Return the value of a JSON text, as ``json.loads`` does; a text of over 200,000 values is
-    parsed by Python code, which lets other threads run.
+    """Return the value of a JSON text, as ``json.loads`` does; ``parse_constant`` is called for NaN
+    and infinities. A text of over 200,000 values is parsed by Python code, which lets other threads
+    run.
     """
     if text.count(",") + text.count("[") + text.count("{") < MANY:
         return json.loads(text, parse_constant=parse_constant)

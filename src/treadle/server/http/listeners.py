@@ -54,8 +54,8 @@ class Listeners:
             self._files.append((os.path.abspath(path), os.stat(path)))
 
     def urls(self, *, tls: bool, prefix: str = "") -> list[str]:
-        """Return the addresses for clients, TCP first: ``http(s)://HOST:PORT`` with ``prefix``, and
-        ``unix:PATH``.
+        """Return the addresses for clients, TCP first: ``http://HOST:PORT`` (``https`` with
+        ``tls``) followed by ``prefix``, then ``unix:PATH``.
         """
         tcp = [address_of(each, "https" if tls else "http") + prefix for each in self.tcp]
         return [*tcp, *(f"{UNIX}{path}" for path, _ in self._files)]
@@ -72,7 +72,9 @@ class Listeners:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket; port 0 means any free port. Raises TreadleError."""
+    """Return a listening TCP socket at ``host``; port 0 means any free port. Raises TreadleError if
+    the address cannot be listened on.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -84,7 +86,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def listen_at_file(path: str) -> socket.socket:
     """Return a listening UNIX socket at ``path`` that only this user may open. A socket file that
-    no process listens to any more is replaced. Raises TreadleError.
+    no process listens to any more is replaced. Raises TreadleError if the path is in use or cannot
+    be created.
     """
     try:
         with suppress(FileNotFoundError):
@@ -109,8 +112,8 @@ def _remove_stale(path: str) -> None:
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a TCP socket for clients on this machine: loopback for a socket on all
-    interfaces.
+    """Return the URL, with ``scheme``, at which clients on this machine reach the TCP socket
+    ``listener``: loopback for a socket on all interfaces.
     """
     host, port = listener.getsockname()[:2]
     host = ALL_INTERFACES.get(host, host)

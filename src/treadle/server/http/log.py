@@ -11,6 +11,6 @@ COMMON: dict[str, Any] = {}  # fields of every line: a router's engine has its m
 
 
 def log(**line: Any) -> None:
-    """Write one line of JSON: the time, the fields ``COMMON``, and these."""
+    """Write one line of JSON: the time, the fields in ``COMMON``, and the given fields."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     print(json.dumps({"time": now, **COMMON, **line}), file=sys.stderr, flush=True)

@@ -19,7 +19,9 @@ _PARAMETER = re.compile(r';\s*(name|filename)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))
 
 @dataclass(frozen=True)
 class FormPart:
-    """A field of a form: its bytes, a view of the body. filename: None unless it is a file."""
+    """A field of a form: its name, and ``data``, its bytes, a view of the body. filename: of a
+    file, None for a field that is none.
+    """
 
     name: str
     data: memoryview

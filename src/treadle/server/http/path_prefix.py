@@ -16,8 +16,8 @@ _SEGMENTS = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 def read_prefix(text: str) -> str:
-    """Return a prefix in the form ``/a/b``, without a slash at its end; "" for none. Raises
-    ValueError.
+    """Return the prefix in ``text``, such as ``/a/b``, without a slash at its end; "" for none.
+    Raises ValueError for any other form.
     """
     prefix = text.rstrip("/")
     if prefix and (not _SEGMENTS.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
@@ -26,9 +26,9 @@ def read_prefix(text: str) -> str:
 
 
 class PathPrefix:
-    """ASGI middleware that serves ``app`` below the path ``prefix``, and answers 404 elsewhere, by
-    ``refuse(path, error)``. The prefix without a slash is redirected to that with one, because the
-    page names its files by relative addresses.
+    """ASGI middleware that serves ``app`` below the path ``prefix``. Other paths get the response
+    that ``refuse(path, error)`` returns for a 404 error. The prefix without a slash is redirected
+    to that with one, because the page names its files by relative addresses.
     """
 
     def __init__(self, app: ASGIApp, prefix: str, refuse: Callable[[str, ApiError], Json]) -> None:

@@ -20,7 +20,7 @@ class _EncryptedKeyError(Exception):
 class TlsFiles:
     """A server's TLS ``context`` and its files. ``certificate``: a PEM file with the server's
     certificate, followed by those of the authorities that signed it; ``key``: a PEM file with its
-    private key, by default in the certificate's file. Raises FileError.
+    private key, by default in the certificate's file. Raises FileError if one cannot be used.
     """
 
     def __init__(self, certificate: Path, key: Path | None = None) -> None:
@@ -67,8 +67,9 @@ class TlsFiles:
 
 
 def _check_pem(path: Path, mark: bytes, what: str, option: str) -> None:
-    """Raise FileError if the file cannot be read, or does not contain ``mark``, the PEM line of
-    ``what``. ``option``: the command-line option for the message.
+    """Raise FileError if the file cannot be read, or does not contain ``mark``, bytes of a PEM
+    line. For the message: ``what`` was looked for ("a certificate" or "a private key"), and the
+    command-line ``option``.
     """
     try:
         text = path.read_bytes()

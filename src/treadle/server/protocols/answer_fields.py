@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def reuse(output: OutputStream) -> dict[str, Any]:
-    """Return how much of the output's prompt was cached (tokens from ``memory`` and from
-    ``files``), and where (``left_at``) and ``why`` reuse stopped; ``state`` only for models whose
-    layers keep one.
+    """Return how much of the output's prompt was cached: tokens from ``memory`` and from ``files``;
+    ``left_at``, the index of the prompt token at which reuse stopped (None if it did not), and
+    ``why``. ``state``, the origin of the reused layer state, only for models whose layers keep one.
     """
     use = output.answer.timings.cache
     told = {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
@@ -49,9 +49,9 @@ def timings(output: OutputStream) -> dict[str, Any]:
 
 
 def media_usage(media: Iterable[MediaUsage]) -> dict[str, list[dict[str, Any]]]:
-    """Return ``images`` and ``sounds`` of a prompt, {} without any: tokens of each, and pixels or
-    seconds. ``resized_...``: the size in which the model sees a picture; coordinates in its output
-    may be of that size.
+    """Return ``images`` and ``sounds`` of a prompt, lists of objects; {} without any. Each object
+    has the number of tokens, and pixels or seconds. ``resized_...``: the size in which the model
+    sees a picture; coordinates in its output may be of that size.
     """
     made: dict[str, list[dict[str, Any]]] = {}
     for each in media:
@@ -92,7 +92,9 @@ def warnings(stream: RequestStream) -> dict[str, list[str]]:
 
 
 def _piece(output: OutputStream) -> str:
-    """Return the text of the first prompt token that was not cached; "" if all were."""
+    """Return the text of the first prompt token that was not cached, the marker for a row of a
+    picture or sound; "" if all tokens were cached.
+    """
     token = output.answer.timings.cache.token
     tokenizer = output.answer.tokenizer
     if token is not None and token >= tokenizer.n_vocab:  # a row of a picture or sound

@@ -49,15 +49,18 @@ SIGNATURE = "treadle"
 
 
 def _format(name: str, value: Any) -> dict[str, Any]:
-    """Return a JSON schema for the answer as OpenAI's ``response_format``. Raises ApiError."""
+    """Read a field's value, Anthropic's format of the answer: return its JSON schema as OpenAI's
+    ``response_format``. ``name``: the field's. Raises ApiError for another type.
+    """
     form = mapping(name, value)
     kind = one_of("json_schema")(f"{name}.type", form.get("type"))
     return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
 
 
 def _thread(name: str, value: Any) -> Any:
-    """Refuse a server-side conversation (400): Anthropic's SDKs request one, and then send only new
-    messages. After this error code they send the whole conversation.
+    """Refuse the field ``name`` (400), which asks for a conversation stored by the server:
+    Anthropic's SDKs send it, and then only new messages. After this error code they send the whole
+    conversation.
     """
     why = "conversations are not stored: send all messages, without this field"
     code = "thread_unsupported_request"
@@ -99,7 +102,9 @@ TYPES = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Return an error as Anthropic's error object."""
+    """Return an error as Anthropic's error object: ``{"type": "error", "error": {"type",
+    "message"}}``.
+    """
     other = "invalid_request_error" if error.status < 500 else "api_error"
     made = {"type": TYPES.get(error.status, other), "message": error.message}
     if "details" in error.more:
@@ -109,8 +114,8 @@ def error_dict(error: ApiError) -> dict[str, Any]:
 
 @named(NAMES)
 def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body of ``/v1/messages``. Raises ApiError and
-    TreadleError.
+    """Return the generation request of a body of ``/v1/messages``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
     """
     given = read_fields(body, FIELDS)
     if "max_tokens" not in given:
@@ -132,8 +137,9 @@ def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _form(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the answer's format as OpenAI's ``response_format``, from the newer or the older
-    field; None without one. Raises ApiError if both are given.
+    """Return the answer's format in ``given``, the fields as read, as OpenAI's ``response_format``:
+    from ``output_config`` or the older ``output_format``; None without one. Raises ApiError if both
+    are given.
     """
     forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
     if all(forms):
@@ -169,7 +175,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Return the number of prompt tokens of a body's conversation, even if it exceeds the context.
-    Raises ApiError and TreadleError.
+    Raises ApiError for invalid fields, TreadleError for messages that the template refuses.
     """
     prompt = conversation_prompt(chat_of(body), service)
     return len(chat_ids(prompt, service.model, service.addresses, bounded=False))
@@ -255,8 +261,8 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _content(said: list[str | PlacedPart]) -> str | list[dict[str, Any] | PlacedPart]:
-    """Return texts and pictures as the content of a chat message: one string, or a list of
-    parts.
+    """Return the texts and pictures in ``said`` as the content of a chat message: one string if all
+    are texts, else a list of parts.
     """
     if any(isinstance(each, PlacedPart) for each in said):
         return [text_part(each) if isinstance(each, str) else each for each in said]
@@ -344,7 +350,9 @@ async def count_tokens(request: HttpRequest) -> Response:
 
 
 def _message(service: Service, of: OutputStream) -> dict[str, Any]:
-    """Return Anthropic's message object, with an empty content."""
+    """Return Anthropic's message object for the output ``of``, with its token counts so far, and
+    without content or stop reason yet.
+    """
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -358,8 +366,8 @@ def _message(service: Service, of: OutputStream) -> dict[str, Any]:
 
 
 def _usage(of: OutputStream) -> dict[str, Any]:
-    """Return token counts, and the prompt's pictures and sounds; ``input_tokens`` excludes cached
-    tokens, because clients add both up.
+    """Return token counts of the output ``of``, and the prompt's pictures and sounds.
+    ``input_tokens`` excludes cached tokens, because clients add both up.
     """
     t = of.answer.timings
     return {

@@ -1,5 +1,5 @@
-"""OpenAI's ``/v1/embeddings`` and llama.cpp's ``/embedding``; the reading of inputs and the
-computing of vectors, which other endpoints use too.
+"""OpenAI's ``/v1/embeddings`` and llama.cpp's ``/embedding``. Other endpoints use the functions
+here that read inputs and compute vectors.
 """
 
 from __future__ import annotations
@@ -49,14 +49,18 @@ READ: Table = {
 
 
 def _is_cut(name: str, value: Any) -> bool:
-    """Read whether long inputs are truncated: true or false, or Cohere's "none" or "end"."""
+    """Return whether long inputs are truncated, from the ``value`` of the field ``name``: true or
+    false, or Cohere's "none" or "end". Raises ApiError for other values.
+    """
     if isinstance(value, str):
         return one_of("none", "end")(name, value.lower()) == "end"
     return flag(name, value)
 
 
 def _side(name: str, value: Any) -> str:
-    """Read the side at which inputs are truncated; only "right" is supported."""
+    """Return the side at which inputs are truncated, the ``value`` of the field ``name``. Raises
+    ApiError unless it is "right", the only one supported.
+    """
     return one_of("right")(name, value.lower() if isinstance(value, str) else value)
 
 
@@ -97,7 +101,10 @@ async def embeddings(request: HttpRequest) -> Response:
 
 
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the response body of ``/v1/embeddings``. Raises ApiError and TreadleError."""
+    """Return the response body of ``/v1/embeddings`` for the request's ``body``: OpenAI's list of
+    vectors, and token counts. Raises ApiError for invalid fields, TreadleError for options that the
+    model does not support.
+    """
     given = read_fields(body, FIELDS)
     if given.get("pooling") == "none":
         raise ApiError(
@@ -157,8 +164,8 @@ async def _native(request: HttpRequest, service: Service, body: dict[str, Any]) 
 
 
 def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
-    """Return the number of tokens to which inputs are truncated; None: longer inputs are errors.
-    Raises ApiError.
+    """Return the number of tokens to which inputs are truncated, by the body's fields ``given``;
+    None: longer inputs are errors. Raises ApiError.
     """
     asked = given.get("truncate_prompt_tokens")
     if asked is None:
@@ -169,8 +176,8 @@ def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
 
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
-    """Return an embedder with the options in ``given``: pooling, dimensions, adapters. Raises
-    ApiError and TreadleError.
+    """Return an embedder with the options in ``given``, a body's fields: pooling, dimensions,
+    adapters. Raises ApiError and TreadleError for those that the model does not support.
     """
     pooling = given.get("pooling")
     own = model.config.pooling
@@ -202,8 +209,8 @@ async def embed(
     most: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """Return vectors, f32 ``[n_texts, n]``, and the number of tokens processed. ``value``: the
-    inputs, in the field ``name``; ``most``: tokens to which each is truncated. Batches alternate
-    with steps of the scheduler. Raises ApiError and TreadleError.
+    inputs, in the field ``name``; ``most``: tokens to which each is truncated, None for an error if
+    it is too long. Batches alternate with steps of the scheduler. Raises ApiError and TreadleError.
     """
     texts = await service.prepare(_read, value, service.model, embedder, name, most)
     made = [np.zeros((0, embedder.n), np.float32)]
@@ -217,7 +224,9 @@ async def embed(
 async def embed_tokens(
     service: Service, value: Any, embedder: Embedder, most: int | None
 ) -> list[np.ndarray]:
-    """Return for each input the vectors of its tokens, f32 ``[n_tokens, n_embd]``, not pooled."""
+    """Return for each input in ``value`` the vectors of its tokens, f32 ``[n_tokens, n_embd]``, not
+    pooled. ``most``: tokens to which each input is truncated, None for an error if it is too long.
+    """
     result = []
     for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
         began = time.perf_counter()
@@ -229,8 +238,9 @@ async def embed_tokens(
 def _read(
     value: Any, model: Model, embedder: Embedder, name: str, most: int | None
 ) -> list[list[int]]:
-    """Return the token ids of each input. ``value``: a string, a list of ids and strings,
-    llama.cpp's object of a ``prompt_string`` or of ``content`` parts, or a list of these. The
+    """Return the token ids of each input. ``value``, in the field ``name``: a string, a list of ids
+    and strings, llama.cpp's object of a ``prompt_string`` or of ``content`` parts, or a list of
+    these. ``most``: tokens to which each is truncated, None: a longer one is an error. The
     embedder's prompt precedes each string. Raises ApiError.
     """
     several = isinstance(value, list) and not any(type(item) is int for item in value)
@@ -250,8 +260,8 @@ def _read(
 
 
 def _text_of(name: str, item: Mapping[str, Any]) -> str:
-    """Return the text of an input that is an object of ``prompt_string`` or ``content`` parts.
-    Raises ApiError for pictures and sounds.
+    """Return the text of ``item``, an input that is an object of ``prompt_string`` or ``content``
+    parts, in the field ``name``. Raises ApiError for pictures and sounds.
     """
     parts = item.get("content")
     if isinstance(item.get("prompt_string"), str) and not item.get("multimodal_data"):

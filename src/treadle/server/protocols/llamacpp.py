@@ -62,8 +62,8 @@ MOST_NAMES = 256  # of ``response_fields``
 
 
 def _names(name: str, value: Any) -> list[str]:
-    """Read a list of at most ``MOST_NAMES`` names: each last event of a stream looks them all
-    up.
+    """Read the field ``name``, a list of at most ``MOST_NAMES`` names of response fields: the last
+    event of each stream looks them all up.
     """
     found = texts(name, value)
     if len(found) > MOST_NAMES:
@@ -72,7 +72,9 @@ def _names(name: str, value: Any) -> list[str]:
 
 
 def _n_probs(name: str, value: Any) -> int:
-    """Read ``logprobs``, another name of ``n_probs``: a number of alternatives; true means 1."""
+    """Read ``logprobs``, another name of ``n_probs``: the number of alternatives to each token;
+    true means 1.
+    """
     return whole(0, MAX_TOP)(name, int(value) if isinstance(value, bool) else value)
 
 
@@ -88,8 +90,8 @@ COMPLETION: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body of ``/completion``. Raises ApiError and
-    TreadleError.
+    """Return the generation request of a body of ``/completion``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
     """
     given = read_fields(body, COMPLETION)
     generation = read_generation(
@@ -119,7 +121,7 @@ INFILL: Table = {
 
 def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Return the generation request of a body of ``/infill``: a completion of a fill-in-the-middle
-    prompt. Raises ApiError and TreadleError.
+    prompt. Raises ApiError for invalid fields, TreadleError for settings out of range.
     """
     given = read_fields(body, INFILL)
     model = service.model
@@ -166,9 +168,9 @@ async def _completed(request: HttpRequest, service: Service, stream: RequestStre
 
 
 def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """Return a whole result, or a stream's last event, restricted to the requested
-    ``response_fields``. A nested field such as ``timings/prompt_n`` has this path as its key;
-    ``prompt`` is there only if requested.
+    """Return llama.cpp's result for a whole output, or for a stream's last event (then ``piece`` is
+    the last). If the request has ``response_fields``, only these are kept: a nested field such as
+    ``timings/prompt_n`` has this path as its key. ``prompt`` is there only if it is one of them.
     """
     tokens = stream.is_streamed or stream.generation.more["tokens"]
     result = {**piece_fields(piece, tokens=tokens), **final_fields(service, stream, piece)}

@@ -22,8 +22,9 @@ STOP_TYPES = {"length": "limit", "context": "limit"}
 
 
 def piece_fields(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
-    """Return the fields of a result for a new piece of output. ``tokens``: include its token
-    ids.
+    """Return the fields of llama.cpp's result for a new piece of output: its text, token ids (empty
+    unless ``tokens``), whether it is the last, token counts so far, and log-probabilities if
+    requested.
     """
     result: dict[str, Any] = {
         "index": piece.output.index,
@@ -70,13 +71,13 @@ def final_fields(service: Service, stream: RequestStream, piece: StreamPiece) ->
 
 
 def _is_full(service: Service, answer: RequestOutput) -> bool:
-    """Return whether prompt and output together fill the context."""
+    """Return whether the prompt and the output ``answer`` together fill the context."""
     return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
 
 
 def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """Return ``{"__verbose": ...}``, llama.cpp's whole result, for the end of an answer if the
-    request asked for it, else {}.
+    """Return ``{"__verbose": ...}``, llama.cpp's whole result, for ``piece``, the last of an
+    output, if the request asked for it; else {}.
     """
     if not stream.generation.more["verbose"]:
         return {}

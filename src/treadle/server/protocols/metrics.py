@@ -114,8 +114,8 @@ class _Families:
 
 
 def _labels(key: str, name: str) -> tuple[list[str], list[str]]:
-    """Return label names and values of the metric ``key``: vLLM's metrics have the model's
-    ``name``, llama.cpp's have no labels.
+    """Return label names and values of the metric ``key``: vLLM's metrics have the label
+    ``model_name`` with the model's ``name``, llama.cpp's have none.
     """
     return (["model_name"], [name]) if key.startswith("vllm:") else ([], [])
 

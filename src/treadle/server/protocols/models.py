@@ -52,8 +52,8 @@ def describe_for_anthropic(service: Service) -> dict[str, Any]:
 
 
 def anthropic_model(name: str, created: int, most_tokens: int | None) -> dict[str, Any]:
-    """Return Anthropic's object of a model. ``created``: Unix time; ``most_tokens``: of a
-    prompt.
+    """Return Anthropic's object of the model ``name``. ``created``: Unix time; ``most_tokens``:
+    maximum tokens of a prompt, None if unknown.
     """
     return {
         "type": "model",

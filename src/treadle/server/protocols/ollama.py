@@ -79,13 +79,13 @@ FIELDS: Table = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Return an error as Ollama's error object."""
+    """Return an error as Ollama's error object: ``{"error": message}``."""
     return {"error": error.message}
 
 
 def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body without its prompt: Ollama has the settings in
-    ``options``, and streams by default. Raises ApiError and TreadleError.
+    """Return the generation request of a body, without its prompt, which the caller sets. Ollama
+    has the settings in ``options``, and streams by default. Raises ApiError and TreadleError.
     """
     given = read_fields(body, FIELDS)
     options = dict(given.get("options", {}))
@@ -132,8 +132,8 @@ def _images_named() -> Iterator[None]:
 
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body of ``/api/chat``. Raises ApiError and
-    TreadleError.
+    """Return the generation request of a body of ``/api/chat``. Raises ApiError for invalid fields,
+    TreadleError for settings out of range.
     """
     given = read_fields(body, FIELDS)
     generation = _asked(service, body)
@@ -168,7 +168,7 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Return the generation request of a body of ``/api/generate``: the prompt is one chat message,
     with ``raw`` it is used unchanged, and with ``suffix`` it is a fill-in-the-middle prompt. Raises
-    ApiError and TreadleError.
+    ApiError for invalid fields, TreadleError for settings out of range.
     """
     given = read_fields(body, FIELDS)
     generation = _asked(service, body)
@@ -203,8 +203,8 @@ def _raw_ids(prompt: str, images: list[Any], model: Model) -> list[int]:
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Ollama's ``think`` as fields for the chat template: whether to reason, and the effort.
-    Raises ApiError.
+    """Return Ollama's ``think`` as fields of OpenAI's chat: ``chat_template_kwargs`` (whether to
+    reason) and, if given, ``reasoning_effort``; {} without ``think``. Raises ApiError.
     """
     think = body.get("think")
     if think is None or think == "":
@@ -361,7 +361,9 @@ async def embed_prompt(request: HttpRequest) -> Response:
 
 
 def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dict[str, list[str]]:
-    """Return ``{"warnings": [...]}`` about options without effect; {} without any."""
+    """Return ``{"warnings": [...]}`` about options without effect, and the embedder's note; {}
+    without any.
+    """
     told = ignored_by_ollama(body, {}, room(service.model))
     told += [embedder.note] if embedder.note else []
     return {"warnings": told} if told else {}
@@ -377,8 +379,9 @@ def describe(service: Service) -> dict[str, Any]:
 def entry_of(
     name: str, place: Path | str, n_bytes: int | None, changed_s: float, details: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return an entry in ``/api/tags``. ``place``: the model's path, of which the digest is made;
-    ``changed_s``: Unix time of its last change.
+    """Return an entry in ``/api/tags`` for the model ``name``. ``place``: its path, of which the
+    digest is made; ``n_bytes``: its size, None if unknown (shown as 0); ``changed_s``: Unix time of
+    its last change; ``details``: as of ``details_of``.
     """
     # Clients need a digest; hashing the whole file would be too slow.
     told = f"{place}:{n_bytes}".encode()
@@ -399,8 +402,8 @@ def details(service: Service) -> dict[str, Any]:
 
 
 def details_of(arch: str, n_parameters: str, format: str) -> dict[str, Any]:
-    """Return Ollama's ``details`` of a model: family, number of weights (as "1.1B"),
-    quantization.
+    """Return Ollama's ``details`` of a model: family (``arch``), number of weights
+    (``n_parameters``, as "1.1B"), quantization (``format``, as "Q4_K").
     """
     return {
         "parent_model": "",

@@ -67,8 +67,8 @@ async def cohere_rerank(request: HttpRequest) -> Response:
 
 
 async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair]) -> list[float]:
-    """Return the reranker's score of each pair of texts, and count their tokens. Batches alternate
-    with steps of the scheduler.
+    """Return the reranker's score of each pair of texts, and charge their tokens to the API key.
+    Batches alternate with steps of the scheduler.
     """
     scores: list[float] = []
     for batch in reranker.batches(pairs):
@@ -79,8 +79,9 @@ async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair])
 
 
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
-    """Return the response body of ``/v1/rerank``, best document first: an object, or for ``texts``
-    a list. Raises ApiError and TreadleError.
+    """Return the response body of ``/v1/rerank`` for the request's ``body``, best document first:
+    an object, or for ``texts`` a list. Raises ApiError for invalid fields, TreadleError for
+    adapters that are not loaded.
     """
     name = "texts" if "texts" in body else "documents"
     given = read_fields(body, FIELDS)
@@ -119,8 +120,8 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
 
 
 def _documents(value: Any, name: str) -> list[str]:
-    """Return the texts of the documents in field ``name``: strings, or objects with a ``text``.
-    Raises ApiError.
+    """Return the texts of the documents in ``value``, of the field ``name``: strings, or objects
+    with a ``text``. Raises ApiError.
     """
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
         raise wrong(name, value, f"1 to {MAX_INPUTS} texts")
@@ -140,9 +141,10 @@ def _read(
     most: int | None,
     per_document: int | None,
 ) -> tuple[Reranker, list[Pair]]:
-    """Return a reranker, and the token ids of the query with each document. ``most``: tokens to
-    which a pair is truncated; ``per_document``: tokens to which a document is, before. Raises
-    ApiError.
+    """Return a reranker with the adapters ``lora``, and the token ids of the query with each
+    document. ``most``: tokens to which a pair is truncated; ``per_document``: tokens to which each
+    document is truncated before that; None: not truncated. ``name``: the documents' field, for
+    errors. Raises ApiError.
     """
     try:
         reranker = Reranker(model, lora)

@@ -1,6 +1,8 @@
-"""vLLM's ``/score``: how similar or relevant two texts are to each other, for pairs of texts.
+"""vLLM's ``/score``: scores of how similar or relevant two texts are to each other, for pairs of
+texts.
 
-A reranker scores each pair; with other models it is the cosine of the angle between their vectors.
+A reranker scores each pair; with other models the score is the cosine of the angle between the
+vectors of the two texts.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ async def score(request: HttpRequest) -> Response:
 
 
 async def score_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the response body of ``/score``. Raises ApiError and TreadleError."""
+    """Return the response body of ``/score`` for the request's ``body``: a list of the pairs'
+    scores, in order, and token counts. Raises ApiError for invalid fields, TreadleError for
+    adapters that are not loaded.
+    """
     given = read_fields(body, FIELDS)
     first, first_name = _side(body, FIRST)
     second, second_name = _side(body, SECOND)
@@ -112,8 +117,9 @@ async def _reranked(
     names: tuple[str, str],
     given: Mapping[str, Any],
 ) -> tuple[list[float], int]:
-    """Return each pair's score by a reranker, and the number of tokens. Scores are between 0 and 1
-    unless ``use_activation`` is false. ``names``: the two fields, for errors. Raises ApiError.
+    """Return each pair's score by a reranker, and the number of tokens. ``texts``: the pairs' first
+    texts and their second ones. Scores are between 0 and 1 unless ``use_activation`` in the fields
+    ``given`` is false. ``names``: the two fields, for errors. Raises ApiError.
     """
     model = service.model
     lora = scales_of(given, model.engine)
@@ -143,9 +149,10 @@ def _pairs(
     names: tuple[str, str],
     most: int | None,
 ) -> list[Pair]:
-    """Return the token ids of each pair of ``texts``, and where those of the second token type
-    begin. ``most``: tokens to which a pair is truncated, None: a longer one is an error; ``names``:
-    the two fields, for errors. Raises ApiError.
+    """Return the token ids of each pair as the input of ``reranker``, and where those of the second
+    token type begin. ``texts``: the pairs' first texts and their second ones. ``most``: tokens to
+    which a pair is truncated, None: a longer one is an error; ``names``: the two fields, for
+    errors. Raises ApiError.
     """
     pairs = []
     for i, pair in enumerate(zip(*texts, strict=True)):
@@ -167,7 +174,10 @@ async def _cosines(
     names: tuple[str, str],
     given: Mapping[str, Any],
 ) -> tuple[list[float], int]:
-    """Return the cosine of the angle between the vectors of each pair, and the number of tokens."""
+    """Return the cosine of the angle between the vectors of each pair of a ``first`` and a
+    ``second`` text, and the number of tokens. A single first text is paired with each second one.
+    ``names``: the two fields, for errors; ``given``: the body's fields. Raises ApiError.
+    """
     more = {name: given.get(name) for name in ("lora", "control_vectors")}
     embedder = embedder_of(service.model, {"normalize": True, **more})
     most = most_tokens(service.model, given)

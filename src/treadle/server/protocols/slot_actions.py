@@ -94,7 +94,9 @@ def _slot(service: Service, word: str) -> ClientSlot:
 
 
 def _path(service: Service, body: dict[str, Any]) -> Path:
-    """Return the path of the body's ``filename``, in the operator's folder. Raises ApiError."""
+    """Return the path of the body's ``filename`` in ``slot_save_path``, the operator's folder.
+    Raises ApiError for a missing or invalid name, and if the server has no such folder.
+    """
     folder = service.settings.slot_save_path
     if folder is None:
         raise ApiError(
@@ -126,8 +128,9 @@ def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]
 
 
 def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Save the slot's sequence, with keys and values, to a file; evicted pages are recomputed.
-    Raises ApiError for an empty slot.
+    """Save the slot's sequence, with keys and values, to the file ``path``; evicted pages are
+    recomputed. Return llama.cpp's result: tokens, bytes and milliseconds. Raises ApiError for an
+    empty slot.
     """
     began = time.perf_counter()
     ids = slot.ids[: model.n_ctx]  # the last one may not be in the cache
@@ -152,8 +155,8 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 
 def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
-    """Raise ApiError if pages to recompute belong to a picture whose rows are no longer in
-    memory.
+    """Raise ApiError if pages that have to be recomputed for the slot belong to a picture or sound
+    whose rows are no longer in memory.
     """
     media = model.engine.media
     left = slot.ids[model.engine.cache.n_cached_tokens(slot.ids, slot.lora) :]
@@ -166,7 +169,9 @@ def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
 
 
 def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Load the sequence in a file into the prefix cache, as the slot's last one."""
+    """Load the sequence in the file ``path`` into the prefix cache, as the slot's last one. Return
+    llama.cpp's result: tokens, bytes and milliseconds.
+    """
     began = time.perf_counter()
     session = model.load_session(path)
     slot.ids = session.ids
@@ -182,7 +187,9 @@ def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 
 def _erase(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Drop the cached pages of the slot's sequence, except those that other sequences share."""
+    """Drop the cached pages of the slot's sequence, except those that other sequences share. Return
+    the slot's number and the number of tokens erased; ``path`` is not used.
+    """
     ids = slot.ids
     slot.ids = []
     with model.engine.lock:

@@ -23,7 +23,9 @@ class ModelThread(Protocol):
 
 
 def check_usable(engine: ModelThread) -> None:
-    """Raise ApiError if the model is still being loaded (503), or cannot be used (500)."""
+    """Raise ApiError if the model of the thread ``engine`` is still being loaded (503), or cannot
+    be used (500).
+    """
     if engine.state == "loading":
         raise ApiError(
             503,

@@ -51,8 +51,9 @@ REASONING = "reasoning_content"  # llama.cpp's value to continue the last messag
 
 
 def _continued(name: str, value: Any) -> bool | str:
-    """Read ``continue_final_message``: false, or true or "content" to continue the last message's
-    content, or "reasoning_content" to continue its reasoning.
+    """Return the ``value`` of the field ``name``, ``continue_final_message``: false, or true or
+    "content" to continue the last message's content, or "reasoning_content" to continue its
+    reasoning. Raises ApiError for other values.
     """
     if value in ("content", REASONING):
         return str(value)
@@ -131,7 +132,8 @@ def _budget(
     given: Mapping[str, Any], service: Service, generation: GenerationRequest
 ) -> int | None:
     """Return the reasoning budget in tokens: 0 if reasoning is off, else the request's own, else
-    that of ``reasoning_effort`` if the template does not use it, else the server's.
+    that of ``reasoning_effort`` in the fields ``given`` if the template does not use it, else the
+    server's. None: no limit.
     """
     template = service.model.template
     asked = generation.options.budget
@@ -219,8 +221,8 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
 
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
-    """Return the last message if its reasoning can be continued. Raises ApiError if it has content,
-    or if the template has no reasoning.
+    """Return the last message, an assistant's with reasoning only. Raises ApiError if it is another
+    one, or if the template has no reasoning.
     """
     found = chat_messages.ends_with_reasoning(messages)
     if not found or service.dialect.thought is None:
@@ -235,8 +237,8 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
 
 
 def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """Return the template variables for the answer's format, its schema and ``tool_choice``, for
-    templates that read them.
+    """Return the template variables for the answer's format, its schema and ``tool_choice``, as the
+    body's fields ``given`` have them; only those that the template reads.
     """
     form = given.get("response_format", {})
     own = given.get("json_schema")
@@ -258,8 +260,8 @@ def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body's own variables for the chat template: ``chat_template_kwargs`` and
-    ``reasoning_effort``.
+    """Return the template variables that the body's fields ``given`` set: ``chat_template_kwargs``
+    and ``reasoning_effort``, whose value "none" also sets ``enable_thinking`` to False.
     """
     variables = dict(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
@@ -305,8 +307,8 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 
 def content_text(name: str, content: Any) -> str:
-    """Return a message's content as one string. ``name``: its field, for errors. Raises ApiError
-    for parts that are not text.
+    """Return a message's content, a string or text parts, as one string. ``name``: its field, for
+    errors. Raises ApiError for parts that are not text.
     """
     made = content_of(name, content)
     if isinstance(made, str):
@@ -358,7 +360,9 @@ def unsupported(where: str, kind: Any, name: str) -> ApiError:
 
 
 def _call(name: str, call: Any) -> dict[str, Any]:
-    """Return a checked tool call of a message. Raises ApiError."""
+    """Check ``call``, one tool call of a message, and return a copy. ``name``: its place in the
+    body. Raises ApiError unless it is an object whose ``function`` has a name.
+    """
     made = dict(mapping(name, call))
     function = dict(mapping(f"{name}.function", made.get("function")))
     text(f"{name}.function.name", function.get("name"))

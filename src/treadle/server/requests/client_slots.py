@@ -14,7 +14,9 @@ BLOCK = 256  # tokens that ``alike`` compares at once
 
 
 class ClientSlot:
-    """One slot: its running output, if any, and the tokens of the last one that has ended."""
+    """One slot, number ``id``: its running output, if any, and the tokens of the last output that
+    has ended.
+    """
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -43,7 +45,9 @@ class ClientSlots:
         return self._slots[id]
 
     def take(self, output: OutputStream, wanted: int = NONE) -> None:
-        """Assign a free slot to the output, if there is one: number ``wanted`` if that is free."""
+        """Assign a free slot to the output, if there is one: number ``wanted`` if that is free,
+        else the best one. Otherwise the output has no slot.
+        """
         free = [slot for slot in self._slots if slot.output is None]
         if not free:
             return

@@ -124,7 +124,7 @@ class EngineThread:
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run ``job`` in the engine thread, between two steps; return the future of its result. The
-        future may be cancelled before the job begins.
+        future may be cancelled before the job begins: the job is then not run.
         """
         future: Future[T] = Future()
         self._jobs.append((job, future))
@@ -203,7 +203,9 @@ class EngineThread:
             yield partial(self._warm_media, self.model.media)
 
     def _warm_media(self, media: ModelMedia) -> None:
-        """Compile the plans that encode pictures and sounds, and those of prompts with them."""
+        """Compile the plans by which the projector of ``media`` encodes pictures and sounds, and
+        those of prompts with them.
+        """
         media.warm()
         for plan in media_plans(self.model):
             self._make(plan)

@@ -113,8 +113,8 @@ _PROMPT: Table = {"prompt_string": text, "multimodal_data": array}
 
 
 def adapters(name: str, value: Any) -> dict[int, float]:
-    """Read ``[{"id", "scale"}, ...]``: return the scales of LoRA adapters by their numbers; those
-    not named are off. Raises ApiError.
+    """Return the scales of LoRA adapters by their numbers, from the ``value`` of the field
+    ``name``, ``[{"id", "scale"}, ...]``; adapters not named are off. Raises ApiError.
     """
     result: dict[int, float] = {}
     for entry in array(name, value):
@@ -128,16 +128,16 @@ def adapters(name: str, value: Any) -> dict[int, float]:
 
 
 def scales_of(given: Mapping[str, Any], engine: Engine) -> Lora:
-    """Return the scales of LoRA adapters and control vectors for a request's fields ``lora`` and
-    ``control_vectors``, as pairs of number and scale. A field that is absent means the server's
-    defaults. Raises TreadleError.
+    """Return pairs of number and scale of the LoRA adapters and control vectors for a request, from
+    its fields ``lora`` and ``control_vectors`` in ``given``. A field that is absent means the
+    server's defaults. Raises TreadleError.
     """
     return adapter_scales(given.get("lora"), given.get("control_vectors"), engine)
 
 
 def strengths(name: str, value: Any) -> dict[str, float]:
-    """Read ``{NAME: STRENGTH}``: return the strengths of control vectors by name; those not named
-    are off. Raises ApiError.
+    """Return the strengths of control vectors by name, from the ``value`` of the field ``name``,
+    ``{NAME: STRENGTH}``; vectors not named are off. Raises ApiError.
     """
     given = mapping(name, value)
     return {key: _STRENGTH(f"{name}.{key}", own) for key, own in given.items()}
@@ -150,7 +150,9 @@ _OTHER_ENGINES = "not supported: use response_format, json_schema, regex or gram
 
 
 def _choices(name: str, value: Any) -> str:
-    """Return a regular expression that matches exactly the strings in ``value``."""
+    """Return a regular expression that matches exactly the strings in ``value``, the field
+    ``name``. Raises ApiError unless it is one or several strings.
+    """
     found = texts(name, value)
     if not found:
         raise wrong(name, value, "at least one string")
@@ -211,16 +213,17 @@ COMMON: Table = {
 @dataclass
 class GenerationRequest:
     """One generation request, which may have many outputs: ``prompts`` of token ids, ``n`` outputs
-    of each, and ``settings`` of ``Model.generate``. ``more``: fields that only its protocol reads.
+    of each, and ``settings``, keyword arguments of ``Model.generate``. ``more``: fields that only
+    its protocol reads.
     """
 
     prompts: list[list[int]]
     settings: dict[str, Any]
-    n: int = 1
+    n: int = 1  # outputs of each prompt
     is_streamed: bool = False
     client: str | None = None  # key for fair sharing of prefill
-    priority: int = 0
-    timeout_s: float | None = None
+    priority: int = 0  # lower runs first
+    timeout_s: float | None = None  # from arrival to the end; None: no limit
     slot: int = NONE  # the preferred slot
     reuse: bool = True  # of cached prefixes
     progress: bool = False  # whether a stream reports prompt progress
@@ -233,15 +236,15 @@ class GenerationRequest:
     names: dict[str, str] = field(default_factory=dict)  # the client's names of settings, by ours
     rules: TokenRules = field(default_factory=TokenRules)
     keeps_stop: bool = False  # whether the output includes the stop string that ends it
-    ping_s: float | None = None  # seconds of silence before a keep-alive
+    ping_s: float | None = None  # seconds of silence before a keep-alive; None: the usual
     unlimited: bool = False  # its ``reasoning_budget`` is -1: not even the server's budget holds
     ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
     system_end: int = 0  # number of ids of the system prompt: see ``Request``
 
     def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
-        """Compile the output constraints into ``planned``. ``prompt``: the rendered prompt; without
-        a ``dialect`` (the template's marks of reasoning and calls) outputs are plain text. Raises
-        GrammarError.
+        """Compile the output constraints into ``planned``. ``prompt``: the rendered prompt.
+        ``dialect``: the template's marks of reasoning and calls; None: outputs are plain text.
+        Raises GrammarError.
         """
         with named(self.names):
             self.planned = plan_answer(
@@ -249,8 +252,9 @@ class GenerationRequest:
             )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
-        """Return the most tokens to generate after the prompt ``ids``: ``max_tokens``, bounded by a
-        KV cache that is smaller than the context. None and -1 mean no limit of the request.
+        """Return the most tokens to generate after the prompt ``ids``: ``max_tokens``, and no more
+        than a KV cache that is smaller than the context has room for. None and -1 mean no limit,
+        here and in the result.
         """
         asked: int | None = self.settings["max_tokens"]
         asked = model.defaults.max_tokens if asked is None else asked
@@ -261,7 +265,7 @@ class GenerationRequest:
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """Return a scheduler's request for each output, with the index of its prompt. Raises
-        TreadleError; ApiError for a prompt after which no token fits.
+        TreadleError for invalid settings, ApiError for a prompt after which no token fits.
         """
         sampling: Sampling = self.settings["sampling"]
         result = []
@@ -290,8 +294,8 @@ class GenerationRequest:
 
 
 def _seeded(sampling: Sampling, i: int) -> Sampling:
-    """Return the settings with a seed for the i-th output of a prompt: with one seed all would be
-    equal.
+    """Return ``sampling`` with a seed of its own for the i-th output of a prompt: with one seed all
+    outputs would be equal.
     """
     assert sampling.seed is not None
     return replace(sampling, seed=(sampling.seed + i) % SEEDS)
@@ -322,7 +326,7 @@ def read_generation(body: Mapping[str, Any], model: Model, defaults: Sampling) -
 
 def _structured(body: dict[str, Any]) -> dict[str, str]:
     """Replace vLLM's constraint fields in ``body`` by treadle's (``json_schema``, ``regex``, ...),
-    in place. Return the client's names by treadle's.
+    in place. Return a mapping from treadle's names to those that the client used.
     """
     made = dict[str, Any]()
     names = dict[str, str]()
@@ -383,8 +387,8 @@ def _asked(
 
 
 def _ping_s(asked: float | None) -> float | None:
-    """Return the seconds of silence before a keep-alive: None for the usual; llama.cpp's -1 and 0
-    mean never.
+    """Return the seconds of silence before a keep-alive, None for the usual number, as ``asked``;
+    llama.cpp's -1 and 0 mean never.
     """
     return asked if asked is None or asked > 0 else NEVER_S
 
@@ -407,8 +411,8 @@ def _sampling(
 
 
 def _bias(value: Any, model: Model) -> dict[int, float]:
-    """Return the logit bias by token id, from OpenAI's object or llama.cpp's pairs. A string means
-    each of its tokens; false means -inf. Raises ApiError.
+    """Return the logit bias by token id, from ``value``: OpenAI's object, or llama.cpp's pairs of
+    token and bias. A string means each of its tokens; false as bias means -inf. Raises ApiError.
     """
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
     result: dict[int, float] = {}
@@ -432,8 +436,9 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
 
 
 def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -> AnswerOptions:
-    """Return the constraints and reasoning limits of the output. ``names``: the client's field
-    names by treadle's. Raises ApiError if two fields contradict each other.
+    """Return the constraints and reasoning limits of the output from the body's fields ``given``.
+    ``names``: from treadle's field names to the client's. Raises ApiError if two fields contradict
+    each other.
     """
     keys = ("grammar", "json_schema", "regex")
     found = {key: given[key] for key in keys if given.get(key, "") != ""}
@@ -463,7 +468,9 @@ def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -
 
 
 def conflicting_constraints(one: str, other: str) -> ApiError:
-    """Return the error (400) for two fields that both constrain the answer."""
+    """Return the error (400) for the fields ``one`` and ``other``, which both constrain the
+    answer.
+    """
     why = "each constrains the answer: send only one of them"
     return ApiError(400, f"{one} and {other}: {why}", param=one)
 
@@ -491,8 +498,8 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a ``response_format``: its ``schema``, or that inside its
-    ``json_schema``.
+    """Return the JSON schema of ``form``, a ``response_format`` in the field ``where``: its
+    ``schema``, or that inside its ``json_schema``. Raises ApiError if both are given and differ.
     """
     if form.get("json_schema") is None:  # Responses has all of it one level up
         return mapping(f"{where}.schema", form.get("schema"))
@@ -515,8 +522,8 @@ def _is_lenient(form: Mapping[str, Any]) -> bool:
 
 
 def check_length(ids: list[int], model: Model) -> list[int]:
-    """Return ``ids`` if they are a prompt that fits the context. Raises ApiError for an empty or
-    too long prompt, TreadleError for an id that is not in the vocabulary.
+    """Return ``ids``, unchanged, if they are a prompt that fits the context. Raises ApiError for an
+    empty or too long prompt, TreadleError for an id that is not in the vocabulary.
     """
     if not ids:
         raise ApiError(400, "the prompt is empty", param="prompt")
@@ -535,8 +542,9 @@ def room(model: Model) -> int:
 
 
 def several(value: Any) -> list[Any]:
-    """Return the list of prompts in a body's ``prompt``. A list of strings or of lists is several
-    prompts; a list with token ids in it, alone or mixed with strings, is one. Raises ApiError.
+    """Return the list of prompts in ``value``, a body's ``prompt``. A list of strings or of lists
+    is several prompts; a list with token ids in it, alone or mixed with strings, is one. Raises
+    ApiError.
     """
     if value is None:
         raise ApiError(400, "prompt: required", param="prompt")
@@ -548,9 +556,9 @@ def several(value: Any) -> list[Any]:
 
 
 def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
-    """Return the token ids of one prompt: a string, ids, both mixed, or llama.cpp's object of
-    ``prompt_string`` and ``multimodal_data``. ``name``: its field. Raises ApiError and
-    TreadleError.
+    """Return the token ids of the prompt ``value``: a string, ids, both mixed, or llama.cpp's
+    object of ``prompt_string`` and ``multimodal_data``. ``name``: its field, for errors. Raises
+    ApiError and TreadleError.
     """
     if isinstance(value, dict) and "prompt_string" in value:
         given = {"prompt_string": "", **read_fields(value, _PROMPT, f"{name}.")}
@@ -582,9 +590,9 @@ def item_ids(items: list[int | str], model: Model) -> list[int]:
 
 
 def check_text(said: str, model: Model) -> None:
-    """Raise ApiError for a text that cannot fit the context with any vocabulary, before it is
-    tokenized, which takes a second for some megabytes. A token of ordinary text has about 4
-    characters, one of blanks up to some hundred.
+    """Raise ApiError if the text ``said`` cannot fit the context with any vocabulary. This is
+    checked before it is tokenized, which takes a second for some megabytes. A token of ordinary
+    text has about 4 characters, one of blanks up to some hundred.
     """
     if len(said) > most_characters(model):
         raise too_long(len(said) // 512, room(model), at_least=True)

@@ -29,8 +29,8 @@ Render = Callable[[ApiError], bytes]  # formats an error within a stream
 async def whole_json(
     make: Callable[[list[StreamPiece]], Any], pieces: list[StreamPiece]
 ) -> Response:
-    """Return ``make(pieces)`` as a JSON response; ``pieces``: one for each output. Many
-    log-probabilities take seconds to encode, which is then done in another thread.
+    """Return ``make(pieces)`` as a JSON response; ``pieces``: one for each output. If there are
+    many log-probabilities, which take seconds to encode, another thread encodes it.
     """
     tops = [piece.output.request.n_top or 0 for piece in pieces]
     n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
@@ -41,7 +41,9 @@ async def whole_json(
 
 
 def n_echoed(piece: StreamPiece) -> int:
-    """Return how many prompt tokens are returned with their log-probabilities, for ``echo``."""
+    """Return how many tokens of the prompt of ``piece`` are returned with their log-probabilities,
+    for ``echo``; 0 without it.
+    """
     measured = piece.output.stream.generation.more.get("measured")
     return len(measured[piece.output.prompt]) if measured else 0
 
@@ -76,8 +78,8 @@ async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
 
 
 class AbortableStream(Protocol):
-    """The methods of a request by which a streamed response ends it when the client has left.
-    ``kept``: its kept answer, if that outlives the connection.
+    """The interface of a request's stream by which a streamed response ends it when the client has
+    left. ``kept``: its kept answer, None if that does not outlive the connection.
     """
 
     kept: KeptStream | None

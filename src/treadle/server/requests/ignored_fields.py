@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 
 class IgnoredField(NamedTuple):
-    """The reason why a field has no effect, and the values that need no warning because they ask
-    for what happens anyway.
+    """The reason ``why`` a field has no effect, and its ``harmless`` values, which need no warning
+    because they ask for what happens anyway.
     """
 
     why: str
@@ -63,8 +63,9 @@ def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 def ignored_by_ollama(body: Mapping[str, Any], table: Fields, n_ctx: int) -> list[str]:
-    """Return warnings for an Ollama body and its ``options``. ``table``: ignored fields of the
-    body. A ``num_ctx`` up to the server's ``n_ctx`` needs no warning.
+    """Return a warning for each field of an Ollama body, and of its ``options``, that has no
+    effect. ``table``: ignored fields of the body. A ``num_ctx`` up to the server's ``n_ctx`` needs
+    no warning.
     """
     told = ignored_fields(body, table)
     options = body.get("options")

@@ -26,8 +26,9 @@ MAX_ID = 256  # characters
 
 
 class KeptStream:
-    """The bytes of one streamed answer, at most the last ``MAX_BYTES``. ``stream``: the request
-    that writes them, cancelled when nobody has read for ``UNREAD_S`` seconds.
+    """The bytes of one streamed answer, at most the last ``MAX_BYTES``. ``conversation``: its id.
+    ``stream``: the request that writes them, cancelled when nobody has read for ``UNREAD_S``
+    seconds.
     """
 
     def __init__(self, conversation: str, stream: AbortableStream) -> None:
@@ -117,7 +118,9 @@ class KeptStream:
 
 
 class KeptStreams:
-    """The kept answers of a server, by the name of the API key and the id of the conversation."""
+    """The kept answers of a server, by ``owner`` (the name of the API key, "" without keys) and
+    ``conversation`` (its id).
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], KeptStream] = {}
@@ -177,8 +180,8 @@ class KeptStreams:
 
 
 def conversation_id(given: str | None) -> str | None:
-    """Return the conversation's id from the header ``X-Conversation-Id``, None without it. Raises
-    ApiError for one that is too long.
+    """Return the conversation's id from ``given``, the header ``X-Conversation-Id``; None without
+    it. Raises ApiError for one that is too long.
     """
     if not given:
         return None

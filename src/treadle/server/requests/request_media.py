@@ -42,9 +42,10 @@ class AddressesNeeded(Exception):
 def chat_ids(
     prompt: ChatPrompt, model: Model, addresses: AddressPolicy, *, bounded: bool = True
 ) -> list[int]:
-    """Return the token ids of a rendered conversation, its pictures and sounds prepared.
-    ``addresses``: which ones may be fetched. ``bounded``: stop when these alone exceed the context.
-    Raises ApiError, TreadleError, and AddressesNeeded.
+    """Return the token ids of the rendered conversation ``prompt``; its pictures and sounds are
+    decoded and resized, but not encoded. ``addresses``: which http(s) addresses may be fetched.
+    ``bounded``: raise ApiError if the rows of pictures and sounds alone exceed the context. Also
+    raises TreadleError and AddressesNeeded.
     """
     media = model.media
     if prompt.media is None or media is None:
@@ -95,8 +96,9 @@ def _media_of(model: Model, name: str) -> ModelMedia:
 
 
 def with_contents(parts: Sequence[MediaPart], addresses: AddressPolicy) -> tuple[MediaPart, ...]:
-    """Return pictures and sounds with addresses replaced by the contents fetched from them. Raises
-    ApiError if the server fetches no addresses, AddressesNeeded if these were not fetched yet.
+    """Return ``parts``, pictures and sounds, with addresses replaced by the contents fetched from
+    them. Raises ApiError if the server fetches no addresses, AddressesNeeded if these were not
+    fetched yet.
     """
     places = {part.source: part.place for part in reversed(parts) if isinstance(part.source, str)}
     if not places:

@@ -67,9 +67,9 @@ class Progress:
 
 @dataclass
 class StreamPiece:
-    """New text and tokens of one output, since its previous piece. The last piece has a
-    ``finish_reason``. If progress is requested, pieces with ``progress`` alone come before the
-    first token.
+    """New text (``content``) and token ``ids`` of one output, since its previous piece. The last
+    piece has a ``finish_reason``, all others None. If progress is requested, pieces with
+    ``progress`` alone come before the first token.
     """
 
     output: OutputStream
@@ -110,8 +110,9 @@ class StreamPiece:
 
 
 class OutputStream:
-    """One output of an HTTP request: its scheduler's request, its index among the choices, its
-    parser, and how much of it was already returned. Times are seconds of ``perf_counter``.
+    """One output of an HTTP request: its scheduler's request, the ``index`` of its choice and of
+    its ``prompt``, its parser, and how much of it was already returned. Times are seconds of
+    ``perf_counter``.
     """
 
     def __init__(
@@ -245,8 +246,8 @@ class Wakeup:
         self._waiter: asyncio.Future[bool] | None = None
 
     def notify(self, result: bool = True) -> None:
-        """Wake the waiting coroutine; ``result``: what its ``wait`` returns. Call it in the loop's
-        thread.
+        """Wake the waiting coroutine, whose ``wait`` returns ``result``. If none waits, only a True
+        is kept for the next ``wait``. Call it in the loop's thread.
         """
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(result)
@@ -254,7 +255,9 @@ class Wakeup:
             self._notified = True
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until ``notify`` and return True; return False after ``timeout_s`` seconds."""
+        """Wait until ``notify``, and return its ``result``, usually True; return False after
+        ``timeout_s`` seconds.
+        """
         if not self._notified:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(timeout_s, self.notify, False)
@@ -268,9 +271,10 @@ class Wakeup:
 
 
 class RequestStream:
-    """The outputs of one HTTP request, read in the event loop. ``drop`` is called to cancel an
-    output, ``wake`` to tell the engine thread that pieces were taken. ``arrival_s``: arrival by
-    ``perf_counter``; ``timeout_s`` counts from then.
+    """The outputs of one HTTP request, read in the event loop. ``drop(output)`` is called to cancel
+    an output, ``wake()`` to tell the engine thread that pieces were taken. ``arrival_s``: arrival
+    by ``perf_counter``; ``timeout_s``: seconds from then until the request is aborted, None for no
+    limit.
     """
 
     def __init__(

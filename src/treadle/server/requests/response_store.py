@@ -38,8 +38,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The most recently used responses by id, and their items by id. The event loop stores them,
-    pool threads look them up.
+    """The most recently used responses by id, and their items by id: at most ``most`` responses,
+    and ``most_characters`` in all. The event loop stores them, pool threads look them up.
     """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
@@ -51,8 +51,8 @@ class ResponseStore:
         self._lock = free_lock()
 
     def keep(self, name: str, kept: StoredResponse) -> None:
-        """Store a response under the id ``name``; drop the least recently used ones above the
-        limits.
+        """Store the response ``kept`` under the id ``name``; drop the least recently used ones
+        above the limits of number and characters.
         """
         n = kept.n  # slow for a long one, so computed before the lock
         with self._lock:
@@ -72,7 +72,9 @@ class ResponseStore:
             return found
 
     def drop(self, name: str) -> bool:
-        """Delete a response; return whether it existed. Responses that continue it stay."""
+        """Delete the response with the id ``name``; return whether it existed. Responses that
+        continue it stay.
+        """
         with self._lock:
             return self._drop(name)
 

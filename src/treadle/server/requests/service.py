@@ -73,22 +73,22 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()  # none: everyone on this machine may call
     allow_hosts: tuple[str, ...] = ()  # names allowed in the Host header, besides this machine's
     allow_origins: tuple[str, ...] = ()  # of web pages that may call
-    metrics: bool = False
+    metrics: bool = False  # whether /metrics is served
     max_requests: int = 512  # outputs at once, queued ones included
     max_queue_s: float = 300.0  # most seconds of queued prefill before a request
-    log: bool = True
-    log_text: bool = False  # prompts and outputs too
+    log: bool = True  # write a line for each request
+    log_text: bool = False  # with its prompts and outputs
     page: bool = True  # the web page at /
     hosts: tuple[str, ...] = ("127.0.0.1",)  # addresses that are listened on
     api_prefix: str = ""  # before all paths, as /a/b
-    api_key_file: Path | None = None
-    ssl_cert_file: Path | None = None
+    api_key_file: Path | None = None  # further keys
+    ssl_cert_file: Path | None = None  # None: no TLS
     ssl_key_file: Path | None = None  # None: the key is in the file of the certificate
     props: bool = False  # whether clients may change the server's defaults
-    is_engine: bool = False  # of a router, which has checked each request
-    slot_save_path: Path | None = None  # the folder of saved slots
+    is_engine: bool = False  # a router's engine: the router has checked each request
+    slot_save_path: Path | None = None  # the folder of saved slots; None: none can be saved
     media_urls: bool = False  # whether addresses of pictures and sounds are fetched
-    media_hosts: tuple[str, ...] = ()  # from these hosts only
+    media_hosts: tuple[str, ...] = ()  # from these hosts only; empty: any public host
     toolbox: Toolbox | None = None  # tools of MCP servers; whoever opened it closes it
 
 
@@ -145,7 +145,9 @@ class Service:
         return dialect_of(self.model.template)
 
     def card(self) -> dict[str, str]:
-        """Return a description of the model: its size, format and so on, as texts by name."""
+        """Return a description of the model for people: its size, format and so on, texts by
+        name.
+        """
         return card(self.model.path, self.model.engine)
 
     def check_ready(self) -> None:
@@ -204,8 +206,8 @@ class Service:
         return await asyncio.wrap_future(job)
 
     async def _fetched(self, places: Mapping[str, str]) -> dict[str, bytes]:
-        """Return the contents of addresses, bytes by address. ``places``: the field of each address
-        in the request. Raises ApiError.
+        """Return the contents of addresses, bytes by address. ``places``: by address, the field in
+        the request that has it. Raises ApiError.
         """
         loop = asyncio.get_running_loop()
         jobs = [
@@ -244,8 +246,8 @@ class Service:
             raise
 
     def _noting(self, work: Callable[..., T]) -> Callable[..., T]:
-        """Return a function that calls ``work`` and logs its warnings, each once, unless it catches
-        them.
+        """Return a function that calls ``work`` and logs the warnings that it gives
+        (``base.caller_warnings``), each once, unless ``work`` catches them.
         """
 
         def noted(*args: Any) -> T:
@@ -273,10 +275,10 @@ class Service:
         keep_stream: bool = True,
         admitted: bool = False,
     ) -> RequestStream:
-        """Start the generation request of an HTTP request, as ``start`` does, within the time limit
-        in its headers. ``keep_stream``: keep a streamed answer for the conversation that the
-        headers name. ``admitted``: a further answer of a running request, which counts for no
-        limit, and which a server that stops lets end.
+        """Start the generation request that ``read(service, *args)`` returns for an HTTP request,
+        as ``start`` does, within the time limit in its headers. ``keep_stream``: keep a streamed
+        answer for the conversation that the headers name. ``admitted``: it is a further answer of a
+        running request, which counts for no limit, and which a stopping server lets end.
         """
         arrival_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
@@ -317,9 +319,9 @@ class Service:
         admitted: bool = False,
     ) -> RequestStream:
         """Call ``read(service, *args)`` in the pool, and start the generation request that it
-        returns. ``arrival_s``: arrival by ``perf_counter``; ``within_s``: seconds from then.
-        ``key``: number of the API key for fair sharing, if there are several. ``admitted``: see
-        ``begin``. Raises ApiError and TreadleError.
+        returns. ``arrival_s``: arrival by ``perf_counter``, None for now; ``within_s``: time limit
+        in seconds from then. ``key``: number of the API key for fair sharing, None if there is only
+        one. ``admitted``: see ``begin``. Raises ApiError and TreadleError.
         """
 
         if not self.writes:  # refused before a stream begins
@@ -377,12 +379,12 @@ class Service:
         return stream
 
     def check_key(self, key: ApiKey) -> None:
-        """Raise ApiError (403) if the key may not use the model."""
+        """Raise ApiError (403) if the key may not use this server's model."""
         key.check(self.name)
 
     def note_embedded(self, n_tokens: int, seconds: float) -> None:
-        """Count tokens that were processed for vectors or scores, the seconds this took, and charge
-        the key.
+        """Count ``n_tokens`` that were processed in ``seconds`` for vectors or scores, and charge
+        them to the current request's API key.
         """
         self.stats.note_embedded(n_tokens, seconds)
         charge_tokens.get()(n_tokens)
@@ -400,8 +402,8 @@ class Service:
         log(level="warning", message=message)
 
     def check_room(self, n: int) -> None:
-        """Raise ApiError if ``n`` more outputs are too many, or if too many seconds of prefill are
-        queued.
+        """Raise ApiError (503) if ``n`` more outputs exceed ``max_requests``, or if the queued
+        prefill takes more than ``max_queue_s`` seconds.
         """
         self.check_ready()
         if len(self.engine.outputs) + n > self.settings.max_requests:

@@ -14,7 +14,7 @@ EDGES_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.
 
 
 class Histogram:
-    """Counts of values by upper ``edges``, and the sum of all values."""
+    """Counts of values by upper ``edges`` (ascending), and the sum of all values."""
 
     def __init__(self, edges: tuple[float, ...] = EDGES_S) -> None:
         self.edges, self.counts = edges, [0] * (len(edges) + 1)
@@ -58,8 +58,8 @@ class ServerStats:
         self.step_tokens = Histogram(EDGES_TOKENS)
 
     def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
-        """Count one scheduler step, which ran ``n_tokens`` and gave ``n_fed`` requests new
-        output.
+        """Count one scheduler step, which ran ``n_tokens`` in ``seconds`` and gave ``n_fed``
+        requests new output.
         """
         if n_tokens:
             self.step_tokens.note(n_tokens)
@@ -73,8 +73,8 @@ class ServerStats:
         self.embed_s += seconds
 
     def note_news(self, output: OutputStream, now: float) -> None:
-        """Count what is new of an output at time ``now``: its prompt when its first token comes,
-        tokens as they come, its end.
+        """Count the part of ``output`` that is new at time ``now``, in seconds of ``perf_counter``:
+        its prompt when its first token comes, tokens as they come, its end.
         """
         answer = output.answer
         t = output.answer.timings

@@ -22,7 +22,9 @@ MAX_MIN = 2**31 - 1
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """Return a list of token ids. Raises ApiError for other values."""
+    """Return ``value``, the field ``name``, which must be a list of token ids. Raises ApiError for
+    other values.
+    """
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise wrong(name, value, "token ids")
     return value
@@ -45,9 +47,9 @@ FIELDS: Table = {
 
 @dataclass(frozen=True)
 class TokenRules:
-    """Rules for the tokens of an output. ``allowed``: the only tokens that may come; ``bad``:
-    forbidden token sequences; ``n_least``: number of tokens before one of ``ends`` may come;
-    ``stop``: end tokens that the caller named.
+    """Rules for the tokens of an output. ``allowed``: the only tokens that may come, None for all;
+    ``bad``: forbidden token sequences; ``n_least``: number of tokens before one of ``ends`` may
+    come; ``stop``: end tokens that the caller named.
     """
 
     allowed: tuple[int, ...] | None = None
@@ -87,7 +89,9 @@ class TokenRules:
 
 
 def read_rules(body: Any, model: Model) -> TokenRules:
-    """Return the token rules of a body. Raises ApiError and TreadleError."""
+    """Return the token rules in a body's fields. Raises ApiError for invalid fields, TreadleError
+    for a text that cannot be tokenized.
+    """
     given = read_fields(body, FIELDS)
     for name in ("allowed_token_ids", "stop_token_ids"):
         ids = given.get(name, [])
@@ -110,8 +114,8 @@ def read_rules(body: Any, model: Model) -> TokenRules:
 
 
 def _runs(words: Iterable[str], model: Model) -> Iterable[tuple[int, ...]]:
-    """Yield the token ids of each word, as it is at the beginning of a text, and as it is after a
-    blank.
+    """Yield the token ids of each of ``words`` twice: as it is tokenized at the beginning of a
+    text, and after a blank.
     """
     for word in words:
         for spelt in (word, f" {word.lstrip()}"):

@@ -22,8 +22,8 @@ ELSEWHERE = ("server_url", "connector_id", "authorization", "headers", "tunnel_i
 @dataclass(frozen=True)
 class RequestedServers:
     """The tools of MCP servers in one request. ``tools``: by their names for the model. ``asking``:
-    names whose calls the client must approve; the server runs the others by itself. ``labels``: the
-    servers, in the order of the request.
+    those of these names whose calls the client must approve; the server runs the others by itself.
+    ``labels``: the servers' names, in the order of the request.
     """
 
     toolbox: Toolbox
@@ -32,7 +32,9 @@ class RequestedServers:
     labels: tuple[str, ...]
 
     def is_free(self, names: Iterable[str]) -> bool:
-        """Return whether the server may run calls of all these functions by itself."""
+        """Return whether ``names`` are all functions of MCP servers whose calls need no approval,
+        so that the server may run them by itself.
+        """
         return all(name in self.tools and name not in self.asking for name in names)
 
     def without_entries(self, tools: list[Any]) -> list[Any]:
@@ -86,8 +88,8 @@ async def requested_servers(service: Service, body: Mapping[str, Any]) -> Reques
 
 
 def _label(where: str, entry: Mapping[str, Any], toolbox: Toolbox) -> str:
-    """Return the name of the MCP server that ``entry`` stands for. ``where``: its place in the
-    body. Raises ApiError for an unknown or failed server.
+    """Return the name of the MCP server in ``toolbox`` that ``entry`` stands for. ``where``: the
+    entry's place in the body. Raises ApiError for an unknown or failed server.
     """
     for key in ELSEWHERE:
         if entry.get(key) is not None:
@@ -105,7 +107,7 @@ def _label(where: str, entry: Mapping[str, Any], toolbox: Toolbox) -> str:
 
 def _allowed(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> list[ServerTool]:
     """Return those of the server's ``tools`` that the entry's ``allowed_tools`` names; all without
-    it. Raises ApiError for unknown names.
+    it. ``where``: the entry's place in the body. Raises ApiError for unknown names.
     """
     given = entry.get("allowed_tools")
     if given is None:
@@ -120,7 +122,8 @@ def _allowed(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> l
 
 def _asking(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> set[str]:
     """Return the names of tools whose calls the client must approve, by the entry's
-    ``require_approval``: all, none, or all but those under ``never``. Raises ApiError.
+    ``require_approval``: all, none, or all but those under ``never``. ``where``: the entry's place
+    in the body. Raises ApiError.
     """
     name = f"{where}.require_approval"
     given = entry.get("require_approval", "always")
@@ -132,7 +135,9 @@ def _asking(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> se
 
 
 def _names(where: str, given: Any) -> set[str]:
-    """Return names of tools from a list, or from an object with ``tool_names``. Raises ApiError."""
+    """Return the names of tools in ``given``, a list, or an object with ``tool_names``; ``where``:
+    its place in the body. Raises ApiError.
+    """
     if isinstance(given, dict):
         given = mapping(where, given).get("tool_names") or []
     return {text(where, name) for name in array(where, given)}

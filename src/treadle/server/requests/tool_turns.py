@@ -25,8 +25,9 @@ Read = Callable[["Service", dict[str, Any]], "GenerationRequest"]
 
 class ToolCallLoop:
     """The answers to one HTTP request, one stream after the other; the server runs tool calls
-    between them. For its response it is one stream: ``abort`` and ``close`` end the answer or the
-    calls that run now.
+    between them. ``read(service, body)`` returns an answer's generation request. For the HTTP
+    response the loop is one stream: its ``abort`` and ``close`` end the answer or the calls that
+    run now.
     """
 
     def __init__(
@@ -117,14 +118,16 @@ class ToolCallLoop:
             self.stream.close()
 
     def add_usage(self, used: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the token counts of an answer, and return the sums of all answers."""
+        """Add ``used``, the token counts of an answer in OpenAI's form, and return the sums of all
+        answers.
+        """
         self.usage = added(self.usage, used)
         return self.usage
 
 
 def added(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sums of counts by key, also within inner objects; other values are those of
-    ``second``.
+    """Return the sums of counts in ``first`` and ``second`` by key, also within inner objects;
+    values that are no counts are those of ``second``.
     """
     total = dict(first)
     for key, value in second.items():

@@ -17,9 +17,9 @@ MAX_TOOLS = 512
 
 @dataclass(frozen=True)
 class RequestTools:
-    """Tools in OpenAI's chat format, all shown to the model. ``allowed``: names that it may call;
-    ``forced``: names of which it must call one (empty: none); ``parallel``: several calls in an
-    answer.
+    """Tools (``functions``) in OpenAI's chat format, all shown to the model. ``allowed``: names
+    that it may call; ``forced``: names of which it must call one (empty: none); ``parallel``:
+    whether it may make several calls in one answer.
     """
 
     functions: tuple[dict[str, Any], ...] = ()
@@ -44,8 +44,8 @@ class RequestTools:
 
 
 def read_tools(given: Mapping[str, Any]) -> RequestTools:
-    """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls`` from a body's fields. With choice
-    "none" the result has no tools. Raises ApiError.
+    """Return the tools in ``given``, a body's fields ``tools``, ``tool_choice`` and
+    ``parallel_tool_calls``. With choice "none" the result has no tools. Raises ApiError.
     """
     choice = given.get("tool_choice", "auto")
     tools = given.get("tools", [])
@@ -69,7 +69,9 @@ def read_tools(given: Mapping[str, Any]) -> RequestTools:
 
 
 def limited_array(name: str, value: Any) -> list[Any]:
-    """Return an array of at most ``MAX_TOOLS`` items. Raises ApiError for other values."""
+    """Return ``value``, an array of at most ``MAX_TOOLS`` items. ``name``: its field, for errors.
+    Raises ApiError for other values.
+    """
     found = array(name, value)
     if len(found) > MAX_TOOLS:
         raise ApiError(400, f"{name}: {len(found)} items, at most {MAX_TOOLS}", param=name)
@@ -122,8 +124,8 @@ def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of which one must be called, () for "auto". ``names``: of all tools. Raises
-    ApiError.
+    """Return the names of which one must be called, by ``choice``, a ``tool_choice``; () for
+    "auto". ``names``: of all tools. Raises ApiError.
     """
     if choice == "auto":
         return ()

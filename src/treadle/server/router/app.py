@@ -50,8 +50,8 @@ OWN: dict[tuple[str, str], Endpoint] = {
 
 
 def handler(method: str, path: str) -> Endpoint:
-    """Return the router's handler for a path that the one-model server has: its own, a look-up
-    among the engines, or forwarding.
+    """Return the router's endpoint for a method and path of the one-model server: the router's own,
+    a look-up among the engines, or forwarding.
     """
     if (method, path) in OWN:
         return OWN[method, path]

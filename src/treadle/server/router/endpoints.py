@@ -90,8 +90,8 @@ async def generate(request: HttpRequest) -> Any:
 
 
 async def look_up(request: HttpRequest) -> Any:
-    """Answer a call about something that only one engine has, such as a stored response: by the
-    engine of the model that the call names, else by the first loaded engine that knows it.
+    """Answer a call about something that only one engine has, such as a stored response. The engine
+    of the model that the call names answers; without a name, the first loaded engine that knows it.
     """
     service = service_of(request)
     call = await read_call(request, service.bodies)
@@ -237,7 +237,9 @@ async def one_model(request: HttpRequest) -> Response:
 
 
 async def card_of(service: RouterService, name: str | None) -> ModelCard:
-    """Return the card of the model that a name means. Raises ApiError."""
+    """Return the card of the model that ``name`` means, of the default one for None. Raises
+    ApiError.
+    """
     model = await service.find(name)
     return await asyncio.to_thread(read_card, model)
 

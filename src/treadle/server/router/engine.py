@@ -56,7 +56,7 @@ class EngineOrder:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> EngineOrder:
-        """Return the order that ``as_json`` has made a JSON object of."""
+        """Return the order in ``value``, a JSON object that ``as_json`` has made."""
         lists = {name: tuple(value[name]) for name in ("args", "keys")}
         return cls(**{**value, **lists})
 
@@ -120,7 +120,9 @@ def end_with_router(number: int) -> None:
 def serve_engine(
     model: Model, settings: ServerSettings, order: EngineOrder, report: ReportPipe
 ) -> None:
-    """Serve ``model`` to the router until SIGTERM, as ``order`` says. Raises TreadleError."""
+    """Serve ``model`` to the router until SIGTERM, as ``order`` says; ``report`` gets the address
+    and sizes once it is ready. Raises TreadleError.
+    """
     from treadle.server.requests.service import Service
     from treadle.server.router.engine_app import build_engine_app
 
@@ -136,7 +138,9 @@ def serve_engine(
 def serve_speech_engine(
     recognizer: SpeechRecognizer, settings: ServerSettings, order: EngineOrder, report: ReportPipe
 ) -> None:
-    """Serve a speech model to the router until SIGTERM, as ``order`` says. Raises TreadleError."""
+    """Serve the speech model of ``recognizer`` to the router until SIGTERM, as ``order`` says;
+    ``report`` gets the address and sizes once it is ready. Raises TreadleError.
+    """
     from treadle.server.router.engine_app import build_speech_engine_app
     from treadle.server.speech.speech_service import SpeechService
 

@@ -83,8 +83,9 @@ class EngineResponse:
 async def call_engine(
     address: str | int, method: str, target: bytes, headers: Headers, body: bytes
 ) -> EngineResponse:
-    """Send a request to an engine and return its response once the headers are there. ``address``:
-    path of its UNIX socket, or its port; ``target``: path and query. Raises EngineGoneError.
+    """Send an HTTP request to an engine and return its response once the headers are there.
+    ``address``: path of its UNIX socket, or its port; ``target``: path and query. Raises
+    EngineGoneError.
     """
     try:
         if isinstance(address, int):

@@ -66,7 +66,7 @@ class ModelCall:
 
     path: str
     body: bytes
-    fields: Mapping[str, Any]  # those of FIELDS that a JSON object has
+    fields: Mapping[str, Any]  # values of those keys in FIELDS that a JSON body has
     name: str | None  # of the model
     has_text: bool = False  # messages or a prompt
 
@@ -103,8 +103,8 @@ def target_of(scope: Scope) -> bytes:
 
 
 async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
-    """Read a request's body, and find the model that the body or the query names. Raises ApiError
-    and GoneError.
+    """Read a request's body, counted in ``bodies``, and find the model that the body or the query
+    names. Raises ApiError and GoneError.
     """
     query = parse_qs(request.url.query)
     named = query.get("model", [None])[0]
@@ -136,7 +136,7 @@ class Forwarding:
     connection goes on if the client leaves, so that its engine stays loaded.
 
     ``acquire``: returns the engine, loaded if need be. ``keep_s``: seconds that the engine stays
-    loaded afterwards; None for the usual.
+    loaded after the call; None for as many as before.
     """
 
     def __init__(
@@ -226,8 +226,9 @@ class Forwarding:
             await self._end_with(error, send)
 
     async def _answered(self, scope: Scope, send: Send, reached: Callable[[], object]) -> bool:
-        """Forward the call to an engine and send its response; return False if the engine had ended
-        before it got the call, so that another is to be loaded. Raises ApiError if it ended later.
+        """Forward the call to an engine and send its response; ``reached`` is called once the
+        engine has the call. Return False if the engine had ended before that, so that another is to
+        be loaded. Raises ApiError if it ended later.
         """
         engine = await self._loaded(send)
         try:
@@ -393,7 +394,9 @@ def error_part(call: ModelCall, error: ApiError) -> bytes:
 
 
 def returned_error(status: int, body: bytes) -> ApiError:
-    """Return an engine's error response as ApiError; its ``body`` may be in any protocol's form."""
+    """Return an engine's error response, with the HTTP ``status``, as ApiError; its ``body`` may be
+    in any protocol's form.
+    """
     try:
         value = json.loads(body)
     except ValueError:

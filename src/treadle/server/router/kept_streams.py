@@ -80,8 +80,9 @@ async def _ask(
     method: str,
     body: bytes = b"",
 ) -> Any:
-    """Return an engine's response to a call, as a JSON value; None if the engine has ended, or for
-    an empty response. Raises ApiError if the engine refuses the call.
+    """Return an engine's response to ``method`` with the path and query ``target``, as a JSON
+    value; None if the engine has ended, or for an empty response. Raises ApiError if the engine
+    refuses the call.
     """
     owner = request.scope.get("treadle.owner", "")
     found = await service.ask(engine, target, method, body, owner)

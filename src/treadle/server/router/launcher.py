@@ -23,8 +23,8 @@ LINE = 1 << 20  # bytes of a report
 
 
 class EngineProcess:
-    """The process of one engine. ``reports``: a queue of what it reports; the last is ``{"exit":
-    code}``.
+    """The process of one engine. ``reports``: a queue of the JSON objects that it reports
+    (``engine.ReportPipe``); the last is ``{"exit": code}``.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class EngineProcess:
         raise NotImplementedError
 
     def terminate(self) -> None:
-        """Send SIGTERM: the engine ends in order."""
+        """Send SIGTERM: the engine stops its server, and ends."""
         self.signal(int(signal.SIGTERM))
 
     def kill(self) -> None:
@@ -58,7 +58,9 @@ class EngineLauncher(Protocol):
     """Starts engine processes."""
 
     async def prepare(self) -> None:
-        """Do in advance what makes the first start quick."""
+        """Do the work of a start that is the same for all engines, so that the first start is
+        quick.
+        """
 
     async def start(self, order: EngineOrder) -> EngineProcess:
         """Start an engine process for ``order``. Raises OSError."""
@@ -86,8 +88,8 @@ def environment() -> dict[str, str]:
 
 
 class ForkedEngine(EngineProcess):
-    """An engine that the warm process has forked; ``number``: by which the warm process knows
-    it.
+    """An engine that the warm process has forked; ``number``: the one by which the warm process
+    knows it.
     """
 
     def __init__(self, parent: ForkLauncher, number: int) -> None:
@@ -96,8 +98,8 @@ class ForkedEngine(EngineProcess):
         self._number = number
 
     def signal(self, number: int) -> None:
-        """Send a signal through the warm process, which knows whether the engine's process still
-        exists.
+        """Send signal ``number`` through the warm process, which knows whether the engine's process
+        still exists.
         """
         if not self.ended.done():
             self._parent.command({"child": self._number, "signal": number})
@@ -105,7 +107,8 @@ class ForkedEngine(EngineProcess):
 
 class ForkLauncher:
     """Starts a warm process, which has imported everything, and lets it fork engines. If the warm
-    process was killed, its engines ended with it, and the next start makes a new one.
+    process was killed, its engines ended with it, and the next start makes a new one. ``module``:
+    the one that the warm process runs.
     """
 
     def __init__(self, module: str = "treadle.cli.engine_process") -> None:
@@ -212,7 +215,7 @@ class NewEngine(EngineProcess):
 
 
 class NewProcessLauncher:
-    """Starts a new Python for each engine."""
+    """Starts a new Python, which runs ``module``, for each engine."""
 
     def __init__(self, module: str = "treadle.cli.engine_process") -> None:
         self.module = module

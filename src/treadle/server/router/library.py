@@ -28,8 +28,8 @@ REPORT_S = 0.2
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """Progress of a download: ``done`` of ``total`` bytes of ``file``. The last one has only
-    ``path``, of the model.
+    """Progress of a download: ``done`` of ``total`` bytes of ``file``. The last one has only the
+    downloaded model's ``path``.
     """
 
     file: str = ""
@@ -43,8 +43,8 @@ class DownloadCancelledError(Exception):
 
 
 def hub_name(name: str) -> str:
-    """Return a client's name of a model in the form ``hf:OWNER/REPO...``. Raises ApiError for one
-    without an owner.
+    """Return ``name``, a client's name of a model, in the form ``hf:OWNER/REPO...``. Raises
+    ApiError for one without an owner.
     """
     rest = name.removesuffix(LATEST)
     for website in WEBSITES:
@@ -60,8 +60,9 @@ def hub_name(name: str) -> str:
 
 
 async def download(ref: str) -> AsyncIterator[DownloadProgress]:
-    """Download the model ``ref`` (``hf:...``), and yield the progress. Raises TreadleError. If the
-    iterator is closed, the download stops; what has arrived is kept.
+    """Download the model ``ref`` (``hf:...``), and yield the progress. If the iterator is closed,
+    the download stops; the bytes that have arrived are kept. Raises TreadleError if the download
+    fails.
     """
     from treadle.hub import download as fetch
 
@@ -120,7 +121,9 @@ def remove_model(model: ServedModel) -> int:
 
 
 class CopiedNames:
-    """Further names that clients gave models, kept in a JSON file in treadle's cache folder."""
+    """Further names that clients gave models, kept in the JSON file ``path``, by default one in
+    treadle's cache folder.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = folder() / COPIES if path is None else path
@@ -137,7 +140,7 @@ class CopiedNames:
         return {name: of for name, of in value.items() if isinstance(of, str)}
 
     def __call__(self) -> Mapping[str, str]:
-        """Return the models' own names by their further names."""
+        """Return a mapping from the further names to the models' own names."""
         return self.names
 
     def add(self, name: str, original: str) -> None:

@@ -70,8 +70,8 @@ def read_card(model: ServedModel) -> ModelCard:
 
 
 def status_of(pool: EnginePool, model: ServedModel) -> dict[str, Any]:
-    """Return llama.cpp's ``status`` of a model, with ``progress`` of a running load, or the
-    ``error`` of a failed one.
+    """Return llama.cpp's ``status`` object of a model: its state in ``pool`` as ``value``, with
+    ``progress`` of a running load, or the ``error`` of a failed one.
     """
     state = pool.state(model)
     slot = pool.slots.get(model.name)
@@ -96,8 +96,8 @@ def without_folder(arg: str) -> str:
 
 
 def describe(card: ModelCard, pool: EnginePool, created: int) -> dict[str, Any]:
-    """Return OpenAI's object of a model, with llama.cpp's ``meta`` and ``status``. ``created``:
-    Unix time.
+    """Return OpenAI's object of the model of ``card``, with llama.cpp's ``meta`` and ``status``
+    (from ``pool``). ``created``: Unix time.
     """
     model = card.model
     engine = pool.engine(model)
@@ -201,7 +201,7 @@ def show_for_ollama(card: ModelCard) -> dict[str, Any]:
 
 
 def header_of(card: ModelCard) -> Mapping[str, Any]:
-    """Return the metadata in a model's file; {} if it cannot be read."""
+    """Return the metadata in the model's file, GGUF keys to values; {} if it cannot be read."""
     from treadle.convert.open import open_model
     from treadle.errors import TreadleError
 

@@ -20,8 +20,9 @@ LEAST_TOKENS = 512  # of a default KV cache; a model without room for them does 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of memory of an engine: weights and projector, KV cache, and the program itself.
-    ``least_cache_bytes``: of the smallest KV cache with which the model is loaded.
+    """Bytes of memory of an engine: ``weights`` and projector, KV cache (``cache_bytes``), and the
+    ``program`` itself. ``least_cache_bytes``: of the smallest KV cache with which the model is
+    loaded.
     """
 
     weights: int
@@ -31,12 +32,12 @@ class MemoryNeed:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all together."""
+        """Bytes of weights, KV cache and program together."""
         return self.weights + self.cache_bytes + self.program
 
     @property
     def least(self) -> int:
-        """Bytes of all together with the smallest KV cache."""
+        """Bytes of weights, the smallest KV cache and program together."""
         return self.weights + self.least_cache_bytes + self.program
 
     def within(self, n_bytes: int) -> MemoryNeed:
@@ -51,8 +52,9 @@ class MemoryNeed:
 def memory_need(
     stored: StoredModel, facts: ModelFacts, cache: MemoryRequest, most: int | None
 ) -> MemoryNeed:
-    """Return the memory need of a model's engine. ``cache``: what its options ask for; ``most``:
-    bytes for all engines together, which bound a default KV cache; None for no bound.
+    """Return the memory need of a model's engine. ``stored``, ``facts``: its files, and the facts
+    from its header; ``cache``: the memory that its options ask for; ``most``: bytes for all engines
+    together, which bound a default KV cache; None for no bound.
     """
     weights = facts.stored_bytes(stored) + sum(size_of(Path(file)) for file in cache.files)
     size = cache_size(facts, kv_share(cache.kv))
@@ -71,8 +73,8 @@ def memory_need(
 
 def cache_size(facts: ModelFacts, share: float) -> Callable[[int, int], int]:
     """Return a function (number of sequences, number of their tokens together) -> bytes of the KV
-    cache. Each sequence has some bytes whatever its length: states, windows. ``share``: size of the
-    type of keys and values, relative to 16 bits.
+    cache, for a model of these ``facts``. Each sequence has some bytes whatever its length: states,
+    windows. ``share``: size of the type of keys and values, relative to 16 bits.
     """
     usual = max(1, min(USUAL_CONTEXT, facts.n_context or USUAL_CONTEXT))
     per_token = facts.kv_bytes / usual

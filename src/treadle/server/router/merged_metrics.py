@@ -47,7 +47,9 @@ def merge(texts: Mapping[str, str]) -> str:
 
 
 def labelled(name: str, labels: str, model: str, value: str) -> str:
-    """Return a sample line with the label ``model`` added. ``labels``: the other ones, as text."""
+    """Return a sample line of the metric ``name`` with ``value``, and the label ``model`` added.
+    ``labels``: the sample's other labels, as text.
+    """
     more = f",{labels}" if labels else ""
     return f'{name}{{model="{escaped(model)}"{more}}} {value}'
 

@@ -42,8 +42,9 @@ class EngineOptions:
     )  # of presets without a MODEL, by their names
 
     def applied(self, name: str, ref: str, source: str) -> ServedModel:
-        """Return a model that was found in a folder or the library, with the settings of its
-        preset. ``ref``: its path; ``source``: where it was found, for messages.
+        """Return a model that was found in a folder or the library, with the settings of the preset
+        ``name`` or, without one, these options. ``name``: the model's; ``ref``: its path;
+        ``source``: where it was found, for messages.
         """
         own = self.settings.get(name)
         if own is None:
@@ -83,12 +84,12 @@ class ModelList:
 
     @property
     def is_stale(self) -> bool:
-        """Whether folders were not read for a second."""
+        """Whether the folders were last read more than a second ago."""
         return bool(self.scans) and time.monotonic() - self._scanned > RESCAN_S
 
     def refresh(self) -> list[str]:
         """Read the folders and the library again; return the names of models that are gone, or
-        whose file is another one.
+        whose file was replaced by another one.
         """
         old = self._models
         found = {model.name: model for model in self.fixed}
@@ -137,8 +138,8 @@ class ModelList:
         self, name: str | None, shown: Callable[[ServedModel], bool] = lambda model: True
     ) -> ServedModel:
         """Return the model with this name or alias, in any letter case; else the only one whose
-        name contains the parts of ``name``, among those that ``shown`` accepts. No name:
-        ``default``. Raises ApiError with the available names.
+        name contains the parts of ``name``, among those that ``shown`` accepts. ``default`` for
+        None and "". Raises ApiError with the available names.
         """
         if not name:
             return self.default()
@@ -200,13 +201,13 @@ def check_names(models: Iterable[ServedModel]) -> None:
 
 
 def where(model: ServedModel) -> str:
-    """Return, for messages, where a model was named, and its file."""
+    """Return a text for messages: the source that named a model, and its file."""
     return f"{model.source} ({model.ref})" if model.source else model.ref
 
 
 def scan_folder(folder: Path, options: EngineOptions) -> Scan:
-    """Return a function that lists the models in a folder. Raises FileError if the folder does not
-    exist.
+    """Return a function that lists the models in a folder, with ``options`` for their engines.
+    Raises FileError if the folder does not exist.
     """
     if not folder.is_dir():
         raise FileError("no such folder", path=str(folder), expected="a folder of models")
@@ -227,7 +228,9 @@ def scan_folder(folder: Path, options: EngineOptions) -> Scan:
 
 
 def scan_library(options: EngineOptions) -> Scan:
-    """Return a function that lists the downloaded models of this machine."""
+    """Return a function that lists the downloaded models of this machine, with ``options`` for
+    their engines.
+    """
 
     def scan() -> list[ServedModel]:
         from treadle.catalog.names import name_models

@@ -48,7 +48,7 @@ class PoolSettings:
 
     memory: bytes for all engines together, None for no bound. idle_s: seconds without a call after
     which an engine is unloaded. n_keys: number of API keys of the router. most_loaded: engines at
-    once, None for no bound.
+    once, None for no bound. log: write the server's log.
     """
 
     memory: int | None = None
@@ -60,21 +60,23 @@ class PoolSettings:
 
 @dataclass(eq=False)
 class LoadedEngine:
-    """An engine that answers calls, or did before it began to stop."""
+    """An engine that answers calls, or did before it began to stop. ``n_running``: calls that it
+    answers now. ``keys``: its API keys, as of ``EngineOrder``.
+    """
 
     model: ServedModel
     process: EngineProcess
     socket_address: str | int  # path of its UNIX socket, or its port on this machine
     keys: tuple[str, ...]
     facts: dict[str, Any]  # what it reported: sizes, and whether it only transcribes
-    idle_s: float
+    idle_s: float  # seconds without a call after which it is unloaded
     n_running: int = 0
-    used_s: float = 0.0  # by the event loop's clock
+    used_s: float = 0.0  # when its last call ended, by the event loop's clock
     expires: float | None = None  # Unix time at which it is unloaded, if no call comes
     retiring: bool = False  # it is to be unloaded, whatever happens
     n_claims: int = 0  # loads that wait for its memory
-    stopping: bool = False
-    timer: asyncio.TimerHandle | None = None
+    stopping: bool = False  # its process is being ended
+    timer: asyncio.TimerHandle | None = None  # that unloads it when idle
 
     @property
     def public_facts(self) -> dict[str, Any]:
@@ -89,8 +91,8 @@ class LoadedEngine:
 
 @dataclass(eq=False)
 class ModelLoad:
-    """A load under way, shared by the calls that wait for it. ``done`` of ``total``: progress of
-    ``stage``.
+    """A load under way, shared by ``n_waiting`` calls that wait for it. ``done`` of ``total``:
+    progress of ``stage``, in units of the stage (0 of 0: unknown).
     """
 
     task: asyncio.Task[LoadedEngine] | None = None
@@ -122,19 +124,19 @@ class ModelSlot:
     model: ServedModel
     engine: LoadedEngine | None = None
     load: ModelLoad | None = None
-    stop: asyncio.Task[None] | None = None
-    reserved: int = 0  # bytes of memory
+    stop: asyncio.Task[None] | None = None  # ends the engine
+    reserved: int = 0  # bytes of memory for the engine
     sleeping: bool = False  # unloaded because it was idle
     error: str = ""  # of its last load, or its crash
-    exit_code: int | None = None
+    exit_code: int | None = None  # of its last engine that failed; negative: a signal
     n_loads: int = 0
     n_crashes: int = 0
-    load_s: float = 0.0  # of the last load
+    load_s: float = 0.0  # seconds of the last load
 
 
 class EnginePool:
-    """The engines of a router: loads, unloads, and the memory of all. ``needs``: estimates a
-    model's memory. Call ``close`` at the end.
+    """The engines of a router: loads, unloads, and the memory of all. ``needs(model, most)``:
+    estimates a model's memory, as ``memory_need.need_of``. Call ``close`` at the end.
     """
 
     def __init__(
@@ -209,7 +211,9 @@ class EnginePool:
         return sum(slot.engine.n_running for slot in self.slots.values() if slot.engine)
 
     def publish(self, model: str, event: str, data: Any = None) -> None:
-        """Send an event about ``model`` to all listeners of ``/models/sse``."""
+        """Send the event ``event`` about ``model`` to all listeners of ``/models/sse``; ``data``:
+        its JSON value, None without one.
+        """
         told: Event = {"model": model, "event": event}
         if data is not None:
             told["data"] = data
@@ -256,8 +260,8 @@ class EnginePool:
         self.keep(engine, keep_s)
 
     def keep(self, engine: LoadedEngine, keep_s: float | None = None) -> None:
-        """Set how many seconds (``keep_s``) an engine stays loaded without a call, and count from
-        now.
+        """Set how many seconds (``keep_s``) an engine stays loaded without a call, None for as many
+        as before, and count from now.
         """
         if keep_s is not None:
             engine.idle_s = math.inf if engine.model.pinned else keep_s
@@ -267,7 +271,9 @@ class EnginePool:
             self._wake()
 
     async def load(self, model: ServedModel) -> None:
-        """Load a model without a call, and wait until it is loaded. Raises ApiError."""
+        """Load a model without a call, and wait until it is loaded. Raises ApiError if it cannot be
+        loaded.
+        """
         slot = self.slot(model)
         if slot.engine is not None and not (slot.engine.stopping or slot.engine.retiring):
             return
@@ -299,8 +305,8 @@ class EnginePool:
                 self.slots.pop(name, None)
 
     def replace(self, model: ServedModel) -> None:
-        """Retire the engine of a model whose file has been replaced; ``model``: with the new file.
-        An engine that is being loaded is retired once it has answered the calls that wait for it.
+        """Retire the engine of a model whose file has been replaced; ``model`` has the new file. An
+        engine that is being loaded is retired once it has answered the calls that wait for it.
         """
         slot = self.slots.get(model.name)
         if slot is not None:
@@ -363,8 +369,9 @@ class EnginePool:
     async def _load(
         self, slot: ModelSlot, load: ModelLoad, before: asyncio.Task[LoadedEngine] | None
     ) -> LoadedEngine:
-        """Make room, start an engine, and hand it to the calls that wait. ``before``: a cancelled
-        load of the model, whose end is waited for. Raises ApiError.
+        """Load the model of ``slot``: make room, start an engine, and hand it to the calls that
+        wait for ``load``. ``before``: a cancelled load of the model, whose end is waited for; None
+        without one. Raises ApiError.
         """
         began = time.monotonic()
         model = slot.model
@@ -425,8 +432,8 @@ class EnginePool:
         return engine
 
     async def _reserve(self, slot: ModelSlot, engine: LoadedEngine) -> None:
-        """Reserve the memory that a new engine has reported, and make room for it. Raises ApiError
-        if there is none; the engine is killed then.
+        """Reserve the memory that a new engine of ``slot`` has reported, and make room for it.
+        Raises ApiError if there is none; the engine is then killed.
         """
         facts = engine.facts
         n_cache = facts.get("cache_bytes", 0)
@@ -454,8 +461,8 @@ class EnginePool:
         self._wake()
 
     def _fitted(self, model: ServedModel, need: MemoryNeed | None) -> MemoryNeed | None:
-        """Return the need with a KV cache small enough for the bound of memory. Raises ApiError
-        (507) if the model does not fit even with the smallest.
+        """Return ``need`` with a KV cache small enough for the bound of memory; None (unknown)
+        unchanged. Raises ApiError (507) if the model does not fit even with the smallest.
         """
         most = self.settings.memory
         if need is None or most is None:
@@ -472,8 +479,8 @@ class EnginePool:
 
     async def _make_room(self, slot: ModelSlot, need: MemoryNeed | None) -> MemoryNeed | None:
         """Unload other models until ``need`` fits, the least recently used first; return the need,
-        with a smaller KV cache if pinned models leave only room for that. Raises ApiError (507) if
-        pinned models leave too little.
+        with a smaller KV cache if pinned models leave only room for that. None: the need is
+        unknown, and counts as 0 bytes. Raises ApiError (507) if pinned models leave too little.
         """
         if need and self.settings.memory is not None:
             pinned = sum(s.reserved for s in self._others(slot) if s.model.pinned)
@@ -542,8 +549,8 @@ class EnginePool:
     async def _start(
         self, slot: ModelSlot, load: ModelLoad, need: MemoryNeed | None
     ) -> LoadedEngine:
-        """Start an engine with ``need``, pass its progress to ``load``, and return it once it
-        serves. Raises ApiError.
+        """Start an engine for the model of ``slot`` with the KV cache of ``need`` (None: unknown, a
+        usual size), pass its progress to ``load``, and return it once it serves. Raises ApiError.
         """
         model = slot.model
         self._n_sockets += 1
@@ -598,8 +605,8 @@ class EnginePool:
         return NO_SOCKETS if is_long or not hasattr(socket, "AF_UNIX") else path
 
     async def _watch(self, slot: ModelSlot, engine: LoadedEngine) -> None:
-        """Wait for the end of an engine's process, and record a crash if the end was not
-        ordered.
+        """Wait for the end of an engine's process. If the pool did not order the end, record a
+        crash in ``slot``.
         """
         code = await engine.process.wait()
         if engine.stopping:
@@ -637,7 +644,9 @@ class EnginePool:
             await asyncio.shield(slot.stop)
 
     def _begin_stop(self, slot: ModelSlot, state: str) -> None:
-        """Begin to end the slot's engine, in the background; it gets no calls from now on."""
+        """Begin to end the slot's engine, in the background; it gets no calls from now on.
+        ``state``: of the model afterwards.
+        """
         if slot.stop is None and slot.engine is not None:
             slot.engine.stopping = True
             slot.stop = asyncio.ensure_future(self._end(slot, slot.engine, state))
@@ -708,7 +717,9 @@ def _stop_timer(engine: LoadedEngine) -> None:
 
 
 def loading_event(load: ModelLoad) -> dict[str, Any]:
-    """Return the data of a ``model_status`` event about a load under way."""
+    """Return the data of a ``model_status`` event about a load under way: ``status`` and
+    ``progress``.
+    """
     if load.stage.startswith("download"):
         file = load.stage.partition(" ")[2] or load.stage
         return {"status": DOWNLOADING, "progress": {file: {"done": load.done, "total": load.total}}}
@@ -717,15 +728,17 @@ def loading_event(load: ModelLoad) -> dict[str, Any]:
 
 
 def load_error(name: str, why: str, code: int) -> ApiError:
-    """Return the error for calls that waited for a failed load. ``why``: the engine's reason, ""
-    without one; ``code``: its exit code.
+    """Return the error for calls that waited for a failed load of the model ``name``. ``why``: the
+    engine's reason, "" without one; ``code``: its exit code.
     """
     said = without_folders(why) if why else exit_text(code)
     return ApiError(500, f"{name} cannot be loaded: {said}", code="model_load_failed")
 
 
 def failed(name: str, error: Exception) -> ApiError:
-    """Return the error for calls whose load ended with an exception."""
+    """Return the error for calls that waited for a load of the model ``name`` that ended with an
+    exception, ``error``.
+    """
     return ApiError(
         500, f"{name} cannot be loaded: {without_folders(str(error))}", code="model_load_failed"
     )

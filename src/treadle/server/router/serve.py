@@ -26,9 +26,10 @@ def serve_router(
     ready: Callable[[str], None],
     engines: EngineLauncher | None = None,
 ) -> None:
-    """Serve ``models`` until a signal. ``own``: the router's own settings; ``grace_s``: seconds
-    that running calls get after a signal; ``ready``: called with the addresses; ``engines``: starts
-    engines. Raises TreadleError if it cannot listen.
+    """Serve ``models`` at ``port`` until a signal. ``own``: the router's own settings; ``grace_s``:
+    seconds that running calls get after a signal; ``ready``: called with the addresses, one a line;
+    ``engines``: starts engines, None for the usual launcher. Raises TreadleError if it cannot
+    listen.
     """
 
     async def run() -> None:

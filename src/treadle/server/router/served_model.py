@@ -20,8 +20,8 @@ KV_BYTES = {  # size of a KV cache relative to f16
 
 
 def kv_share(kv: str | None) -> float:
-    """Return the size of a KV cache of type ``kv``, or of two types KEYS-VALUES, relative to
-    f16.
+    """Return the size of a KV cache of type ``kv``, or of two types KEYS-VALUES, relative to f16;
+    None means f16.
     """
     keys, _, values = (kv or "f16").partition("-")
     return (KV_BYTES.get(keys, 1.0) + KV_BYTES.get(values or keys, 1.0)) / 2
@@ -66,9 +66,10 @@ class ServedModel:
     name, aliases: by which clients call it. ref: MODEL as ``treadle serve`` takes it: a path,
     ``hf:`` or a short name. args: options of ``treadle serve`` for its engine, without those about
     clients (addresses, keys). pinned: it stays loaded. idle_s: seconds without a call after which
-    it is unloaded; None for the router's own, infinity for never. source: where it was named, for
-    messages; from_library: clients may remove it. stamp: time and size of a file that was found in
-    a folder, so that another one of its name is noticed.
+    it is unloaded; None for the router's own, infinity for never. cache: the memory that its
+    options ask for. source: where it was named, for messages; from_library: clients may remove it.
+    stamp: time (ns) and size of a file that was found in a folder, so that another one of its name
+    is noticed.
     """
 
     name: str

@@ -46,7 +46,7 @@ class RouterSettings:
     """Settings of the router besides ``ServerSettings``.
 
     memory, idle_s, most_loaded: as of ``PoolSettings``. library: whether clients may download,
-    remove and copy models. autoload: whether a call loads its model.
+    remove and copy models. autoload: whether a call loads the model that it names.
     """
 
     memory: int | None = None
@@ -80,12 +80,14 @@ class NoEngine:
 
     @property
     def outputs(self) -> range:
-        """A range as long as the number of running calls, which the server's process counts."""
+        """A range whose length is the number of running calls, which the server's process reads."""
         return range(self._service.pool.n_running)
 
 
 class RouterService:
-    """The state of a router. ``end`` ends its engines."""
+    """The state of a router: its ``models``, their engines (``pool``), API keys, and ``own``, the
+    settings besides those of every server. ``end`` ends the engines.
+    """
 
     def __init__(
         self,
@@ -148,8 +150,8 @@ class RouterService:
             self.pool.publish("*", "models_reload")
 
     async def listed(self) -> list[ServedModel]:
-        """Return the models that the request's API key may use; reads the folders if that was over
-        a second ago.
+        """Return the models that the request's API key may use. Reads the folders first if they
+        were last read more than a second ago.
         """
         if self.models.is_stale:
             await self.refresh()
@@ -183,8 +185,9 @@ class RouterService:
             self.keys.charge_by_name(charges)
 
     async def acquire(self, model: ServedModel) -> LoadedEngine:
-        """Return the model's engine for one call, loaded if need be and allowed. Raises
-        ApiError.
+        """Return the model's engine for one call, loaded if need be. Raises ApiError if it cannot
+        be loaded, if it is not loaded and calls may not load models (``autoload``), or if the
+        server is stopping.
         """
         if self.draining:
             raise busy("the server is stopping")
@@ -207,8 +210,8 @@ class RouterService:
         owner: str = "",
     ) -> EngineAnswer | None:
         """Send a request of the router itself to an engine and return the response; None if the
-        engine has ended. ``target``: path and query; ``owner``: name of the API key on whose
-        behalf.
+        engine has ended. ``target``: path and query; ``owner``: name of the API key for which the
+        router asks, "" for none.
         """
         headers = [
             (b"host", b"localhost"),
@@ -276,8 +279,8 @@ def service_of(request: HttpRequest) -> RouterService:
 
 
 def keep_seconds(value: Any) -> float | None:
-    """Return the seconds in Ollama's ``keep_alive``: a number, or a duration such as "5m"; negative
-    ones are infinite. None for null and "". Raises ApiError.
+    """Return the seconds in ``value``, Ollama's ``keep_alive``: a number, or a duration such as
+    "5m"; negative ones are infinite. None for null and "". Raises ApiError.
     """
     if value is None or value == "":
         return None

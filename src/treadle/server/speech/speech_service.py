@@ -27,8 +27,8 @@ SOUND_SECONDS = 24 * 3600
 
 @dataclass
 class SpeechService:
-    """One served speech model, its thread and counters. ``close`` ends the thread; the owner closes
-    the model.
+    """One served speech model (``recognizer``), its thread and counters. ``close`` ends the thread;
+    the owner closes the model.
     """
 
     recognizer: SpeechRecognizer
@@ -65,11 +65,11 @@ class SpeechService:
         check_usable(self.engine)
 
     def check_key(self, key: ApiKey) -> None:
-        """Raise ApiError (403) if the key may not use the model."""
+        """Raise ApiError (403) if the key may not use this server's model."""
         key.check(self.name)
 
     def note_ended(self, job: SpeechJob) -> None:
-        """Count a transcription that has ended, and its seconds of sound."""
+        """Count the transcription of ``job``, which has ended, and its seconds of sound."""
         self.n_requests += 1
         self.seconds_done += job.transcription.seconds_done
 

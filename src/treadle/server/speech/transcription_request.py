@@ -37,8 +37,8 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """The request of a form. sound: bytes of the file. format: of the answer. words, segments:
-    whether a ``verbose_json`` has them.
+    """The request of a form. sound: bytes of the file. format: of the answer, as OpenAI's
+    ``response_format``. words, segments: whether a ``verbose_json`` has them.
     """
 
     sound: memoryview
@@ -128,8 +128,8 @@ def _request(
 
 
 def check_language(settings: TranscribeSettings, config: SpeechConfig) -> None:
-    """Raise ApiError for a language that the model does not know, and for a translation by a model
-    that knows English alone.
+    """Raise ApiError if the model of ``config`` does not know the language in ``settings``, or if
+    they ask it to translate and it knows English alone.
     """
     from treadle.errors import TreadleError
     from treadle.speech.languages import language_code
@@ -149,8 +149,8 @@ def _last(texts: Mapping[str, Sequence[str]], name: str) -> str:
 
 
 def _items(given: str) -> list[str]:
-    """Return the items of a form field that holds a list: a JSON array of strings, or a single
-    item.
+    """Return the items of ``given``, a form field that holds a list: a JSON array of strings, or
+    else a single item.
     """
     if given.startswith("["):
         try:
@@ -200,8 +200,8 @@ def _whole(name: str, given: str) -> int:
 
 
 def _chunks(given: str) -> bool:
-    """Return True for OpenAI's ``chunking_strategy`` that cuts the sound at pauses: "auto", or type
-    "server_vad". Raises ApiError for all others.
+    """Return True if ``given``, OpenAI's ``chunking_strategy``, cuts the sound at pauses: "auto",
+    or an object of type "server_vad". Raises ApiError for all others.
     """
     kind: Any = given
     if given.startswith("{"):

@@ -89,13 +89,14 @@ def _opened(service: SpeechService, asked: TranscriptionRequest) -> Any:
 
 
 def _wrong_sound(error: TreadleError) -> ApiError:
-    """Return the client's error (400) for a sound that cannot be read."""
+    """Return the error (400) for a sound that cannot be read: the client's fault."""
     return ApiError(400, str(error), param=PLACE)
 
 
 class JobStream:
-    """The segments of a job as they come. Raises an error if the client leaves, or when the ``end``
-    (a time of ``perf_counter``) of its limit, ``within_s`` seconds, has come.
+    """The segments of a job as they come. ``end``: the time limit, by ``perf_counter``;
+    ``within_s``: its length in seconds, for the error. The iteration raises an error at the limit,
+    and if the client leaves.
     """
 
     def __init__(self, service: SpeechService, job: SpeechJob, end: float, within_s: float) -> None:
@@ -118,8 +119,9 @@ class JobStream:
         self._job.news.set()
 
     async def segments(self, ping_s: float = math.inf) -> AsyncIterator[TranscriptSegment | None]:
-        """Yield segments; None after each ``ping_s`` seconds without one. Raises ApiError (also at
-        the time limit), GoneError and TreadleError.
+        """Yield segments; None after each ``ping_s`` seconds without one. Raises ApiError for a
+        sound that cannot be read and at the time limit, GoneError if the client leaves, and any
+        other error that ended the job.
         """
         job = self._job
         n = 0
@@ -168,8 +170,9 @@ def _whole(transcript: Transcript, asked: TranscriptionRequest) -> Response:
 
 
 class StreamedTranscript(Response):
-    """A transcript as server-sent events: ``transcript.text.delta`` for each segment (with format
-    ``verbose_json`` also ``transcript.text.segment``), and ``transcript.text.done`` at the end.
+    """A transcript of ``stream`` as server-sent events: ``transcript.text.delta`` for each segment
+    (with format ``verbose_json`` also ``transcript.text.segment``), and ``transcript.text.done`` at
+    the end. ``asked``: the request.
     """
 
     def __init__(self, stream: JobStream, asked: TranscriptionRequest) -> None:

@@ -13,4 +13,8 @@
     drafters.py    drafters that read a target model's hidden states
 
 All other modules have the rows of one vendor or lineage, after which they are named.
+
+A function that takes ``keys`` reads config.json, of a multimodal model its text part. One that
+returns "keys" returns GGUF's, without the architecture's prefix; "rules" are ``DerivationRule``;
+``rows`` are a tensor's values, [rows, columns], or [matrices, rows, columns] of a stack.
 """

@@ -30,8 +30,9 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return GGUF's expert keys. transformers always normalises expert weights to a sum of 1; a
-    ``route_norm`` of false is refused.
+    """Return GGUF's expert keys. Expert weights are always normalised to a sum of 1, as in
+    transformers. Raises UnsupportedError for a null ``sliding_window``: only layers with a window
+    have RoPE.
     """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")

@@ -29,7 +29,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def _part(rows: Rows, n_head: int, n_v: int, *, gates: bool) -> Rows:
     """Return the query rows (or gate rows) of all heads, with only the half of the columns that
-    they read. Raises UnsupportedError if the other half is not zero.
+    they read. The last ``n_v`` rows of each head are gates. Raises UnsupportedError if the other
+    half of the columns is not zero.
     """
     heads = rows.reshape(n_head, -1, rows.shape[-1])
     if heads.shape[1] <= n_v or rows.shape[-1] % 2:

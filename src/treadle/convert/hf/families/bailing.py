@@ -88,8 +88,8 @@ def _shared(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _shared_with_width(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of shared experts, with the width of one: llama.cpp multiplies it by their
-    number.
+    """Return the keys of shared experts: their number, and the width of a single one, which
+    llama.cpp multiplies by the number.
     """
     width = keys.integer("moe_intermediate_size")
     own = keys.integer("moe_shared_expert_intermediate_size", width)
@@ -117,7 +117,9 @@ BAILING_V2 = Family(
 
 
 def _version(keys: MetadataReader) -> Family | None:
-    """Return the second version's family if queries and keys have norms, else None."""
+    """Return the second version's family if queries and keys have norms; else None, the first
+    version's.
+    """
     return BAILING_V2 if keys.flag("use_qk_norm", False) else None
 
 

@@ -31,8 +31,8 @@ _LIMITS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
 
 
 def _attends(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention (else Kimi Delta Attention). By default the last layer of
-    each ``layer_group_size`` has attention.
+    """Return a flag per layer: true for attention, false for Kimi Delta Attention. By default the
+    last layer of each ``layer_group_size`` has attention.
     """
     kinds = keys.get("layer_types")
     if kinds is None:
@@ -75,7 +75,9 @@ def _rates(rows: Rows) -> Rows:
 
 
 def _part(rows: Rows, i: int) -> Rows:
-    """Return the i-th third of a convolution's channels: those of q, k or v."""
+    """Return the i-th third of a convolution's channels, those of q, k or v, as [channels, 1,
+    taps].
+    """
     n = len(rows) // 3
     return taps_of_parts(rows[i * n : (i + 1) * n])
 

@@ -80,8 +80,9 @@ def _jina(keys: MetadataReader) -> Family | None:
 
 
 def _nomic_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of RoPE scaling: with ``rotary_scaling_factor``, the first version changes
-    RoPE for texts longer than ``max_trained_positions``.
+    """Return the keys of dynamic RoPE scaling and of the context length, if
+    ``rotary_scaling_factor`` is set; else {}. Nomic's first version scales RoPE only in texts
+    longer than ``max_trained_positions``, which becomes the context length.
     """
     if not keys.number("rotary_scaling_factor", 0.0, lo=0.0):
         return {}
@@ -113,8 +114,8 @@ _NOMIC = Family(
 
 
 def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for experts in one tensor: rows of all experts, [n * n_ff, n_embd]; the second
-    matrices are stored transposed.
+    """Return rules that split tensors with the rows of all experts, [n * n_ff, n_embd], by expert,
+    transposing the second matrices, and that rename the experts' bias.
     """
     n = keys.integer("num_experts")
 
@@ -273,8 +274,8 @@ _NEO: Names = {
 
 
 def _neo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the FFN's width, two thirds of ``intermediate_size`` rounded up to a multiple of 8,
-    and the pooling by the first token.
+    """Return the keys of the FFN's width, two thirds of ``intermediate_size`` rounded up to a
+    multiple of 8, and of pooling, by the first token.
     """
     n_ff = int(2 * keys.integer("intermediate_size") / 3)
     return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": _FIRST_TOKEN}
@@ -299,7 +300,9 @@ _GTE_UP_FIRST = DerivationRule(
 
 
 def _gte_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the number of token types, 1 for gte-base-en, which has no table of them."""
+    """Return the key of the number of token types, 1, for models without a table of them
+    (gte-base-en); else {}.
+    """
     return {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
 
 
@@ -336,8 +339,9 @@ def _distilbert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _electra_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the activation of the scoring head. Raises UnsupportedError for small models, whose
-    narrower embeddings are projected by a matrix that GGUF's BERT lacks.
+    """Return the key of the scoring head's activation, {} without that head. Raises
+    UnsupportedError for small models, whose narrower embeddings are projected by a matrix that
+    GGUF's BERT lacks.
     """
     width = keys.integer("embedding_size")
     if width != (n_embd := keys.integer("hidden_size")):

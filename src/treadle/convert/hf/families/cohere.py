@@ -38,8 +38,9 @@ _RMS = "attention.layer_norm_rms_epsilon"
 
 
 def _expert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of the norm (LayerNorm or RMS norm), of experts, and of two FFN widths. In
-    dense layers RoPE is supported only in all of them.
+    """Return the keys of the norm (LayerNorm or RMS norm), of experts, and of the FFN widths of
+    experts and dense layers. Raises UnsupportedError if a dense layer has no RoPE, or for a null
+    ``sliding_window``.
     """
     width = keys.integer("intermediate_size")
     dense = leading_dense(keys, n_layer, 0)
@@ -75,8 +76,8 @@ def _expert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _expert_windows(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all but the last of each four layers, counted after the dense layers, which
-    have none.
+    """Return the layers with a window, bool [n_layer]: all but the last of each four, counted after
+    the dense layers, which have none.
     """
     dense = leading_dense(keys, n_layer, 0)
     period = keys.integer("sliding_window_pattern", 4)
@@ -103,7 +104,9 @@ def _compass_kinds(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _rope_by_kind(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the RoPE parameters of each kind of layer in ``kinds`` that has RoPE, by kind."""
+    """Return config.json's RoPE parameters by kind of layer, for those of ``kinds`` that have RoPE.
+    Raises FileError for a kind without an entry.
+    """
     given = keys.get("rope_parameters")
     if not isinstance(given, dict):
         keys.fail("rope_parameters", f"is {given!r:.60}", "parameters by kinds of layers")

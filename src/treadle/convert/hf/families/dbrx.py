@@ -46,8 +46,8 @@ def _flat(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of experts, and of the clamp of q, k and v, which llama.cpp requires: 0 for
-    none.
+    """Return the keys of experts, and of the clamp of q, k and v, 0 if there is none, because
+    llama.cpp requires the key.
     """
     power = keys.values.get(_NORM, 1.0)
     if power not in (None, 1):

@@ -29,8 +29,9 @@ _SPARSE = "sparse"
 
 
 def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, Any]:
-    """Return the keys of latent attention: all heads share one latent row of ``rank`` elements plus
-    those with RoPE. Keys with ``_mla`` are the sizes of the keys and values that it expands to.
+    """Return the keys of latent attention: all heads share one latent row of ``kv_lora_rank``
+    elements plus those with RoPE. Keys with ``_mla`` are the sizes of the keys and values that it
+    expands to. ``gating``: GGUF's number of the experts' gating function.
     """
     rank = keys.integer("kv_lora_rank")
     n_rope = keys.integer("qk_rope_head_dim")
@@ -73,8 +74,9 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return DeepSeek V2's keys. ``topk_method`` says whether groups of experts are used; all files
-    give a number of groups, so greedy sets it to 1.
+    """Return DeepSeek V2's keys. With a ``topk_method`` of "greedy" experts are in one group,
+    whatever number of groups config.json gives. Raises UnsupportedError for other methods than it
+    and "group_limited_greedy".
     """
     result = _latent_keys(keys, n_layer, _SOFTMAX)
     method = keys.text("topk_method", "greedy")
@@ -95,7 +97,8 @@ def _glm_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the key of the number of leading dense layers from ``mlp_layer_types``, a list of
-    kinds that transformers writes; {} without it.
+    kinds that transformers writes; {} without it. Raises UnsupportedError if a dense layer follows
+    a sparse one.
     """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
@@ -108,8 +111,8 @@ def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
-    """Return ``kv_b_proj`` as [n_head, n_nope + n_v, rank]: for each head the rows of keys, then
-    those of values.
+    """Return the rows of ``kv_b_proj`` as [n_head, n_nope + n_v, rank]: for each head ``n_nope``
+    rows of keys, then ``n_v`` of values.
     """
     heads = rows.reshape(n_head, -1, rows.shape[-1])
     if heads.shape[1] <= n_v:
@@ -119,7 +122,7 @@ def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
 
 def _k_b(rows: Rows, n_head: int, n_v: int) -> Rows:
     """Return the key part of ``kv_b_proj``, [n_head, rank, n_nope]: transposed, because it is
-    applied to queries.
+    applied to queries. ``n_v``: rows of values per head.
     """
     return transposed(_heads(rows, n_head, n_v)[:, :-n_v])
 
@@ -199,7 +202,9 @@ _SHARED = "shared"
 
 
 def index_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys of an indexer: its heads, their size, and how many tokens it selects."""
+    """Return the keys of an indexer: the number of its heads, their size, and how many tokens it
+    selects.
+    """
     return {
         INDEX_HEADS: keys.integer("index_n_heads"),
         INDEX_DIM: keys.integer("index_head_dim"),
@@ -208,8 +213,9 @@ def index_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def indexer_types(keys: MetadataReader, n_layer: int, kinds: Any) -> dict[str, Any]:
-    """Return the flags of the layers with an indexer of their own, if other layers reuse the
-    selection of an earlier one; else {}. ``kinds``: "full" or "shared" for each layer.
+    """Return the key with a flag per layer: whether it has an indexer of its own. {} if all have
+    one; the others reuse the selection of an earlier layer. ``kinds``: "full" or "shared" for each
+    layer. Raises UnsupportedError for other lists.
     """
     names = FULL, _SHARED
     if not isinstance(kinds, list) or len(kinds) != n_layer or not all(k in names for k in kinds):
@@ -243,7 +249,9 @@ def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _indexed(arch: str, defaults: Mapping[str, Any]) -> Family:
-    """Return a family with DeepSeek V3's layers and an indexer, of GGUF architecture ``arch``."""
+    """Return a family with DeepSeek V3's layers and an indexer, of GGUF architecture ``arch``.
+    ``defaults``: as in ``Family``, besides those of DeepSeek V3.
+    """
     common = {"index_head_dim": 128, "index_topk": 2048}
     family = _family({**common, **defaults}, _V3_ONLY, extra_layers=_N_MTP, more=_indexed_keys)
     return replace(family, arch=arch, names=INDEXED_NAMES)
@@ -377,8 +385,9 @@ _V3 = DEEPSEEK_FAMILIES["deepseek_v3"]
 
 
 def joint_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return head sizes for ``kv_b_proj`` as one matrix: llama.cpp then caches the expanded keys
-    and values, not latents.
+    """Return the keys of latent attention for a file that has ``kv_b_proj`` as one matrix: the
+    sizes of the expanded keys and values, which llama.cpp then caches in place of latent rows.
+    Raises UnsupportedError if YaRN scales attention scores (``mscale_all_dim``).
     """
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     # transformers scales attention scores by it.

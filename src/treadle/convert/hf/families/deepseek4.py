@@ -130,7 +130,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _numbers(rows: Rows) -> Rows:
-    """Return integers of any width as i32, uint8 [.., 4 * n]."""
+    """Return integers [.., n] of any width as the bytes of i32, uint8 [.., 4 * n]."""
     wide = np.ascontiguousarray(rows).view(f"<i{rows.dtype.itemsize}")
     return np.ascontiguousarray(wide.astype("<i4")).view(np.uint8).reshape(*rows.shape[:-1], -1)
 

@@ -13,7 +13,9 @@ from treadle.files.keys import MetadataReader
 
 
 def _upper(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in layers from ``max_window_layers`` on; no key disables it."""
+    """Return the layers with a window, bool [n_layer]: those from ``max_window_layers`` on. No key
+    disables the window.
+    """
     first = keys.integer("max_window_layers", lo=0)
     return [i >= first for i in range(n_layer)]
 

@@ -77,8 +77,9 @@ def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _local_sizes(keys: MetadataReader, listed: Any, kinds: Sequence[str]) -> dict[str, Any]:
-    """Return the sizes of layers with a window from ``per_layer_config``, prefixed with "swa_".
-    Raises UnsupportedError if these layers differ from each other.
+    """Return the sizes of layers with a window, prefixed with "swa_". ``listed``: the value of
+    ``per_layer_config``, sizes by layer number; ``kinds``: the kind of each layer. Raises
+    UnsupportedError if layers with a window differ from each other.
     """
     key = "per_layer_config"
     if not isinstance(listed, dict) or not all(isinstance(x, dict) for x in listed.values()):

@@ -43,8 +43,8 @@ _DEFAULTS = {
 
 
 def _layers(keys: MetadataReader, word: str, more: int) -> list[int]:
-    """Return the target model's layers whose input the drafter reads: the numbers listed in key
-    ``word``, plus ``more``.
+    """Return the numbers of the target model's layers whose input the drafter reads: those listed
+    in config.json's key ``word``, with ``more`` added to each.
     """
     found = keys.get(word)
     if not isinstance(found, list) or not found:
@@ -86,7 +86,9 @@ _EAGLE3: Names = {
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in the layers that ``layer_types`` lists, if ``use_sliding_window``."""
+    """Return the layers with a window, bool [n_layer]: those that ``layer_types`` lists as
+    "sliding_attention". None without that list, or if ``use_sliding_window`` is false.
+    """
     kinds = keys.get("layer_types")
     if not keys.flag("use_sliding_window", False) or not isinstance(kinds, list):
         return None

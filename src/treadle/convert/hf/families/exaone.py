@@ -18,7 +18,7 @@ from treadle.files.keys import MetadataReader
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the number of shared experts and their total width."""
+    """Return the keys of shared experts (number, total width) and of leading dense layers."""
     n = keys.integer("num_shared_experts", lo=0)
     width = keys.integer("moe_intermediate_size")
     return {

@@ -38,7 +38,7 @@ _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
     """Return GGUF's expert keys of a family: counts, gating function, normalisation and scale; {}
-    if the model has no experts.
+    if the model has no experts. Raises UnsupportedError if experts end before the last layer.
     """
     made: dict[str, Any] = {name: count_of(keys, word) for name, word in expert_words(keys).items()}
     if not made.get("expert_count"):  # no experts in this model
@@ -60,7 +60,9 @@ def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str,
 
 
 def expert_words(keys: MetadataReader) -> dict[str, str]:
-    """Return config.json's key for each of GGUF's expert counts, by GGUF key, where it has one."""
+    """Return by GGUF key (expert counts) the name of config.json's key that gives it; counts that
+    config.json does not give are left out.
+    """
     found = {}
     for name, words in _COUNTS.items():
         own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
@@ -72,8 +74,8 @@ def expert_words(keys: MetadataReader) -> dict[str, str]:
 
 
 def count_of(keys: MetadataReader, word: str) -> int:
-    """Return the count in key ``word``. A list with one count per layer (Hunyuan) is accepted if
-    all are equal, else UnsupportedError.
+    """Return the count in key ``word``. A list with one count per layer (Hunyuan) stands for its
+    value if all are equal. Raises UnsupportedError if they differ.
     """
     given = keys.get(word)
     if not isinstance(given, list) or not given:
@@ -92,8 +94,8 @@ def gate_and_up(stem: str, gate: str, up: str) -> DerivationRule:
 
 
 def scores(name: str, bias: str) -> DerivationRule:
-    """Return the rule that renames the bias of router scores from ``name`` to
-    ``bias``.bias, flat.
+    """Return the rule that renames the bias of router scores from ``name`` to "{bias}.bias", and
+    makes it one-dimensional.
     """
     return DerivationRule((name,), {f"{bias}.bias": flat})
 
@@ -118,8 +120,8 @@ def always(*rules: DerivationRule) -> Any:
 
 def leading_dense(keys: MetadataReader, n_layer: int, usual: int) -> int:
     """Return the number of leading layers without experts, by ``mlp_layer_types`` or
-    ``first_k_dense_replace``; ``usual`` is the default. Raises UnsupportedError if dense layers
-    follow sparse ones.
+    ``first_k_dense_replace``; ``usual`` is the default. Raises FileError for an invalid list,
+    UnsupportedError if dense layers follow sparse ones.
     """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:

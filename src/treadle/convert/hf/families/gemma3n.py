@@ -56,7 +56,9 @@ def _normal_quantile(share: float) -> float:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that stack the matrices of all streams, as in GGUF, and rename a bare scale."""
+    """Return rules that stack the matrices of all streams but the first to one tensor, as in GGUF,
+    and that rename a scale named without "weight".
+    """
     n = keys.integer("altup_num_inputs", lo=2, hi=N_STREAMS_MAX)
     scale = "altup.correct_output_scale"
     return (

@@ -19,7 +19,7 @@ from treadle.models.keys import NEXTN
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers but every sixth and the last."""
+    """Return the layers with a window, bool [n_layer]: all but every sixth and the last."""
     kinds = keys.get("layer_types")
     if isinstance(kinds, list) and kinds and kinds[-1] != "full_attention":
         keys.refuse(
@@ -67,10 +67,10 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for tensors without a "weight" suffix.
+    """Return rules that rename tensors without a "weight" suffix.
 
-    Layers that reuse the KV cache of others need no keys and values of their own; files that have
-    these tensors are read without them.
+    Other rules drop keys and values of layers that reuse the KV cache of earlier ones: some files
+    have these tensors, but nothing reads them.
     """
     n_layer = keys.integer("num_hidden_layers")
     first = n_layer - keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)

@@ -31,7 +31,7 @@ _FULL = "full_attention"
 
 
 def _flags(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: whether it has a state instead of attention."""
+    """Return a flag per layer: true for a recurrent state, false for attention."""
     found = keys.get("full_attention_layers")
     if found is None and isinstance(kinds := keys.get("layer_types"), list):
         found = [i for i, kind in enumerate(kinds) if kind == _FULL]
@@ -67,8 +67,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _beta_alpha(rows: Rows, n_k: int, which: int) -> Rows:
-    """Return the rows of beta (0) or alpha (1) of all heads: the matrix has both for each key
-    head.
+    """Return the rows of beta (``which`` = 0) or alpha (1) of all heads, from a matrix that has,
+    for each of ``n_k`` key heads, the rows of beta and then those of alpha.
     """
     heads = rows.reshape(n_k, 2, -1, rows.shape[-1])
     return heads[:, which].reshape(-1, rows.shape[-1])

@@ -56,8 +56,9 @@ def _kinds(keys: MetadataReader, n_layer: int) -> list[int]:
 
 
 def _state_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the sizes of Kimi Delta Attention, from ``linear_attn_config`` (published folders) or
-    from outer keys (those that transformers writes).
+    """Return the keys of Kimi Delta Attention: sizes, and the lower bound of decay. They come from
+    ``linear_attn_config`` (published folders) or from outer keys (folders that transformers
+    writes).
     """
     sizes = kda_sizes(keys, heads=64, head_dim=128)
     part = kda_config(keys)

@@ -93,7 +93,9 @@ _STARCODER = replace(
 
 
 def _bloom(keys: MetadataReader) -> Family:
-    """Return BLOOM's family with the key names of its first files, or of later ones."""
+    """Return BLOOM's family with config.json's names of sizes: those of its first files
+    (``n_embed`` ..) for sizes that are missing under the later names.
+    """
     words = {
         "hidden_size": "n_embed",
         "num_hidden_layers": "n_layer",
@@ -183,7 +185,7 @@ def _scale(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _scales(keys: MetadataReader) -> tuple[float, float]:
-    """Return the factors of the embeddings and of the logits."""
+    """Return Jais' factors (of the embeddings, of the logits), 1 by default."""
     into = keys.number(
         "mup_embeddings_scale", keys.number("embeddings_scale", 1.0, lo=1e-6), lo=1e-6
     )
@@ -209,8 +211,9 @@ def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _distances(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Jais' keys of ALiBi. If ``alibi_scaling`` stretches the slopes beyond the training
-    length, the context is that length: the stretching is not supported.
+    """Return Jais' keys of ALiBi and of the context length. If ``alibi_scaling`` stretches slopes
+    beyond the training length, the context is that length. Raises UnsupportedError for other
+    position embeddings, and for scores not divided by the head size.
     """
     kind = keys.text("position_embedding_type", "learned")
     if kind != "alibi":

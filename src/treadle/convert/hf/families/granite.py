@@ -102,7 +102,9 @@ def _hybrid_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _hybrid_names(suffix: str) -> Names:
-    """Return the tensor names of hybrids; ``suffix`` is appended to the shared FFN's GGUF names."""
+    """Return the name table of hybrids, checkpoint name to GGUF name; ``suffix`` is appended to the
+    shared FFN's GGUF names.
+    """
     return {
         **_EXPERT_NAMES,
         "shared_mlp.gate": f"ffn_gate{suffix}",

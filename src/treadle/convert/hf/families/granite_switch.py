@@ -60,8 +60,9 @@ def _is_latest(keys: MetadataReader) -> bool:
 
 
 def _normalize_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys with the number of real layers: ``num_hidden_layers`` counts the switch as
-    one layer or two.
+    """Return the keys with the number of transformer layers: config.json's ``num_hidden_layers``
+    counts the switch as one layer, or as two. Raises UnsupportedError unless all layers have
+    attention.
     """
     kinds = keys.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and {*map(str, kinds)} <= {*ATTENTION}):
@@ -127,8 +128,8 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _zero_adapters(keys: MetadataReader, module: str, matrices: Sequence[str]) -> DerivationRule:
-    """Return the rule for a module that no adapter targets: A and B of ``matrices`` are zeros,
-    because llama.cpp requires them.
+    """Return the rule for ``module``, which no adapter targets: it also makes A and B of
+    ``matrices`` (GGUF's names in the layer) as zeros, because llama.cpp requires them.
     """
     n_embd = keys.integer("hidden_size")
     n_ff = keys.integer("intermediate_size")

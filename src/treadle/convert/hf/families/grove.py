@@ -20,7 +20,9 @@ _UNUSED = DerivationRule(("mlp.expert_bias",), {})  # a buffer of zeros
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the constants in the family's code, which config.json lacks."""
+    """Return the keys whose values are constants in the model's code, not in config.json: those of
+    the small experts, one for each group of experts, and of the normalisation of expert weights.
+    """
     return {EXPERTS_NORM: True, PER: 2, WIDTH: 128, SCALE: f32(0.05)}
 
 

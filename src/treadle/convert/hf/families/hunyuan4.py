@@ -49,8 +49,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules. A tensor has one of three names: that of transformers' classes, that of
-    published folders, or the one that transformers 5.24 writes.
+    """Return rules that rename the tensors of residual streams and sinks, and those of attention
+    and experts. A folder has one of three names for a tensor: that of transformers' classes, that
+    of published folders, or the one that transformers 5.24 writes.
     """
     moved = stream_rules(
         "{half}_hc.{part}",

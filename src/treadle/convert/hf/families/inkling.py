@@ -34,7 +34,9 @@ _SPELLINGS = {  # of published folders, by transformers'
 
 
 def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys under transformers' names, with lists of heads per layer."""
+    """Return config.json's keys under transformers' names, with head counts as lists with one per
+    layer. Raises UnsupportedError if head sizes differ between kinds of layers.
+    """
     values = dict(keys.values)
     for name, older in _SPELLINGS.items():
         if values.get(older) is not None:
@@ -108,8 +110,8 @@ def odd(rows: Rows) -> Rows:
 
 
 def _in_pairs(of: str, at: str) -> DerivationRule:
-    """Return the rule that splits a tensor whose rows are gate and up in turn; ``at`` is the prefix
-    of the results' names.
+    """Return the rule that splits the tensor ``of``, whose rows alternate between gate and up, into
+    "{at}gate_proj.weight" and "{at}up_proj.weight".
     """
     gives = {f"{at}gate_proj.weight": even, f"{at}up_proj.weight": odd}
     return DerivationRule((of,), gives, side="B")

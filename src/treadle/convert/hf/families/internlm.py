@@ -14,8 +14,9 @@ from treadle.files.keys import MetadataReader
 
 
 def _of_group(rows: Rows, n_group: int, head_dim: int, part: slice) -> Rows:
-    """Select rows of InternLM 2's fused qkv, which has for each key head its queries, the key and
-    the value. ``part`` selects heads within a group.
+    """Select rows of InternLM 2's fused qkv, which has ``n_group`` groups of heads of ``head_dim``
+    rows, one group per key head: its queries, the key and the value. ``part``: the heads to select
+    in each group.
     """
     heads = rows.reshape(n_group, -1, head_dim, *rows.shape[1:])
     return heads[:, part].reshape(-1, *rows.shape[1:])

@@ -17,7 +17,9 @@ FORGET_GATE = "forget_gate."  # transformers' module of the decays in some famil
 
 
 def kda_names(at: str = KDA_AT) -> Names:
-    """Return the GGUF names of a layer's tensors after ``kda_rules``; ``at``: their prefix."""
+    """Return the GGUF names of a layer's KDA tensors after ``kda_rules``, by checkpoint name;
+    ``at``: the prefix of the checkpoint names.
+    """
     return {
         **{f"{at}{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"},
         **{f"{at}{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")},
@@ -36,11 +38,11 @@ def kda_config(keys: MetadataReader) -> MetadataReader:
 
 
 def kda_sizes(keys: MetadataReader, *, heads: int, head_dim: int) -> dict[str, Any]:
-    """Return the keys of KDA's convolution and heads, from ``linear_attn_config`` or from
-    transformers' names of them.
+    """Return the keys of KDA's convolution and heads, from ``linear_attn_config`` or from the keys
+    that transformers has in its place.
 
-    heads, head_dim: values for folders with neither. Raises UnsupportedError for another number of
-    heads than attention's.
+    heads, head_dim: defaults for folders with neither. Raises UnsupportedError if the number of
+        heads differs from attention's.
     """
     inner = kda_config(keys)
     n_head = keys.integer("num_attention_heads")
@@ -58,10 +60,12 @@ def kda_sizes(keys: MetadataReader, *, heads: int, head_dim: int) -> dict[str, A
 def kda_rules(
     rates: Make, at: str = KDA_AT, *, within: tuple[str, ...] = ("",)
 ) -> Iterator[DerivationRule]:
-    """Return rules for a layer's convolutions, time steps and decay rates.
+    """Return rules for the convolutions, time steps and decay rates of a KDA layer.
 
-    rates: makes the rates, in the shape that GGUF has for the architecture, of ``A_log``.
-    at: the prefix of the layer's tensors. within: modules that may hold ``A_log`` and ``dt_bias``.
+    rates: the function from ``A_log`` to decay rates, in the shape that GGUF has for the
+        architecture.
+    at: the prefix of the layer's tensors. within: prefixes, after ``at``, of the modules that may
+        hold ``A_log`` and ``dt_bias``.
     """
     for x in "qkv":
         name = f"{at}{x}_conv1d.weight"
@@ -77,5 +81,5 @@ def taps_of_parts(rows: Rows) -> Rows:
 
 
 def decay_of_heads(rows: Rows) -> Rows:
-    """Return the decay rates -exp(A_log) as [1, heads, 1]."""
+    """Return the decay rates -exp(A_log), one per head, as [1, heads, 1]."""
     return decay(rows).reshape(1, -1, 1)

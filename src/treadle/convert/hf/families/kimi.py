@@ -68,9 +68,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention (else Kimi Delta Attention). ``layer_types`` lists kinds,
-    ``full_attn_layers`` layer numbers from 1 on. By default layers 4, 8, 12 .. (from 0) have
-    attention.
+    """Return a flag per layer: true for attention, false for Kimi Delta Attention. ``layer_types``
+    lists kinds; ``full_attn_layers`` of ``linear_attn_config`` (``inner``) lists layer numbers from
+    1 on. By default layers 4, 8, 12 .. (from 0) have attention.
     """
     kinds = keys.get("layer_types")
     if kinds is not None:
@@ -131,7 +131,9 @@ def _k3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rates(rows: Rows, n_head: int) -> Rows:
-    """Return the decay rates, f32 [n_head]; the checkpoint pads them with zeros."""
+    """Return the decay rates -exp(A_log), f32 [n_head]. The checkpoint's ``A_log`` (``rows``) has
+    more elements than heads: the rest is dropped.
+    """
     rates = decay(rows).reshape(-1)
     if len(rates) < n_head:
         raise ValueError("fewer rates than heads")
@@ -139,7 +141,9 @@ def _rates(rows: Rows, n_head: int) -> Rows:
 
 
 def _products(norm: Rows, rows: Rows) -> Rows:
-    """Return a norm's weights times the score vector that alone reads the norm's output, flat."""
+    """Return a norm's weights times a score vector (``rows``), element by element, [n]: nothing
+    else reads the norm's output.
+    """
     return norm.reshape(-1) * rows.reshape(-1)
 
 

@@ -17,8 +17,8 @@ _ROPE = {
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return GGUF's keys: query heads of each layer, and the number of rotated dims in layers with
-    a window, which differs from the others'.
+    """Return GGUF's keys: query heads of each layer, the number of rotated dims in layers with a
+    window, which differs from the others', and leading dense layers.
     """
     n_head = keys.integer("num_attention_heads")
     head_dim = keys.integer("head_dim")

@@ -31,8 +31,9 @@ def _conv_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _kinds(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return each layer's kind in LFM 3. By default every other layer from the third on has
-    attention, in turn full and with a window; the others are convolutions.
+    """Return each layer's kind in LFM 3: "conv", "sliding_attention" or "full_attention". By
+    default layers 2, 4, 6 .. (from 0) have attention, in turn full and with a window; the others
+    are convolutions.
     """
     known = ("conv", "sliding_attention", "full_attention")
     kinds = keys.get("layer_types")

@@ -25,8 +25,9 @@ _EXPERTS = f"{_FFN}experts."
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Llama 4's keys. Sizes equal to the architecture's defaults are left out, because
-    llama.cpp supports no others.
+    """Return Llama 4's keys of experts, of the chunk size and of the attention temperature. Values
+    equal to the architecture's defaults are left out. Raises UnsupportedError for layouts that
+    llama.cpp lacks.
     """
     _refuse_kinds(keys, n_layer)
     n_expert = keys.integer("num_local_experts")
@@ -56,8 +57,8 @@ def _stored(value: float) -> float:
 
 
 def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
-    """Raise UnsupportedError for other patterns of RoPE and chunked attention than llama.cpp's:
-    GGUF has no key for them.
+    """Raise UnsupportedError unless the layers with RoPE and with chunked attention are those that
+    llama.cpp fixes: GGUF has no key for others.
     """
     flags = "no_rope_layers"  # an empty list is none
     given = {key: it for key, it in keys.values.items() if key != flags or it != []}
@@ -114,7 +115,7 @@ LLAMA_EMBED = Family("llama-embed", _DEFAULTS)
 
 
 def _embeds(keys: MetadataReader) -> Family | None:
-    """Return the family of an encoder if ``is_causal`` is false, else None."""
+    """Return Llama's family of encoders if ``is_causal`` is false; else None."""
     return LLAMA_EMBED if keys.get("is_causal") is False else None
 
 

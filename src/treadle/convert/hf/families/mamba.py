@@ -20,7 +20,9 @@ from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM
 
 
 def _mamba1_rules(at: str) -> tuple[DerivationRule, ...]:
-    """Return rules for a Mamba mixer's tensors, whose names begin with ``at``."""
+    """Return rules for the tensors of a Mamba mixer that GGUF stores in another form; their names
+    begin with ``at``.
+    """
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
         DerivationRule((f"{at}.A_log",), {f"{at}.decay.weight": decay}, floats=True),
@@ -29,8 +31,8 @@ def _mamba1_rules(at: str) -> tuple[DerivationRule, ...]:
 
 
 def _mamba1_names(at: str) -> Names:
-    """Return the GGUF names of a Mamba mixer's tensors after ``_mamba1_rules``; ``at``: their
-    prefix.
+    """Return the GGUF names of a Mamba mixer's tensors after ``_mamba1_rules``, by checkpoint name;
+    ``at``: the prefix of the checkpoint names.
     """
     return {
         f"{at}.in_proj": "ssm_in",
@@ -45,8 +47,8 @@ def _mamba1_names(at: str) -> Names:
 
 
 def _mamba1_state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
-    """Return the state's sizes. ``words``: config.json's keys of the convolution's taps, the state
-    size, and the rank of time steps.
+    """Return the keys of a Mamba state's sizes. ``n_inner``: channels; ``words``: config.json's
+    keys of the convolution's taps, the state size, and the rank of time steps.
     """
     *sizes, rank = words
     names = ("conv_kernel", "state_size")
@@ -172,8 +174,9 @@ UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
 def state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
-    """Return the sizes of Mamba-2's states. ``words``: config.json's keys of the taps, the state
-    size, its groups and its heads. Raises UnsupportedError for bounds on time steps.
+    """Return the keys of the sizes of Mamba-2's states. ``n_inner``: channels; ``words``:
+    config.json's keys of the convolution's taps, the state size, the number of groups and of heads.
+    Raises UnsupportedError for bounds on time steps.
     """
     limits = keys.get("time_step_limit")
     if limits is not None and limits not in UNLIMITED:
@@ -196,8 +199,8 @@ def _in_groups(rows: Rows, n: int) -> Rows:
 
 
 def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
-    """Return rules for a Mamba-2 mixer's tensors, whose names begin with ``at``; ``n_group``:
-    groups of its norm.
+    """Return rules for the tensors of a Mamba-2 mixer that GGUF stores in another form; their names
+    begin with ``at``. ``n_group``: groups of its norm.
     """
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
@@ -211,8 +214,8 @@ def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
 
 
 def state_names(at: str) -> Names:
-    """Return the GGUF names of a Mamba-2 mixer's tensors after ``state_rules``; ``at``: their
-    prefix.
+    """Return the GGUF names of a Mamba-2 mixer's tensors after ``state_rules``, by checkpoint name;
+    ``at``: the prefix of the checkpoint names.
     """
     return {
         f"{at}.in_proj": "ssm_in",
@@ -277,8 +280,8 @@ _MAMBA2_DEFAULTS: Mapping[str, Any] = {
 
 
 def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Bamba's keys: ``attn_layer_indices`` lists the attention layers, all others are
-    recurrent.
+    """Return Bamba's keys: key heads of each layer, 0 for recurrent ones (all but those in
+    ``attn_layer_indices``), and the sizes of states. Raises UnsupportedError for several groups.
     """
     listed = keys.get("attn_layer_indices") or []
     kinds = keys.get("layers_block_type")

@@ -21,8 +21,9 @@ GATE_LIMIT = 7.0  # of experts' gates, before SiLU, and of what they gate; no ke
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the window's size with the current token, and the limit of the experts' gates. Raises
-    UnsupportedError for a null window: GGUF has one list for layers with a window and with RoPE.
+    """Return the keys of the window's size, which counts the current token, and of the limit of the
+    experts' gates. Raises UnsupportedError for a null window: GGUF has one list for layers with a
+    window and with RoPE.
     """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")

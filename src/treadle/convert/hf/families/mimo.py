@@ -61,8 +61,9 @@ def _keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return GGUF's keys: key heads of each layer, the size and scale of values, and dense
-    layers.
+    """Return GGUF's keys: key heads of each layer, the size and scale of values, and the number of
+    leading dense layers. Raises UnsupportedError if the share of rotated dims differs between kinds
+    of layers.
     """
     n_kv = keys.integer("num_key_value_heads")
     kinds = keys.get("layer_types")

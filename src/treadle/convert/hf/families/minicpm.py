@@ -13,8 +13,8 @@ from treadle.files.keys import MetadataReader
 
 
 def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return MiniCPM 3's keys of latent attention and of three scales; a scale that is null
-    is 1.
+    """Return MiniCPM 3's keys of latent attention, and its scales of embeddings, residuals and
+    logits; a scale is 1 if config.json has null for ``scale_depth`` or ``dim_model_base``.
     """
     n_embd = keys.integer("hidden_size")
     depth = 1.0
@@ -35,7 +35,7 @@ _NO_EXPERTS = {"num_experts": 0}
 
 
 def _scales(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return MiniCPM's scales of embeddings, residuals and logits."""
+    """Return the keys of MiniCPM's scales of embeddings, residuals and logits."""
     base = keys.number("dim_model_base", lo=1e-6)
     return {
         "embedding_scale": f32(keys.number("scale_emb", lo=1e-6)),

@@ -21,8 +21,8 @@ _BLOCKS = "minimax_m3_sparse"
 
 
 def _halves(at: str) -> DerivationRule:
-    """Return the rule that splits a fused FFN matrix into gate and up; ``at``: prefix of
-    the names.
+    """Return the rule that splits a fused FFN matrix into gate (upper half of the rows) and up;
+    ``at``: prefix of the tensors' names.
     """
     gives = {f"{at}gate_proj.weight": upper, f"{at}up_proj.weight": lower}
     return DerivationRule((f"{at}gate_up_proj.weight",), gives, side="B")
@@ -60,8 +60,8 @@ def _m3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _flags(keys: MetadataReader, n_layer: int, key: str, kind: str, older: Any) -> list[bool]:
-    """Return which layers are of ``kind``, bool [n_layer]: by key, a list of kinds, or by
-    ``older``, a list of ones and zeros.
+    """Return which layers are of ``kind``, bool [n_layer]: by config.json's ``key``, a list of
+    kinds, or, without it, by ``older``, the value of an older key: a list of ones and zeros.
     """
     found = keys.get(key)
     if found is None:

@@ -30,8 +30,8 @@ _ROPE = {
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Mistral 4's keys. Raises UnsupportedError for several expert groups: transformers
-    ranks a group by its two best experts, treadle by one.
+    """Return Mistral 4's keys of latent attention, experts, and RoPE. Raises UnsupportedError for
+    several expert groups: transformers ranks a group by its two best experts, treadle by one.
     """
     if keys.integer("n_group", 1) != 1:
         keys.refuse("n_group", "treadle supports only one group of experts in this architecture")
@@ -45,7 +45,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _all_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers; a ``layer_types`` list overrides this."""
+    """Return the layers with a window, bool [n_layer]: all, unless ``layer_types`` lists others."""
     return [True] * n_layer
 
 

@@ -20,11 +20,11 @@ from treadle.models.load import SECTIONS
 class TextPart:
     """The text part of a multimodal config.json.
 
-    at: its key, after those of its parents.
-    kind: its ``model_type`` if it states none.
+    at: the key that holds it, after the keys that hold that one.
+    kind: the ``model_type`` to use if the part states none.
     tied: default of whether output and embeddings are tied.
-    defaults: for keys that it omits, before its family's.
-    alone: a ``model_type`` that the part states, which means ``kind`` there.
+    defaults: for keys that the part omits; they take precedence over its family's.
+    alone: a ``model_type`` that the part may state; it is read as ``kind``.
     """
 
     at: str
@@ -35,8 +35,8 @@ class TextPart:
 
 
 def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
-    """Return a ``Family.more`` that gives M-RoPE's sections: how many RoPE pairs of a head take
-    each of a position's numbers. ``usual``: transformers' defaults.
+    """Return a ``Family.more`` that gives the key of M-RoPE's sections: how many RoPE pairs of a
+    head take each of a position's numbers. ``usual``: transformers' defaults.
     """
 
     def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

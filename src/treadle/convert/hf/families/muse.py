@@ -18,7 +18,7 @@ _THETAS = "layer_rope_theta"
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all layers but the last and each fourth before it."""
+    """Return the layers with a window, bool [n_layer]: not the last and each fourth before it."""
     return [(n_layer - 1 - i) % NOPE_PERIOD > 0 for i in range(n_layer)]
 
 

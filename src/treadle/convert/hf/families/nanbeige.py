@@ -11,7 +11,9 @@ from treadle.models.graphs.looped.nanbeige import LOOPS, N_LOOPS_MOST, SKIPS_NOR
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return how many times all layers run, and whether the output norm is skipped between runs."""
+    """Return the keys of the number of times that all layers run, and of whether the output norm is
+    skipped between these.
+    """
     return {
         LOOPS: keys.integer("num_loops", 1, lo=1, hi=N_LOOPS_MOST),
         SKIPS_NORM: keys.flag("skip_loop_final_norm", False),

@@ -165,8 +165,8 @@ _KNOWN = {  # keys allowed in a sublayer
 
 
 def _blocks(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return heads, key heads and FFN width of each layer, 0 for a missing sublayer. Query heads
-    with 0 key heads mean that one linear layer replaces attention.
+    """Return the keys of query heads, key heads and FFN width of each layer, lists with 0 for a
+    missing sublayer. Query heads with 0 key heads mean that one linear layer replaces attention.
     """
     given = keys.get(_BLOCKS)
     if not isinstance(given, list) or len(given) != n_layer:

@@ -75,7 +75,7 @@ def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _has_rope(keys: MetadataReader) -> bool:
-    """Whether the model has RoPE: a ``rope_theta`` of null means none, a missing one the
+    """Return whether the model has RoPE: a ``rope_theta`` of null means none, a missing one the
     default.
     """
     rope = keys.within("rope_parameters")

@@ -14,8 +14,9 @@ _MULTIPLIERS = "ffn_multipliers"
 
 
 def _ffn_widths(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the FFN width of each layer: multiplier times ``model_dim``, rounded to a multiple of
-    ``ffn_dim_divisor``, never below nine tenths.
+    """Return the key of each layer's FFN width: its multiplier times ``model_dim``, rounded to a
+    multiple of ``ffn_dim_divisor``, but to the next one if that is below nine tenths of the
+    product.
     """
     given = keys.get(_MULTIPLIERS)
     step = keys.integer("ffn_dim_divisor")

@@ -28,8 +28,9 @@ _LONG = ("longrope", "su")  # two names of one method
 
 
 def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return Phi-MoE's keys. Its norm is a LayerNorm, but its epsilon is under the RMS norm's key,
-    where llama.cpp reads it.
+    """Return Phi-MoE's keys of the norm, of the router's jitter and of RoPE. The norm is a
+    LayerNorm, but its epsilon is under the RMS norm's key, where llama.cpp reads it. Raises
+    UnsupportedError for RoPE scaling other than LongRoPE.
     """
     eps = f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0))
     made: dict[str, Any] = {

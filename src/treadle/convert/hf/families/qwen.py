@@ -80,8 +80,9 @@ def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _interleave_heads(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
-    """Reorder the rows of ``n_v`` value heads: checkpoints have those of one key head side by side,
-    GGUF takes one of each key head in turn. The first ``skipped`` rows stay.
+    """Reorder the rows of ``n_v`` value heads: a checkpoint has the value heads of one key head
+    side by side (``n_k`` groups), GGUF takes one of each key head in turn. The first ``skipped``
+    rows stay.
     """
     heads = rows[skipped:].reshape(n_k, n_v // n_k, -1, *rows.shape[1:])
     moved = heads.swapaxes(0, 1).reshape(rows[skipped:].shape)
@@ -149,7 +150,8 @@ _HYBRID: Names = {
 
 def cut_qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
     """Select ``parts`` (0 queries, 1 keys, 2 values, 3 gates) of a fused matrix, which has all four
-    for each key head; ``sizes``: rows of each part. The result has each part for all heads.
+    for each of ``n_k`` key heads; ``sizes``: rows of each part in one key head. The result has the
+    first selected part for all heads, then the next.
     """
     heads = rows.reshape(n_k, -1, rows.shape[-1])
     ends = np.cumsum([0, *sizes])
@@ -274,7 +276,9 @@ QWEN_FAMILIES: dict[str, Family] = {
 
 
 def _deepstack(whole: MetadataReader) -> dict[str, Any]:
-    """Return the number of first layers after which image embeddings are added (DeepStack)."""
+    """Return the key with the number of layers, from the first on, after which image embeddings are
+    added (DeepStack). ``whole``: config.json with its vision part.
+    """
     vision = whole.within("vision_config")
     layers = vision.get("deepstack_visual_indexes") if vision else []
     return {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 3}
@@ -321,8 +325,8 @@ def _down(rows: Rows, n_embd: int) -> Rows:
 
 
 def _vl_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules that split the gates and ups of all experts, one tensor with gates first; files
-    have it as [E, out, in] or transposed.
+    """Return rules that split the fused gate and up matrices of all experts (gates first), and that
+    orient the down matrices: files have them as [E, out, in] or [E, in, out].
     """
     at = "mlp.experts."
     n_embd = keys.integer("hidden_size")

@@ -41,8 +41,8 @@ MOST_PARTS = 4096
 
 
 def _normalize_keys(keys: MetadataReader) -> Mapping[str, Any]:
-    """Return the keys with the checkpoint's name of the layers with attention; transformers writes
-    another.
+    """Return the keys with all layers that have attention listed as "full_attention" in
+    ``layer_types``, as published folders list them; transformers writes another word.
     """
     kinds = keys.get("layer_types")
     if not isinstance(kinds, list):
@@ -72,7 +72,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def _ngram_keys(keys: MetadataReader, places: Any) -> dict[str, Any]:
     """Return the keys of n-gram embeddings: sizes, and the constants of the hash functions,
-    recomputed as in the model's code (checkpoints store them too). ``places``: layers from 1 on.
+    recomputed as in the model's code (checkpoints store them too). ``places``: numbers, from 1 on,
+    of the layers that add the embeddings. Raises UnsupportedError unless there is one.
     """
     if not isinstance(places, list) or len(places) != 1:
         keys.refuse("ple_layer_ids", f"is {places!r:.60}: treadle supports one layer")
@@ -116,8 +117,8 @@ _MASK = (1 << 64) - 1
 
 
 def _multipliers(n_vocab: int, n: int, seed: int) -> list[int]:
-    """Return ``n`` odd multipliers of the hash, from SplitMix64, so small that their product with a
-    token id fits 63 bits.
+    """Return ``n`` odd multipliers of the hash, from SplitMix64 with ``seed``, so small that their
+    product with a token id fits 63 bits.
     """
     step = 0x9E3779B97F4A7C15
     half = max(1, ((1 << 63) - 1) // n_vocab // 2)

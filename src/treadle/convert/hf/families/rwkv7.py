@@ -70,8 +70,9 @@ def _third_of(*rows: Rows) -> Rows:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return the rules. Layer 0 does not mix its values, but llama.cpp requires the tensors: as in
-    its converter, they are copies of the in-context learning rates' (``a``).
+    """Return the rules for tensors that GGUF names or stores differently. Layer 0 does not mix its
+    values, but llama.cpp requires the tensors for it: as in its converter, they are copies of the
+    in-context learning rates' (``a``).
     """
     made = (_first_of, _second_of, _third_of)
     mixed = "attn.mixed.weight"

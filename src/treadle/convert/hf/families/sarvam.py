@@ -39,7 +39,9 @@ _V3 = DEEPSEEK_FAMILIES["deepseek_v3"]
 
 
 def _sarvam(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return DeepSeek V3's keys; Sarvam's first folders have their own key for shared experts."""
+    """Return DeepSeek V3's keys for a Sarvam model; its first folders name the number of shared
+    experts in a key of their own.
+    """
     made = _V3.more(keys, n_layer)
     if keys.get("num_shared_experts") is not None:
         made["expert_shared_count"] = keys.integer("num_shared_experts", lo=0)

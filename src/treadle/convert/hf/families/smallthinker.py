@@ -29,9 +29,9 @@ def _layout(keys: MetadataReader, key: str, n_layer: int, usual: bool) -> list[b
 
 
 def _windows(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Put the window in all but the first of each four layers, or in none. Raises UnsupportedError
-    for other layouts, and unless the layers with a window (all, if none has one) are those with
-    RoPE: GGUF has no key for this.
+    """Return the layers with a window, bool [n_layer]: all but the first of each four, or none.
+    Raises UnsupportedError for other layouts, and unless the layers with a window (all, if none has
+    one) are those with RoPE: GGUF has no key for this.
     """
     flags = _layout(keys, "sliding_window_layout", n_layer, False)
     if any(flags) and flags != by_period(-4, n_layer):

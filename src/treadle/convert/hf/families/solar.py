@@ -25,8 +25,8 @@ _GLM4 = GLM_FAMILIES["glm4_moe"]
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return key heads of each layer, 0 for layers with a recurrent state, and the states'
-    sizes.
+    """Return the keys of each layer's key heads, 0 for layers with a recurrent state, and of the
+    states' sizes.
     """
     inner = kda_config(keys)
     n_head = keys.integer("num_attention_heads")
@@ -40,7 +40,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _attends(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Return a flag per layer: attention (else a recurrent state)."""
+    """Return a flag per layer: true for attention, false for a recurrent state."""
     listed = keys.get("gqa_layers")
     if listed is None:
         if keys.get("layer_types") is None:

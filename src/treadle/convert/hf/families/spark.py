@@ -15,7 +15,9 @@ _ROPE = {
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the number of rotated dims in layers with a window, which differs from the others'."""
+    """Return the key of the number of rotated dims in layers with a window, which differs from that
+    of other layers.
+    """
     head_dim = keys.integer("head_dim")
     rope = keys.within("rope_parameters")
     local = rope.within("sliding_attention") if rope else None

@@ -24,7 +24,7 @@ _ENUM = "moe_layers_enum"
 
 def by_layer(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
     """Return the list in ``key``, one value per layer; published folders append those of MTP
-    layers, which are dropped.
+    layers, which are dropped. Raises FileError if it is no list of that length.
     """
     found = keys.get(key)
     most = n_layer + keys.integer(_N_MTP, 0, lo=0)
@@ -63,8 +63,8 @@ _HEADS = "num_attention_heads"
 
 
 def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
-    """Return each layer's FFN kind, "dense" or "sparse"; the layers with experts are listed in one
-    string.
+    """Return each layer's FFN kind, "dense" or "sparse". config.json lists the numbers of the
+    layers with experts in one string; by default all but the first three have them.
     """
     found = keys.get(_ENUM)
     if found is None:
@@ -78,8 +78,8 @@ def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
-    """Return RoPE parameters by kind of layer, taken from the first layer of each kind. Scaling
-    applies only to layers without a window.
+    """Return RoPE parameters by kind of layer, taken from the first layer of each kind. ``kinds``:
+    each layer's. Scaling applies only to layers without a window.
     """
     made: dict[str, Any] = {}
     for kind in (_WIDE, _NARROW):
@@ -117,8 +117,8 @@ def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for the bias of router scores, ``moe.router_bias`` in published folders and
-    within ``mlp.gate`` in those that transformers writes, and for experts.
+    """Return rules for experts, and for the bias of router scores: ``moe.router_bias`` in published
+    folders, ``mlp.gate.e_score_correction_bias`` in those that transformers writes.
     """
     return (
         scores("moe.router_bias", "moe.score"),

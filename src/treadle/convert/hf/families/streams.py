@@ -29,10 +29,10 @@ def manifold_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def stream_rules(*spellings: str) -> list[DerivationRule]:
-    """Return rules that give the tensors of attention's and the FFN's streams the names in
-    ``STREAM_NAMES``.
+    """Return rules that rename the tensors of attention's and the FFN's streams to the checkpoint
+    names in ``STREAM_NAMES``.
 
-    spellings: patterns of their names in folders. ``{half}`` is attn or ffn, ``{sub}`` attn or
+    spellings: patterns of the names that folders have. ``{half}`` is attn or ffn, ``{sub}`` attn or
         mlp, ``{part}`` one of ``STREAM_PARTS``.
     """
     return [

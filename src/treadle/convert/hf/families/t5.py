@@ -21,8 +21,9 @@ _EMBEDDINGS = "shared", "encoder.embed_tokens", "decoder.embed_tokens"  # all ar
 
 
 def _attention(at: str, theirs: str, ours: str) -> Names:
-    """Return a name table of one attention and its norm. ``at``: the layer's prefix; ``theirs``:
-    the attention's name in transformers; ``ours``: the beginning of the GGUF names.
+    """Return the name table of an attention's matrices and norm. ``at``: the prefix in the
+    checkpoint's layer; ``theirs``: the attention's name in transformers; ``ours``: the beginning of
+    the GGUF names.
     """
     return {
         f"{at}.layer_norm": f"{ours}_norm",
@@ -69,8 +70,8 @@ def _n_buckets(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 def _with_decoder(scales: bool) -> Callable[[MetadataReader, int], dict[str, Any]]:
     """Return a ``Family.more`` for models with a decoder.
 
-    ``scales``: logits are multiplied by ``d_model ** -0.5``, if ``scale_decoder_outputs`` says so;
-    by default if output and embeddings are tied.
+    ``scales``: whether config.json may scale logits by ``d_model ** -0.5``: if
+    ``scale_decoder_outputs`` is true, by default if output and embeddings are tied.
     """
 
     def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

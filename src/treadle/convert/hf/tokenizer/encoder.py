@@ -45,8 +45,9 @@ Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
 
 
 def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tokenizer.json with the normalizer settings that transformers' BERT class uses in
-    their place: those of tokenizer_config.json (``settings``), or the class's defaults.
+    """Return tokenizer.json (``spec``) as transformers' BERT class reads it: with the normalizer's
+    settings replaced by those of tokenizer_config.json (``settings``), or by the class's defaults.
+    Other tokenizers' are returned unchanged.
     """
     node = spec.get("normalizer")
     ours = settings.get("tokenizer_class") in _BERT or "do_lower_case" in settings
@@ -61,8 +62,10 @@ def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
-    """Return pieces and types by id, None for scores, and further keys. A GGUF piece that begins a
-    word has a mark in front; in WordPiece all others have one (``##``).
+    """Return pieces and types by id, None for scores, and further keys of tokenizer.json
+    (``spec``). A GGUF piece that begins a word has a mark in front; in WordPiece all others have
+    one (``##``). Raises FileError for invalid ids, UnsupportedError for rules that GGUF's BERT
+    lacks.
     """
     model = spec["model"]
     if model.get("continuing_subword_prefix", "##") != "##":
@@ -99,8 +102,9 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
 
 
 def _normalizer(spec: dict[str, Any]) -> Any:
-    """Return tokenizer.json's normalizer. sentence-transformers writes ``do_lower_case`` as a
-    Lowercase before BERT's normalizer: it is merged into that, and does not strip accents.
+    """Return the normalizer of tokenizer.json (``spec``), as JSON. sentence-transformers writes
+    ``do_lower_case`` as a Lowercase before BERT's normalizer: it is merged into that, and does not
+    strip accents.
     """
     node = spec.get("normalizer")
     several = node.get("normalizers") if isinstance(node, dict) else None
@@ -115,7 +119,9 @@ def _normalizer(spec: dict[str, Any]) -> Any:
 
 
 def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: Path) -> None:
-    """Raise UnsupportedError for other word splitting than BERT's, which alone has keys in GGUF."""
+    """Raise UnsupportedError if tokenizer.json (``spec``, and its ``normalizer``) splits words in
+    another way than BERT: GGUF has keys for BERT's only.
+    """
     before = spec.get("pre_tokenizer")
     found = {
         "model.max_input_chars_per_word": spec["model"].get("max_input_chars_per_word", 100),
@@ -131,8 +137,8 @@ def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: 
 
 
 def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
-    """Return pieces, types and scores by id, and further keys. Raises FileError,
-    UnsupportedError.
+    """Return pieces, types and scores by id, and further keys, of tokenizer.json (``spec``). Raises
+    FileError for damaged contents, UnsupportedError for rules that sentencepiece lacks.
     """
     model = spec["model"]
     vocab = model.get("vocab")
@@ -158,8 +164,8 @@ def _is_scored(entry: Any) -> bool:
 
 
 def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the keys of text normalization and of the space before a text. Raises UnsupportedError
-    for rules that sentencepiece cannot express.
+    """Return the keys of text normalization and of the space before a text, from tokenizer.json
+    (``spec``). Raises UnsupportedError for rules that sentencepiece cannot express.
     """
     steps: list[str] = []
     keys: dict[str, Any] = {}
@@ -184,8 +190,8 @@ def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _words(step: Any) -> list[str] | None:
-    """Return a step of tokenizer.json in the vocabulary of ``treadle/tokenizer/normalizer.py``;
-    None for an unsupported one.
+    """Return the words of ``treadle/tokenizer/normalizer.py`` for a step of tokenizer.json (its
+    JSON object); None for an unsupported step.
     """
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Precompiled":

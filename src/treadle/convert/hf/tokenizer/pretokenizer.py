@@ -70,8 +70,8 @@ def _canonical(cuts: Cuts) -> Cuts:
 
 
 def puts_space(node: Any) -> bool:
-    """Whether a tokenizer.json's pre-tokenizer, one that ``find_pre`` accepts, puts a space before
-    a text.
+    """Return whether a tokenizer.json's pre-tokenizer (``node``), one that ``find_pre`` accepts,
+    puts a space before a text.
     """
     while isinstance(node, dict) and node.get("type") == "Sequence" and node.get("pretokenizers"):
         node = node["pretokenizers"][0]
@@ -80,7 +80,8 @@ def puts_space(node: Any) -> bool:
 
 
 def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
-    """Return the expressions that split a text into words, in the order of application.
+    """Return the expressions by which a pre-tokenizer (``node`` of tokenizer.json) splits a text
+    into words, in the order of application.
 
     ``whole``: the text is not split yet. If it is, a rule that puts a space before each word raises
     UnsupportedError, as do unknown rules.
@@ -125,8 +126,9 @@ def _merges_make_all(model: dict[str, Any]) -> bool:
 
 
 def _digits_stay_apart(model: dict[str, Any]) -> bool:
-    """Whether no merge joins a digit with another character, as in Falcon: then splitting around
-    digits, which GGUF's pre-tokenizer does not do, makes no difference.
+    """Return whether no merge of a BPE ``model`` joins a digit with another character, as in
+    Falcon: then splitting around digits, which GGUF's pre-tokenizer does not do, makes no
+    difference.
     """
     return not any(
         len({unicodedata.category(c).startswith("N") for c in left + right}) > 1

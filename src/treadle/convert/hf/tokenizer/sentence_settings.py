@@ -18,5 +18,5 @@ def sentences_file(folder: Path) -> Path:
 
 
 def lower_case(folder: Path) -> bool:
-    """Whether sentence-transformers lower-cases texts before tokenization."""
+    """Return whether sentence-transformers lower-cases texts before tokenization."""
     return read_optional(sentences_file(folder)).get("do_lower_case") is True

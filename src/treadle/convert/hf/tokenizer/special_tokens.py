@@ -35,7 +35,9 @@ GENERATION = "generation_config.json"
 
 
 class AddedToken(NamedTuple):
-    """An added token. ``lstrip``, ``rstrip``: it strips white space before it, after it."""
+    """An added token. ``special``: it is a control token; ``lstrip``, ``rstrip``: it strips white
+    space before it, after it.
+    """
 
     text: str
     special: bool
@@ -64,10 +66,12 @@ class CheckpointSpecials:
     def keys(
         self, ids: Mapping[str, int], own: Mapping[str, int], adds: tuple[bool, bool]
     ) -> dict[str, Any]:
-        """Return GGUF's keys after ``tokenizer.ggml.``.
+        """Return GGUF's keys of special tokens, without the prefix ``tokenizer.ggml.``.
 
-        ids: token ids by text. own, adds: special token ids by role, and whether BOS and EOS go
-        around a text, as the vocabulary's own file states; used if no other file overrides them.
+        ids: token ids by text.
+        own, adds: special token ids by role ("bos", "eos" ..), and whether BOS goes before a text
+            and EOS after it, as the vocabulary's own file states; used if no other file overrides
+            them.
         """
         found: dict[str, int] = {}
         texts = {i: text for text, i in ids.items()}
@@ -110,9 +114,9 @@ class CheckpointSpecials:
     def _adds_bos_eos(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
     ) -> tuple[bool, bool]:
-        """Return whether BOS goes before a text, and EOS after it. ``found``: special token ids by
-        role; the template's own tokens are added. Raises UnsupportedError for other tokens around a
-        text.
+        """Return whether BOS goes before a text, and EOS after it. ``ids``, ``adds``: as in
+        ``keys``; ``found``: special token ids by role, to which the template's own tokens are
+        added. Raises UnsupportedError for other tokens around a text.
         """
         sides = list(adds)
         if self.template is not None:
@@ -177,7 +181,9 @@ def read_specials(
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file; an empty one if the file does not exist."""
+    """Return the object of a JSON file; {} if the file does not exist. Raises FileError if it is
+    damaged.
+    """
     return read_json(path) if os.path.lexists(path) else {}
 
 
@@ -202,7 +208,7 @@ def _numbers(value: Any, path: Path, key: str) -> list[int]:
 
 
 def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, AddedToken]:
-    """Return the added tokens of a tokenizer.json by id."""
+    """Return the added tokens of tokenizer.json (``spec``) by id."""
     entries = spec.get("added_tokens") or []
     if not isinstance(entries, list):
         _fail(path, "added_tokens", entries, "a list")
@@ -245,8 +251,8 @@ def _added(
 
 
 def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
-    """Return the tokens that a post-processor puts before and after a single text; None without a
-    template. Raises UnsupportedError for an unknown post-processor.
+    """Return the tokens that a post-processor (``node`` of tokenizer.json) puts before and after a
+    single text; None without a template. Raises UnsupportedError for an unknown post-processor.
     """
     if not isinstance(node, dict):
         return None
@@ -283,8 +289,8 @@ def _first(pair: Any) -> str | None:
 
 
 def _n_separators(node: Any) -> int:
-    """Return how many tokens a post-processor puts between the two texts of a pair; 0 if
-    not given.
+    """Return how many tokens a post-processor (``node`` of tokenizer.json) puts between the two
+    texts of a pair; 0 if not given.
     """
     if not isinstance(node, dict):
         return 0

@@ -32,8 +32,8 @@ def spm_keys(
     ids: Mapping[str, int],
     prefix: bool = True,
 ) -> dict[str, Any]:
-    """Return the ``tokenizer.ggml.*`` keys of a vocabulary, given by id. ``ids``: those of unk,
-    bos, eos and pad; ``prefix``: a space goes before a text.
+    """Return the ``tokenizer.ggml.*`` keys of a vocabulary; ``pieces``, ``scores``, ``types``: by
+    token id. ``ids``: those of unk, bos, eos and pad; ``prefix``: a space goes before a text.
     """
     keys: dict[str, Any] = {
         "model": "llama",
@@ -48,7 +48,8 @@ def spm_keys(
 
 
 def spelt_with_spaces(texts: Sequence[bytes], scores: Sequence[float]) -> dict[str, Any]:
-    """Return the ``tokenizer.ggml.*`` keys of a vocabulary spelt as in llama2.c and old GGML files.
+    """Return the ``tokenizer.ggml.*`` keys of a vocabulary (``texts``, ``scores``: by id) spelt as
+    in llama2.c and old GGML files.
 
     There spaces are plain, ids 0 to 2 have no usable names, and the 256 byte pieces are single
     bytes or names such as ``<0x0A>``.

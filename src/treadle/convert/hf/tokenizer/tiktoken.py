@@ -31,7 +31,7 @@ LLAMA31 = LLAMA3 | {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 
 
 def is_tiktoken(head: bytes) -> bool:
-    """Whether ``head``, a file's first bytes, is the beginning of a list of "base64 rank" lines."""
+    """Return whether ``head``, a file's first bytes, begins a list of "base64 rank" lines."""
     word, _, rank = head.split(b"\n", 1)[0].partition(b" ")
     return bool(word) and rank.strip() == b"0"
 

@@ -151,7 +151,7 @@ def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> No
 
 
 def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
-    """Insert the added tokens into ``pieces``, and names for ids without a piece."""
+    """Insert the added tokens of ``special`` into ``pieces``, and names for ids without a piece."""
     missing = n_vocab - len(pieces.texts)
     pieces.texts += [None] * missing
     pieces.types += [TokenType.UNUSED] * missing
@@ -172,8 +172,9 @@ def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
 
 
 def _apply_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
-    """Set where spaces are put in a text: with transformers' Llama tokenizers, ``legacy`` decides
-    that for sentencepiece BPE. Other classes are left as they are.
+    """Set where spaces are put in a text, and return ``pieces``: with transformers' Llama
+    tokenizers ``legacy`` of tokenizer_config.json (``settings``) decides that for sentencepiece
+    BPE. Other classes are left as they are.
     """
     if settings.get("tokenizer_class") in _LLAMA and pieces.keys["add_space_prefix"]:
         pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
@@ -181,7 +182,9 @@ def _apply_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
 
 
 def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
-    """Set whether a space goes before a text, overriding what the vocabulary's file says."""
+    """Set in GGUF's ``keys`` whether a space goes before a text (``adds``), overriding what the
+    vocabulary's file says.
+    """
     if "add_space_prefix" in keys:
         keys["add_space_prefix"] = adds
     before, _, prepend = keys.get(SPACES, "").rpartition(" ")
@@ -201,7 +204,7 @@ def _lower(pieces: Pieces, folder: Path) -> None:
 
 
 def _ids(pieces: Pieces) -> dict[str, int]:
-    """Return ids by text; of duplicates the lowest."""
+    """Return token ids by text; the lowest id of equal texts."""
     texts = [text.decode("utf-8", "replace") for text in pieces.texts if text is not None]
     return {text: i for i, text in reversed(list(enumerate(texts)))}
 
@@ -264,8 +267,8 @@ def _from_unigram_model(path: Path, settings: Mapping[str, Any], n_vocab: int) -
 
 
 def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Convert sentencepiece BPE from tokenizer.json: a piece's score is the negative rank of its
-    merge.
+    """Convert sentencepiece BPE from tokenizer.json (``spec``): a piece's score is the negative
+    rank of its merge.
 
     sentencepiece merges any two pieces that make a piece. If the file lacks one of these merges, no
     scores can express that: raises UnsupportedError.
@@ -307,7 +310,9 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 
 
 def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Convert a sentencepiece vocabulary that keeps its merges unchanged in GGUF (Gemma 4)."""
+    """Convert a sentencepiece vocabulary of tokenizer.json (``spec``) whose merges GGUF takes
+    unchanged, without scores (Gemma 4).
+    """
     texts, merges = _vocabulary(spec, path, n_vocab)
     if _space_rule(spec, path) != "never":
         raise UnsupportedError(
@@ -324,8 +329,9 @@ def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 
 
 def _space_rule(spec: dict[str, Any], path: Path) -> str:
-    """Return when a space is put before a text: "never", "prepend" (before any text), or
-    Metaspace's prepend_scheme. Raises UnsupportedError for rules about anything but spaces.
+    """Return when tokenizer.json (``spec``) puts a space before a text: "never", "prepend" (before
+    any text), or Metaspace's prepend_scheme. Raises UnsupportedError for rules about anything but
+    spaces.
     """
     steps: list[Any] = []
     for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
@@ -397,8 +403,8 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 def _vocabulary(
     spec: dict[str, Any], path: Path, n_vocab: int
 ) -> tuple[list[str | None], list[tuple[str, str]]]:
-    """Return pieces by id (None for unused ids), and merges as pairs. Raises FileError if an id or
-    a side of a merge is invalid.
+    """Return the pieces of tokenizer.json (``spec``) by id (None for unused ids), and its merges as
+    pairs. Raises FileError if an id or a side of a merge is invalid.
     """
     model = spec.get("model")
     if not isinstance(model, dict):
@@ -431,7 +437,7 @@ def _vocabulary(
 
 def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[str, str]]:
     """Return merges, "left right" or lists of two, as pairs of pieces. Raises FileError unless both
-    halves and the result are pieces.
+    halves and the result are pieces in ``vocab`` (ids by piece).
 
     All are checked at once, since there are hundreds of thousands; the loop only finds the first
     wrong one.

@@ -37,7 +37,9 @@ MOST_SHARED = 48 << 10  # bytes of shared memory that a launch may use without a
 
 @dataclass(frozen=True)
 class SimtAttention(PerBlock, Attention):
-    """GPU kernel of ``Attention``, with f32 queries. Items: work items x head groups."""
+    """GPU kernel of ``Attention``, with f32 queries. Items: work items of the run x groups of
+    heads; a block computes one.
+    """
 
     op: ClassVar[str] = "simt_attention"
 
@@ -47,7 +49,7 @@ class SimtAttention(PerBlock, Attention):
 
     @property
     def columns(self) -> int:
-        """Dims of a value that a lane computes."""
+        """Dims of a value that each lane of a warp computes."""
         return -(-self.dims_v // 32)
 
     @property
@@ -82,7 +84,9 @@ class SimtAttention(PerBlock, Attention):
 
 
 class ItemRows:
-    """Builds the code for ``n`` query rows of an item, from row ``first`` on."""
+    """Builds the code for ``n`` query rows of an attention item, from row ``first`` on. A row is
+    one head of one token.
+    """
 
     def __init__(
         self, spec: SimtAttention, block: ThreadBlock, item: AttentionItem, first: int, n: int
@@ -152,7 +156,10 @@ class ItemRows:
                 k.store(self.q + d * 4, q, offset=4 * r * spec.head_dim, align=4)
 
     def _scores(self, home: Val, first: Val) -> list[Val]:
-        """Emit the score of this lane's key with each row, [n]; -infinity if the key is masked."""
+        """Emit the scores of this lane's key with each of the n rows, f32 [n], times log2(e), as
+        weights are powers of two; -infinity if the key is masked. ``home``: address of the page;
+        ``first``: position of its first key.
+        """
         k = self.k
         spec = self.spec
         lane = self.block.lane
@@ -213,14 +220,15 @@ class ItemRows:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:
-        """Emit the first dim of this lane's ``vector``-th vector of values; past the end, that of
-        the last vector.
+        """Emit the index of the first dim in this lane's ``vector``-th vector of a value; past the
+        end, that of the last vector.
         """
         at = (self.block.lane + 32 * vector) * self.width
         return self.k.min(at, self.spec.dims_v - self.width)
 
     def _add_values(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
-        """Emit: add P V of a page to O. Keys past the last one are not read, as they are
+        """Emit: add P V (softmax weights by values) of a page to the sums ``o`` [row][vector].
+        ``home``: address of the page's values. Only the first ``n_keys`` are read: later ones are
         undefined.
         """
         k = self.k
@@ -246,8 +254,9 @@ class ItemRows:
         self._loop_keys(n_keys, add)
 
     def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
-        """Emit: add P V of a page to O, where values are the first dims of the keys (latent
-        attention), which are stored transposed.
+        """Emit: add P V of a page to the sums ``o``, like ``_add_values``, where values are the
+        first dims of the keys (latent attention), which are stored transposed. ``home``: address of
+        the page.
         """
         k = self.k
         spec = self.spec
@@ -270,15 +279,17 @@ class ItemRows:
         self._loop_keys(n_keys, add)
 
     def _weights(self, j: Val, n: int) -> list[Val]:
-        """Emit each row's softmax weights of ``n`` keys from the j-th on, from shared memory."""
+        """Emit the softmax weights of ``n`` keys from the j-th of the page on, f32 * n for each
+        row, from shared memory.
+        """
         return [
             self.k.load(self.p + j * 4, f32 * n, offset=4 * r * PAGE, align=4 * n)
             for r in range(len(self.rows))
         ]
 
     def _loop_keys(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
-        """Emit loops that call ``add(j, n)`` for the keys of a page in order, four at a time, then
-        singly.
+        """Emit loops over the first ``n_keys`` keys of a page, in order: they call ``add(j, n)``
+        for the ``n`` keys from the j-th on, four at a time, then singly.
         """
         k = self.k
         fours = n_keys // 4 * 4
@@ -288,7 +299,9 @@ class ItemRows:
             add(j, 1)
 
     def _store_partial(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
-        """Emit: store this warp's O, maximum and sum of each row in shared memory."""
+        """Emit: store this warp's results of each row in shared memory: the sums ``o``, the maximum
+        ``m``, and the sum ``total`` of the softmax weights.
+        """
         k = self.k
         spec = self.spec
         for r in range(len(self.rows)):
@@ -304,8 +317,8 @@ class ItemRows:
                 k.store(at, whole, offset=4 * spec.dims_v + 4, align=4)
 
     def _join(self) -> None:
-        """Emit: merge the warps' results, and store them; a thread computes every n_threads-th
-        value.
+        """Emit: merge the warps' results, and store those of the item in memory; a thread computes
+        every n_threads-th value.
         """
         k = self.k
         spec = self.spec
@@ -339,7 +352,8 @@ class ItemRows:
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Return an attention step with TileAttention, or with SimtAttention where that does not fit;
-    None for spans, chosen keys, pages in packed formats, and unaligned rows.
+    None, to keep the CPU's kernel, for spans, chosen keys, matrix tiles (``spec.matrix``), pages in
+    packed formats, and unaligned rows.
     """
     spec = step.spec
     assert isinstance(spec, Attention)

@@ -35,8 +35,8 @@ WIDE = 128  # most dims of a value that one warp sums
 
 
 def fits(spec: Attention, simt: Simt) -> bool:
-    """Return whether TileAttention supports the spec's heads, number of rows, page format and
-    biases.
+    """Return whether TileAttention supports the spec's head sizes, number of rows, page format and
+    biases on a GPU with the limits ``simt``.
     """
     dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
@@ -54,7 +54,9 @@ def split_of(dims_v: int) -> int:
 
 @dataclass(frozen=True)
 class TileAttention(PerBlock, Attention):
-    """GPU kernel of ``Attention`` by matrix instructions. Items: work items x head groups."""
+    """GPU kernel of ``Attention`` by matrix instructions. Items: work items of the run x groups of
+    heads; a block computes one.
+    """
 
     op: ClassVar[str] = "simt_tile_attention"
 
@@ -111,7 +113,7 @@ class TileAttention(PerBlock, Attention):
 
 
 class LaneRow:
-    """One of the two query rows that a lane works on: its place, running maximum and sum."""
+    """One of the two query rows that a lane works on: token and head, running maximum and sum."""
 
     def __init__(self, spec: TileAttention, item: AttentionItem, r: Val) -> None:
         k = item.k
@@ -183,7 +185,9 @@ class CudaAttentionTile:
         return self.block.shared + n % self.spec.stages * self.spec.stage_bytes
 
     def _narrow(self, a: Val, b: Val) -> Val:
-        """Emit two f32 values rounded to the pages' 16-bit type, in one u32."""
+        """Emit two f32 values rounded to the pages' 16-bit type, as one u32, ``a`` in the lower
+        half.
+        """
         k = self.k
         both = k.insert(k.insert(k.zero(f32 * 2), a, 0), b, 1)
         narrow = k.isa.narrow_bf16 if self.narrow_bf16 else k.isa.narrow_f16
@@ -204,8 +208,8 @@ class CudaAttentionTile:
         return result
 
     def _store_queries(self) -> None:
-        """Emit: store the rows' queries in shared memory, by the first of the warps that share
-        them.
+        """Emit: store the warp's query rows in shared memory. Of two warps with the same rows, the
+        first one stores them.
         """
         k = self.k
         pitch = self.spec.query_pitch
@@ -215,8 +219,8 @@ class CudaAttentionTile:
                 k.store(to + i % 2 * 8 * pitch + dim * 2, part, offset=i // 2 * 16, align=4)
 
     def _load_page(self, page: Val, stage: Val) -> None:
-        """Emit: load a page's keys and values into stage ``stage`` of shared memory, 16 bytes per
-        thread at a time.
+        """Emit: load the keys and values of page number ``page`` of the sequence into shared memory
+        at the address ``stage``, 16 bytes per thread at a time.
 
         Values of keys past the last one are undefined, so they become zeros.
         """
@@ -249,8 +253,9 @@ class CudaAttentionTile:
     def _load_piece(
         self, part: Val, side: PageSide, at: Val, to: Val, scale: tuple[Val, int]
     ) -> None:
-        """Emit: load 8 keys or values at ``part``, from the ``at``-th on, to ``to``; ``scale``: the
-        index of their first scale, and the number of scales (q8_0 pages).
+        """Emit: copy 8 numbers of a page, from the ``at``-th of ``part`` (address of the keys or
+        values, in the format ``side``) on, to ``to`` in shared memory. ``scale``: the index of
+        their first scale, and the number of scales, 1 or 8 (q8_0 pages only).
         """
         k = self.k
         if not side.fmt.scaled:
@@ -263,15 +268,18 @@ class CudaAttentionTile:
         k.store(to, k.isa.narrow_f16(k, codes * d), align=16)
 
     def _matrices(self, at: Val, pitch: int) -> list[Val]:
-        """Emit the right operands of two matrix instructions: 16 rows of 16 columns at ``at``,
-        transposed.
+        """Emit the right operands of two matrix instructions, transposed: 16 rows of 16 columns,
+        from the address ``at`` on, with ``pitch`` bytes between rows.
         """
         lane = self.block.lane
         place = at + lane % 16 * pitch + lane // 16 * 16
         return self.block.simt.load_matrix_t(self.k, place)
 
     def _scores(self, queries: list[list[Val]], keys: Val) -> list[list[Val]]:
-        """Emit Q K^T of a page, by groups of 8 keys, in the layout of ``mma``."""
+        """Emit the scores Q K^T of a page, for each group of 8 keys this lane's four f32 in the
+        layout of ``mma``. ``queries``: left operands for each 16 dims; ``keys``: the page's address
+        in shared memory.
+        """
         k = self.k
         spec = self.spec
         lane = self.block.lane
@@ -287,8 +295,9 @@ class CudaAttentionTile:
         return sums
 
     def _weights(self, first: Val, scores: list[list[Val]], o: list[list[Var]]) -> list[list[Val]]:
-        """Emit 2**(S - m) of a page, 16 keys at a time, as left operands; rescale O and the sums so
-        far.
+        """Emit the softmax weights 2**(S - m) of a page, 16 keys at a time, as left operands;
+        rescale ``o`` and the rows' sums to the new maximum m. ``first``: position of the page's
+        first key; ``scores``: S, from ``_scores``.
         """
         k = self.k
         weights: list[list[Val]] = [[] for _ in scores]
@@ -332,7 +341,9 @@ class CudaAttentionTile:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _add_values(self, weights: list[list[Val]], values: Val, o: list[list[Var]]) -> None:
-        """Emit: add P V of a page to O."""
+        """Emit: add P V (``weights`` by ``values``, an address in shared memory) of a page to the
+        sums ``o``.
+        """
         k = self.k
         spec = self.spec
         pitch = self.spec.value_pitch

@@ -14,8 +14,8 @@ Op = Callable[[Val, Val], Val]
 
 
 class ThreadBlock:
-    """A block of ``n_threads`` threads, while the code of one of them is built: its indices, and
-    reductions.
+    """A block of ``n_threads`` threads, used to build the code of one thread: its indices ``tid``,
+    ``lane`` and ``warp``, and reductions over the block.
     """
 
     def __init__(self, k: Builder, isa: Isa, n_threads: int) -> None:
@@ -29,8 +29,8 @@ class ThreadBlock:
         self.warp = self.tid // isa.simt.warp
 
     def reduce_warp(self, v: Val, op: Op) -> Val:
-        """Emit the reduction of the warp's values by ``op``, in a fixed tree: the same bits in
-        every lane.
+        """Emit the reduction of ``v``, a value of each lane of the warp, by ``op``, in a fixed
+        tree: the same bits in every lane.
         """
         lanes = self.simt.warp // 2
         while lanes:
@@ -74,7 +74,7 @@ def plus(a: Val, b: Val) -> Val:
 
 
 def convert_spec(kind: type[T], spec: Spec, **other: Any) -> T:
-    """Return a spec of type ``kind`` with the fields of ``spec``, and ``other`` fields in
-    addition.
+    """Return a spec of type ``kind`` with the fields of ``spec``, and with ``other``: the fields
+    that ``kind`` has in addition.
     """
     return kind(**{field.name: getattr(spec, field.name) for field in fields(spec)}, **other)

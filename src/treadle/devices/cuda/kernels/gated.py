@@ -81,7 +81,9 @@ class SimtGated(PerBlock, Gated):
                         self._write(k, frame, token, row, ACTIVATIONS[self.fn].gate(k, gate, up))
 
     def _bias(self, k: Builder, frame: Frame, s: int, expert: Val | None) -> Val:
-        """Emit the address of a matrix's biases: ``s`` is 0 for gate, 1 for up."""
+        """Emit the address of a matrix's biases: ``s`` is 0 for gate, 1 for up; ``expert``: the
+        number of the expert, None without experts.
+        """
         all_of: Val = frame.each("bias", s)
         return all_of if expert is None else all_of + expert * frame.each("pitch", s) * 4
 
@@ -93,8 +95,8 @@ class SimtGated(PerBlock, Gated):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a gate-and-up step with SimtGated; None for int8 activations, or layouts that are not
-    plain rows.
+    """Return a gate-and-up step with SimtGated; None, to keep the CPU's kernel, for int8
+    activations, or layouts that are not plain rows.
     """
     spec = step.spec
     assert isinstance(spec, Gated)

@@ -30,15 +30,18 @@ ABREAST = 8  # strips with consecutive items, so that both operands stay in the 
 
 
 def shape_of(spec: Matmul) -> CudaTileShape:
-    """Return the tile shape of a product: ``16 mr`` rows by ``nr`` tokens, two planes for f32."""
+    """Return the tile shape of a product: ``16 mr`` rows by ``nr`` tokens; activations in f32 are
+    split into two bf16 planes, others have one.
+    """
     return CudaTileShape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
 
 
 def item_order(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Return the function that maps an item to its share: ABREAST strips with one chunk of tokens,
-    then the same strips with the next chunk. Products of experts or heads keep the CPU's order.
+    """Return the function that maps an item to its share (strip of rows, and tokens): ABREAST
+    strips with one chunk of ``frame.tokens`` tokens, then the same strips with the next chunk.
+    ``strips`` emits the number of strips. Products of experts or heads keep the CPU's order.
     """
     if spec.experts or spec.heads:
         return shares(k, frame, spec, strips)
@@ -113,8 +116,8 @@ class SimtGemm(PerBlock, Gemm):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a gemm step with SimtGemm; None for int8 activations, or layouts that are not plain
-    rows.
+    """Return a gemm step with SimtGemm; None, to keep the CPU's kernel, for int8 activations, or
+    layouts that are not plain rows.
     """
     spec = step.spec
     assert isinstance(spec, Gemm)
@@ -134,8 +137,8 @@ def tile_of(spec: Matmul) -> tuple[int, int]:
 
 
 def tiled_step(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
-    """Return ``step`` with the tiled kernel ``other`` in place of ``spec``: an item has the tokens
-    of one tile, or of an expert.
+    """Return ``step`` with the tiled kernel ``other`` of the same product in place of ``spec``. An
+    item then has the tokens of one tile; with experts, those of an expert as before.
     """
     result = with_items(step, spec, other, isa)
     if spec.experts:

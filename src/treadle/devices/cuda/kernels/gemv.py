@@ -38,8 +38,8 @@ LARGE_BLOCK = 256
 
 @dataclass(frozen=True)
 class SimtGemv(PerBlock, Gemv):
-    """GPU kernel of ``Gemv``, with ``mr`` rows for each group of lanes; activations are f32 for all
-    weight formats.
+    """GPU kernel of ``Gemv``: each group of lanes multiplies ``mr`` rows; activations are f32 for
+    all weight formats.
 
     A group is a warp, or part of it where rows have fewer units than lanes. Lane i of n takes the
     units i, i + n and so on; then the lanes' sums are added in a tree.
@@ -102,7 +102,7 @@ class SimtGemv(PerBlock, Gemv):
                     self._store(k, frame, y, seg, [mine.first], totals[i : i + 1])
 
     def _total(self, k: Builder, v: Val) -> Val:
-        """Emit the sum of ``v`` over a group's lanes, in each of them."""
+        """Emit the sum of ``v`` over a group's lanes; each lane gets it."""
         assert k.isa.simt is not None
         step = self.group // 2
         while step:
@@ -119,8 +119,9 @@ class SimtGemv(PerBlock, Gemv):
         sums: list[list[Var]],
         n: int,
     ) -> None:
-        """Emit: add the products of unit ``u``, which has ``n`` weights of each row, to
-        ``sums``.
+        """Emit: add the products of unit number ``u``, which has ``n`` weights of each row, to
+        ``sums`` [row][token]. ``rows``: the weight rows; ``tokens``: addresses of the tokens'
+        activations.
         """
         if self.fmt.codes is None:
             self._add_floats(k, rows, tokens, u, sums, n)
@@ -142,8 +143,8 @@ class SimtGemv(PerBlock, Gemv):
     def _add_codes(
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any
     ) -> None:
-        """Emit: add the products of unit ``u``, for formats with codes; a large block is processed
-        one SPAN at a time, in a loop.
+        """Emit: add the products of unit ``u`` to ``sums`` (see ``_add``), for formats with codes;
+        a large block is processed one SPAN of codes at a time, in a loop.
 
         Unrolled, the assembler would first load the whole block and spill registers.
         """
@@ -158,7 +159,9 @@ class SimtGemv(PerBlock, Gemv):
     def _add_runs(
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any, first: int
     ) -> None:
-        """Emit: add the products of at most SPAN codes of unit ``u``, from number ``first`` on."""
+        """Emit: add the products of at most SPAN codes of unit ``u``, from code ``first`` on, to
+        ``sums`` (see ``_add``).
+        """
         codes = rows[0].codes
         span = range(first, first + SPAN)
         units = [read_runs(k, row.block(u, self.unit // self.fmt.block), self.unit) for row in rows]
@@ -190,14 +193,16 @@ class SimtGemv(PerBlock, Gemv):
                     one.v = total
 
     def _x(self, k: Builder, token: Val, u: Val, at: int, n: int) -> list[Val]:
-        """Emit ``n`` activations, a multiple of 4, from number ``at`` of unit ``u`` on."""
+        """Emit the loads of ``n`` activations of a token, a multiple of 4, from the ``at``-th of
+        unit ``u`` on, f32. ``token``: address of the activations.
+        """
         p = token + u * (4 * self.unit)
         fours = [k.load(p, f32 * 4, offset=4 * (at + i), align=16) for i in range(0, n, 4)]
         return [k.extract(v, i) for v in fours for i in range(4)]
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step:
-    """Return a gemv step with SimtGemv."""
+    """Return a gemv step with SimtGemv, for every gemv step."""
     spec = step.spec
     assert isinstance(spec, Gemv)
     other = replace(convert_spec(SimtGemv, spec), mr=rows_together(spec.fmt, spec.nr))
@@ -205,7 +210,9 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step:
 
 
 def rows_together(fmt: Format, tokens: int) -> int:
-    """Return ``mr``, the rows of a group of lanes, for a product of ``tokens`` tokens."""
+    """Return ``mr``, the number of rows that a group of lanes multiplies, for weights of ``fmt``
+    and ``tokens`` tokens.
+    """
     return TOGETHER if tokens < 4 and fmt.block < LARGE_BLOCK else 1
 
 

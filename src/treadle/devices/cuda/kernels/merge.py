@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimtMerge(PerBlock, Merge):
-    """GPU kernel of ``Merge``, summing in the same order: a thread for each value. Items: merges x
-    head groups.
+    """GPU kernel of ``Merge``, summing in the order of the CPU's kernel: a thread for each value.
+    Items: merges x head groups.
     """
 
     op: ClassVar[str] = "simt_merge"

@@ -93,7 +93,9 @@ class SimtNorm(PerBlock, Norm):
             fill(block, act, to)
 
     def _sum(self, block: ThreadBlock, row: Val, width: int, of: Callable[[Val], Val]) -> Val:
-        """Emit this thread's part of the row's sum of ``of(value)``."""
+        """Emit this thread's part of the sum of ``of(value)`` over the values of the row, loaded
+        ``width`` at a time.
+        """
         k = block.k
         total = k.var(k.zero(f32 * width))
         with k.loop(self.k, start=block.tid * width, step=block.n_threads * width) as at:
@@ -138,12 +140,16 @@ class SimtPack(PerBlock, Pack):
 
 
 def _floats(k: Builder, row: Val, at: Val, width: int) -> Val:
-    """Emit a load of ``width`` values of a row from ``at`` on, a multiple of ``width``."""
+    """Emit a load of ``width`` f32 values of a row, from index ``at`` on, which is a multiple of
+    ``width``.
+    """
     return k.load(row + at * 4, f32 * width, align=4 * width)
 
 
 def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> None:
-    """Emit: store values ``v`` in a row of plain activations, from the ``at``-th on."""
+    """Emit: store the f32 values ``v`` in a row of plain activations, from index ``at`` on, as f32
+    or rounded to bf16 (``act.kind``).
+    """
     width = v.ty.lanes
     if act.kind == "f32":
         k.store(row + at * 4, v, align=4 * width)
@@ -168,8 +174,8 @@ def is_plain(act: ActivationLayout) -> bool:
 
 
 def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a norm step with SimtNorm; None for layouts that are not plain rows, and unaligned
-    rows.
+    """Return a norm step with SimtNorm; None, to keep the CPU's kernel, for layouts that are not
+    plain rows, and unaligned rows.
     """
     spec = step.spec
     assert isinstance(spec, Norm)
@@ -178,8 +184,8 @@ def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a pack step with SimtPack; None for layouts that are not plain rows, and unaligned
-    rows.
+    """Return a pack step with SimtPack; None, to keep the CPU's kernel, for layouts that are not
+    plain rows, and unaligned rows.
     """
     spec = step.spec
     assert isinstance(spec, Pack)

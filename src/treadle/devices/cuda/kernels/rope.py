@@ -25,8 +25,8 @@ WARPS = 4
 
 
 class Dim(NamedTuple):
-    """One of a head's values, held by a lane; ``at``: its index in the head; ``inside``: whether
-    the lane holds one, None if all lanes do.
+    """One value of a head, held by a lane; ``at``: its index in the head; ``inside``: whether the
+    index is within the head, None if it is in all lanes.
     """
 
     at: Val
@@ -88,8 +88,8 @@ class SimtRopeStore(PerBlock, RopeStore):
     def _turned(
         self, block: ThreadBlock, x: Val, table: Val, weight: Val, scale: float
     ) -> list[Dim]:
-        """Emit one head's values, normed and rotated. ``x``, ``table``, ``weight``: addresses of
-        the values, the cosines and sines, and the norm's weights.
+        """Emit one head's values, normed, rotated and multiplied by ``scale``. ``x``, ``table``,
+        ``weight``: addresses of the values, of the cosines and sines, and of the norm's weights.
         """
         k = block.k
         half = self.rope_dims // 2
@@ -135,8 +135,9 @@ class SimtRopeStore(PerBlock, RopeStore):
     def _store_head(
         self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
-        """Emit: store a key (``transposed``) or a value in its page's format, one block of dims at
-        a time.
+        """Emit: store a key (``transposed``) or a value, the f32 ``[dims]`` at ``x``, in its page's
+        format, one block of dims at a time. ``home``: address of the head's keys or values in the
+        page; ``place``: the token's index in the page.
         """
         k = block.k
         side = self.page.keys if transposed else self.page.values
@@ -164,7 +165,8 @@ def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | No
     """Emit this lane's indices from ``begin`` to ``end``, 32 lanes at a time, each with a validity
     flag.
 
-    Past the end, the last index is repeated. The flag is None if all lanes are valid.
+    Past the end, the index ``end - 1`` is repeated, with a false flag. The flag is None if all
+    lanes are valid.
     """
     result: list[tuple[Val, Val | None]] = []
     for first in range(begin, end, 32):
@@ -175,7 +177,9 @@ def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | No
 
 
 def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
-    """Emit the factor by which an RMS norm multiplies a head of ``n`` values."""
+    """Emit the factor by which an RMS norm multiplies a head of ``n`` values, which the warp's
+    lanes hold in ``values``.
+    """
     k = block.k
     total = block.k.const(0.0, f32)
     for _, v, inside in values:
@@ -186,7 +190,7 @@ def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
 
 
 def _store(k: Builder, to: Val, values: list[Dim]) -> None:
-    """Emit: store each lane's values of an array that begins at ``to``."""
+    """Emit: store each lane's ``values`` in an array at the address ``to``, at their indices."""
     for at, v, inside in values:
         n_bytes = v.ty.n_bytes
         if inside is None:

@@ -37,7 +37,7 @@ class RoutedExpert(NamedTuple):
 class SimtRoute(PerBlock, Route):
     """GPU kernel of ``Route``, with at most 32 groups, and 32 experts for a token. Items: tokens.
 
-    A lane has every 32nd expert, one group, and later one of the chosen experts.
+    A lane has every 32nd expert, one group of experts, and later one of the chosen experts.
     """
 
     op: ClassVar[str] = "simt_route"
@@ -91,11 +91,15 @@ class SimtRoute(PerBlock, Route):
             k.store(frame.weights + place, made, align=4)
 
     def _places(self, block: ThreadBlock, values: list[Val]) -> list[tuple[Val, Val]]:
-        """Return each of a lane's values with the index of its expert."""
+        """Return each of ``values``, which this lane has by expert, with the index of the
+        expert.
+        """
         return [(v, block.lane + WARP * i) for i, v in enumerate(values)]
 
     def _shares(self, block: ThreadBlock, scores: list[Val]) -> list[Val]:
-        """Emit the probabilities of a lane's experts from their scores."""
+        """Emit the probabilities of a lane's experts from their ``scores``, by softmax or another
+        function (``gating``).
+        """
         k = block.k
         if self.gating != SOFTMAX:
             return [gate(k, self.gating, score) for score in scores]
@@ -111,8 +115,8 @@ class SimtRoute(PerBlock, Route):
         return [power * share for power in powers]
 
     def _emit_best_weight(self, block: ThreadBlock, left: list[Var], top: Val) -> Val:
-        """Emit the best expert's softmax weight among those remaining experts whose score is near
-        its own.
+        """Emit the softmax weight, in 0..1, of the best expert, of score ``top``, among itself and
+        the experts that remain in ``left`` with a score within the jitter of ``top``.
         """
         k = block.k
         total = k.const(0.0, f32)
@@ -124,7 +128,9 @@ class SimtRoute(PerBlock, Route):
         return 1.0 / (block.reduce_warp(total, plus) + 1.0)
 
     def _of_best_groups(self, block: ThreadBlock, ranks: list[Val]) -> list[Val]:
-        """Emit the ranks, with minus infinity in groups that are not among the best."""
+        """Emit the ranks of a lane's experts, with minus infinity for experts in groups that are
+        not among the ``n_groups_used`` best.
+        """
         k = block.k
         per = self.n // self.n_groups
         lowest = block.k.const(float("-inf"), f32)
@@ -151,8 +157,8 @@ class SimtRoute(PerBlock, Route):
         ]
 
     def _pop_best(self, block: ThreadBlock, left: list[Var], p: list[Val]) -> RoutedExpert:
-        """Emit: remove the best remaining expert from ``left``, and return it; of equal ones, the
-        first.
+        """Emit: return the warp's expert of the highest rank in ``left``, and set that rank to
+        minus infinity; of equal ones, the first. ``p``: the probabilities of the lane's experts.
         """
         k = block.k
         best = RoutedExpert(k.const(float("-inf"), f32), k.const(0, i32), p[0])
@@ -178,8 +184,8 @@ class SimtRoute(PerBlock, Route):
 
 @dataclass(frozen=True)
 class SimtSort(PerBlock, Sort):
-    """GPU kernel of ``Sort``: each thread reads all choices, and keeps those of its expert. One
-    item.
+    """GPU kernel of ``Sort``: each thread has one expert; it reads the choices of all tokens, and
+    keeps those of its expert. One item.
     """
 
     op: ClassVar[str] = "simt_sort"
@@ -238,8 +244,8 @@ class SimtSort(PerBlock, Sort):
 
 
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a route step with SimtRoute; None for more than 32 groups or chosen experts, and for
-    routers that also score shared experts (``Route.n_shared``).
+    """Return a route step with SimtRoute; None, to keep the CPU's kernel, for more than 32 groups
+    or chosen experts, and for routers that also score shared experts (``Route.n_shared``).
     """
     assert isinstance(step.spec, Route)
     fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.n_shared
@@ -247,7 +253,9 @@ def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def swap_sort(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a sort step with SimtSort; None for more experts than a block has threads."""
+    """Return a sort step with SimtSort; None, to keep the CPU's kernel, for more experts than a
+    block has threads.
+    """
     assert isinstance(step.spec, Sort)
     return (
         replace(step, spec=convert_spec(SimtSort, step.spec))

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 class SpreadKernel(PerBlock):
-    """Mixin: runs the CPU kernel that is the next base class with a block of threads per item;
-    items are the same.
+    """Mixin: runs a CPU kernel, the next base class, with a block of threads per item. The items
+    are those of the CPU kernel.
     """
 
     n_threads: ClassVar[int] = 128
@@ -81,7 +81,7 @@ SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
 
 @dataclass(frozen=True)
 class SimtMamba2(Mamba2):
-    """``Mamba2`` with one column per item. Items: sequences x heads x columns."""
+    """``Mamba2`` with one column of the state per item. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_mamba2"
 
@@ -92,7 +92,7 @@ class SimtMamba2(Mamba2):
 
 @dataclass(frozen=True)
 class SimtDelta(Delta):
-    """``Delta`` with one column per item. Items: sequences x heads x columns."""
+    """``Delta`` with one column of the state per item. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_delta"
 
@@ -103,7 +103,9 @@ class SimtDelta(Delta):
 
 @dataclass(frozen=True)
 class SimtChannelDelta(ChannelDelta):
-    """``ChannelDelta`` with one column per item. Items: sequences x heads x columns."""
+    """``ChannelDelta`` with one column of the state per item. Items: sequences x heads x
+    columns.
+    """
 
     op: ClassVar[str] = "simt_channel_delta"
 
@@ -114,7 +116,7 @@ class SimtChannelDelta(ChannelDelta):
 
 @dataclass(frozen=True)
 class SimtSelective(Selective):
-    """``Selective`` with one channel per item. Items: sequences x channels."""
+    """``Selective`` with one channel of the state per item. Items: sequences x channels."""
 
     op: ClassVar[str] = "simt_selective"
 
@@ -124,7 +126,7 @@ class SimtSelective(Selective):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a step with its CPU kernel spread over blocks (``SPREAD``)."""
+    """Return a step whose CPU kernel is spread over blocks of threads: its entry in ``SPREAD``."""
     return replace(step, spec=convert_spec(SPREAD[step.spec.op], step.spec))
 
 
@@ -137,7 +139,7 @@ SCANS = {
 
 
 def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a scan's step with one column or channel per item."""
+    """Return a scan's step with one column or channel of the state per item (``SCANS``)."""
     spec = step.spec
     assert isinstance(spec, (Scan, Selective))
     made: Scan | Selective = convert_spec(SCANS[spec.op], spec)

@@ -83,8 +83,8 @@ class CudaTileShape:
 
 
 class BlockTile:
-    """Builds the code of one tile: ``row_of(r)`` is the address of its r-th weight row, ``x_of(t)``
-    that of the activations of its t-th token.
+    """Builds the code of one tile: ``row_of(r)`` returns the address of its r-th weight row,
+    ``x_of(t)`` that of the activations of its t-th token. ``n_values``: values in a row, K.
     """
 
     def __init__(
@@ -161,7 +161,9 @@ class BlockTile:
     def _step(self, s: Val, next_part: int, full: int, period: int) -> None:
         """Emit: multiply the stage of step ``s`` of K, and fill the other stage for the next step.
 
-        After the last step, the other stage is filled with unused values.
+        ``next_part``: the part of a large block that the next step has. ``full``: number of steps;
+        ``period``: steps in a large block, else 1. After the last step, the other stage is filled
+        with values that nothing uses.
         """
         k = self.k
         shape = self.shape
@@ -186,8 +188,8 @@ class BlockTile:
     # -- a stage ----------------------------------------------------------------------------------
 
     def _copy(self, stage: Val, s: Val, n: int) -> None:
-        """Emit: copy the first ``n`` values of x in step ``s`` to the stage as bf16. Past K, x has
-        zeros.
+        """Emit: copy the first ``n`` values of x in step ``s``, of each token, to the stage as
+        bf16. Past K, x has zeros. ``stage``: offset in shared memory.
         """
         k = self.k
         shape = self.shape
@@ -210,7 +212,8 @@ class BlockTile:
     def _unpack(self, stage: Val, s: Val, part: int) -> None:
         """Emit: unpack this thread's weights of step ``s`` into the stage.
 
-        ``part``: the part of a large block, unless the thread's position determines it.
+        ``part``: the part of a large block that the step has; ignored where a step has several
+        parts, and the thread's position determines it.
         """
         k = self.k
         n = max(1, self.fmt.block // SPAN)
@@ -222,8 +225,9 @@ class BlockTile:
                 self._store(stage, self._read(s, own, SPAN))
 
     def _read(self, s: Val, part: int, n: int) -> list[tuple[int, list[Val] | CodeRun]]:
-        """Emit the loads of ``n`` weights of step ``s``; return runs of them, each with the index
-        of its first value within the thread's SPAN.
+        """Emit the loads of ``n`` weights of step ``s``, in ``part`` of a large block; return runs
+        of them, each with the index of its first value within the thread's SPAN. A run is a list of
+        f32, or codes with their scale.
         """
         k = self.k
         fmt = self.fmt
@@ -263,8 +267,8 @@ class BlockTile:
         return [k.fma(v, run.scale, run.minimum) for v in whole]
 
     def _put(self, to: Val, plane: int, values: list[Val]) -> None:
-        """Emit: store FLOATS values as bf16 at ``to``, and their remainders ``plane`` bytes further
-        on.
+        """Emit: store FLOATS values as bf16 at ``to``; with two planes, also their remainders
+        ``plane`` bytes further on.
         """
         k = self.k
         v = k.zero(f32 * FLOATS)
@@ -278,7 +282,9 @@ class BlockTile:
     # -- products ---------------------------------------------------------------------------------
 
     def _dot(self, stage: Val, n: int) -> None:
-        """Emit: add the products of the first ``n`` values of this warp's part to its sums."""
+        """Emit: add the products of the first ``n`` values of this warp's part of K, in the stage
+        at the offset ``stage`` of shared memory, to its sums.
+        """
         k = self.k
         shape = self.shape
         simt = self.simt
@@ -315,7 +321,9 @@ class BlockTile:
                             v.v = new
 
     def results(self) -> Iterator[tuple[Val, Val, Val]]:
-        """Yield row, token and sum of each result that this thread writes."""
+        """Yield row and token, as indices in the tile, and the sum of each result that this thread
+        writes.
+        """
         if self.shape.parts == 1:
             for i in range(self.n_m):
                 yield from self.sixteen(i)
@@ -324,8 +332,8 @@ class BlockTile:
             yield row, token, total
 
     def pairs(self) -> Iterator[tuple[Val, Val, Val, Val]]:
-        """Yield row, token, and two sums: of this row, and of the same row in the tile's second
-        half.
+        """Yield row and token, as indices in the tile, and two sums: of this row, and of the row at
+        the same index in the tile's second half.
         """
         if self.shape.parts == 1:
             half = self.n_m // 2
@@ -369,7 +377,9 @@ class BlockTile:
             yield row, token, totals
 
     def sixteen(self, i: int) -> Iterator[tuple[Val, Val, Val]]:
-        """Yield row, token and sum of this thread's results in the warp's i-th group of 16 rows."""
+        """Yield row and token, as indices in the tile, and this thread's sums in the warp's i-th
+        group of 16 rows.
+        """
         g = self.lane // 4
         t = self.lane % 4
         for j, four in enumerate(self.sums[i]):

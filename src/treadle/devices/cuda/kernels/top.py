@@ -50,16 +50,16 @@ SHARED = CHOSEN + 8 * N_TOP
 
 
 class SampledRecord(NamedTuple):
-    """The fields of a SAMPLED record; ``mask`` is 0 if there is none."""
+    """The fields of a SAMPLED record, a row of logits to be searched."""
 
-    row: Val
-    mask: Val
-    only: Val
-    total: Val
+    row: Val  # number of the row
+    mask: Val  # offset of the bit mask of allowed ids in the run's inputs; 0 if there is none
+    only: Val  # whether only the largest logit is wanted
+    total: Val  # whether the sum of exponentials is wanted
 
 
 def load_sampled(k: Builder, frame: Frame, i: Val) -> SampledRecord:
-    """Emit the load of the i-th SAMPLED record of the run."""
+    """Emit the loads of the fields of the run's i-th SAMPLED record; return them."""
     record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
     return SampledRecord(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
 
@@ -75,7 +75,9 @@ class _TopBlock(ThreadBlock):
         self.keys: list[Var] = [k.var(never) for _ in range(N_TOP // WIDTH)]
 
     def count(self, reaches: Callable[[Val], Val]) -> Val:
-        """Emit the number of this thread's keys that satisfy ``reaches``."""
+        """Emit the number of this thread's keys that satisfy ``reaches``, which maps a vector of
+        keys to a mask.
+        """
         k = self.k
         one = k.const(1, i32 * WIDTH)
         total = k.zero(i32 * WIDTH)
@@ -107,8 +109,8 @@ class _TopBlock(ThreadBlock):
         return (bits.v ^ (1 << 31)).bits(i32)
 
     def choose(self, looked: SampledRecord, id_at: Callable[[Val], Val], to: Val) -> Val:
-        """Emit: write the N_TOP largest keys to ``to`` in their original order, followed by their
-        ids; return the largest.
+        """Emit: write the N_TOP largest keys of the block to ``to`` in their original order, and
+        their ids IDS bytes further on; return the largest key.
 
         If ``looked.only``, only the keys that equal the largest are written. ``id_at`` returns the
         id of this thread's i-th key.
@@ -150,7 +152,7 @@ class _TopBlock(ThreadBlock):
         return top
 
     def sum_up(self, value: Val) -> Val:
-        """Emit the sum of the threads' ``value`` in f64, valid in the first thread."""
+        """Emit the sum of ``value`` over the threads, in f64; only the first thread gets it."""
         k = self.k
         here = self.shared + EACH
         k.store(here + self.tid * 8, value)
@@ -203,8 +205,8 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 k.store(out, total, offset=TOTAL)
 
     def _load(self, block: _TopBlock, row: Val, n: Val) -> None:
-        """Emit: load the thread's ``n`` logits as keys; keys past them stay at the lowest,
-        LEAST_KEY.
+        """Emit: load this thread's first ``n`` logits, at the address ``row``, as keys; keys past
+        them stay at the lowest, LEAST_KEY.
         """
         k = block.k
         index = block.k.const(range(WIDTH), i32 * WIDTH)
@@ -215,8 +217,8 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 key.v = k.select(here, found, key.v)
 
     def _rule_out(self, block: _TopBlock, mask: Val, n: Val) -> None:
-        """Emit: set keys without a mask bit to LEAST_KEY, except those of NaN and +infinity, which
-        signal an error.
+        """Emit: set this thread's first ``n`` keys to LEAST_KEY where their bit in ``mask`` (an
+        address) is 0, except the keys of NaN and +infinity, which signal an error.
         """
         k = block.k
         ty = i32 * WIDTH

@@ -22,7 +22,9 @@ MAGIC_BITS = 0x4B000000  # the bits of MAGIC
 
 
 def unit_of(fmt: Format, k: int) -> int:
-    """Return the number of weights in a unit: whole blocks, which divide a row of ``k``."""
+    """Return the number of weights in a unit of a format: whole blocks, whose number divides that
+    of a row of ``k`` weights; FLOATS for a format without codes.
+    """
     if fmt.codes is None:
         return FLOATS
     n = max(1, LEAST // fmt.block)
@@ -33,7 +35,8 @@ def unit_of(fmt: Format, k: int) -> int:
 class CodeRun:
     """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) + minimum``.
 
-    ``fours``: words of four codes, each with the index of its first code in the unit.
+    ``minimum``: None if there is none. ``fours``: u32 words of four codes, each with the index of
+    its first code in the unit.
     """
 
     scale: Val
@@ -42,7 +45,9 @@ class CodeRun:
 
 
 def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
-    """Emit the loads of the codes of the unit that begins at ``at``; return them in order."""
+    """Emit the loads of the codes of the unit of ``unit`` weights that begins at ``at``; return its
+    runs in order.
+    """
     fmt = at.fmt
     codes = at.codes
     blocks = [at.block(i) for i in range(unit // fmt.block)]
@@ -65,14 +70,16 @@ def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
 
 
 def four_floats(k: Builder, word: Val, offset: int) -> list[Val]:
-    """Emit the four codes of a word as f32, minus ``offset``, exactly."""
+    """Emit the four codes of ``word``, a byte each, as f32 minus ``offset``, exactly; the code in
+    the lowest byte first.
+    """
     wide = ((word >> 8 * i if i else word) & 0xFF for i in range(4))
     return [(v | MAGIC_BITS).bits(f32) - (MAGIC + offset) for v in wide]
 
 
 def read_floats(k: Builder, at: BlockAddress, row: int, n: int) -> list[Val]:
-    """Emit the loads of the first ``n`` weights of the unit of floats that begins at ``at``;
-    ``row``: the number of values in a row.
+    """Emit the loads of the first ``n`` weights of the unit of floats that begins at ``at``, as
+    f32; ``row``: the number of values in a row, for the alignment.
     """
     load = at.fmt.load
     assert load is not None, at.fmt.name

@@ -44,8 +44,8 @@ MOST_CYCLES = 64
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Return the config of all runs of both stacks, with one record for each layer of each run.
-    ``weights_of`` has for each record the number of the layer in the file whose weights it uses.
-    Raises FileError if ``block_count`` is not the number of records.
+    ``Config.weights_of`` has for each record the number of the layer in the file whose weights it
+    uses. Raises FileError if the key ``block_count`` is not the number of records.
     """
     n = keys.integer(PER_STACK, lo=1, hi=N_LAYER_MAX)
     high, low = (keys.integer(key, lo=1, hi=MOST_CYCLES) for key in (HIGH_CYCLES, LOW_CYCLES))
@@ -58,7 +58,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def build(g: Ops) -> Rows:
-    """Build all runs of both stacks; return the high states before the last norm."""
+    """Build all runs of both stacks; return the states after the last run of the high stack, before
+    its norm, which is the model's last norm.
+    """
     of = g.config.weights_of
     n = (max(of) + 1) // 2
     looped: Any = LoopedOps(g, of.__getitem__)
@@ -84,7 +86,7 @@ def build(g: Ops) -> Rows:
 
 
 class StackedGraph(Graph):
-    """A graph with the tensors of both stacks, each layer once."""
+    """A graph whose tensors are those of both stacks' layers, each once, not once per run."""
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         n = max(config.weights_of) + 1

@@ -36,8 +36,9 @@ N_LOOPS_MOST = 64
 
 
 class LoopedOps:
-    """The ops ``ops``, with the weights of looped layers replaced by those of the file's layers.
-    ``of(i)`` returns the file's layer whose weights layer ``i`` has.
+    """A wrapper of ``ops`` for graphs whose layers run several times: names of a layer's weights
+    are replaced by those of the file's layer. ``of(i)`` returns the number of the file's layer
+    whose weights layer ``i`` uses. All other ops are those of ``ops``.
     """
 
     def __init__(self, ops: Ops, of: Callable[[int], int]) -> None:
@@ -66,8 +67,8 @@ class LoopedOps:
 
 
 def stored_name(name: str, of: Callable[[int], int]) -> str:
-    """Return a tensor's name in the file; ``name`` may be that of a layer of any loop. ``of``: as
-    in LoopedOps.
+    """Return the name in the file of the tensor ``name``, which may belong to a layer of any loop.
+    ``of(i)``: the file's layer whose weights layer ``i`` uses.
     """
     i, rest = layer_of(name)
     return name if i < 0 or of(i) == i else f"blk.{of(i)}.{rest}"

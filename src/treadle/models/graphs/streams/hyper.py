@@ -71,7 +71,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _read_indexer(keys: ArchMetadata, config: Config, unit: int) -> Indexer:
-    """Return an indexer of blocks of ``unit`` keys. Raises FileError for sizes out of range."""
+    """Return the sizes of an indexer that chooses blocks of ``unit`` keys. Raises FileError for
+    sizes out of range.
+    """
     if not 1 < unit <= MOST_UNIT:
         keys.fail(RATIOS, f"holds {unit} for a layer with attention", f"2 to {MOST_UNIT}")
     budget = keys.integer(INDEX_TOP, lo=unit, hi=SIZE_MAX)
@@ -96,9 +98,10 @@ MOST_UNIT = 64
 
 
 def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows, Rows | None]:
-    """Return two results for the streams ``x``: their gated mean, which a sublayer reads; and, if
-    ``inject`` names a matrix, the products ``[N, n]`` that weigh its result in each stream, else
-    None. ``stem``: of the norm and the gate.
+    """Return two results for the ``n`` streams ``x``: their gated mean, f32 ``[N, n_embd]``, which
+    a sublayer reads; and, if ``inject`` names a matrix, its products f32 ``[N, n]``, which weigh
+    the sublayer's result in each stream, else None. ``stem``: begins the names of the norm and the
+    gate; ``label``: begins the steps' labels.
     """
     n = hyper_of(g.config).n
     xn = g.call("normed_streams", f"{label}.norm", x, n=n, weight=f"{stem}_norm")
@@ -111,7 +114,7 @@ def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows,
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the streams after the last."""
+    """Build the layers; return ``mix`` of the streams after the last, f32 ``[N, n_embd]``."""
     n = hyper_of(g.config).n
     x = g.call("repeated", "streams", first(g), n=n)
     for i in g.config.stage_layers:
@@ -130,16 +133,16 @@ def build(g: Ops) -> Rows:
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Declare the output "logits", of the requested rows; ``mix`` has normed them, so there is no
-    further norm.
+    """Declare the output "logits", of the requested rows of ``x``, which ``mix`` has normed: there
+    is no further norm.
     """
     h = g.call("output_rows", "output_rows", x)
     g.result("logits", g.linear("output", h, "token_embd" if g.config.tied else "output"))
 
 
 def _rows_of(stem: str, *, adds: bool) -> tuple[TensorRow, ...]:
-    """Return the tensors of one mix; ``adds``: with the matrix of the weights of a sublayer's
-    result.
+    """Return the tensor rows of one ``mix``. ``stem``: begins their names; ``adds``: include the
+    matrix that weighs a sublayer's result in each stream.
     """
     inject = (TensorRow(f"{stem}_inject.weight", ("n_streams", "n_streams_embd")),) if adds else ()
     return (
@@ -156,8 +159,8 @@ STREAMS = built_by_graph(
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """Return a layer's mixer and FFN, the tensors of its mixes, and those of n-grams if it adds
-    some.
+    """Return a layer's mixer and FFN, and, as sublayers without steps, the tensors of its mixes
+    and, if it adds n-gram embeddings, those of n-grams.
     """
     return *halves_of(layer), STREAMS, *((NGRAMS,) if layer.ngrams else ())
 

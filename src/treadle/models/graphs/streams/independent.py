@@ -73,7 +73,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the weighted sum of the streams after the last."""
+    """Build the layers; return the weighted sum of the streams after the last layer, f32
+    ``[N, n_embd]``.
+    """
     hyper = hyper_of(g.config)
     n = hyper.n
     x = g.call("repeated", "streams", first(g), n=n)
@@ -91,8 +93,9 @@ def build(g: Ops) -> Rows:
 
 
 def summed(g: Ops, label: str, x: Rows, stem: str) -> tuple[Rows, Rows]:
-    """Return the weighted sum of the streams ``x``, and ``mix``, the columns of which its weights
-    are made. ``stem``: of the matrix, scale and base.
+    """Return the weighted sum of the streams ``x``, f32 ``[N, n_embd]``, and ``mix``, of whose
+    columns all weights of the streams are made. ``stem``: begins the names of the matrix, scale and
+    base of these weights; ``label``: begins the steps' labels.
     """
     hyper = hyper_of(g.config)
     mix = g.linear(f"{label}.mix", g.norm(f"{label}.norm", x, ""), f"{stem}_fn")
@@ -101,8 +104,8 @@ def summed(g: Ops, label: str, x: Rows, stem: str) -> tuple[Rows, Rows]:
 
 
 def _rows_of(stem: str, n_mix: str, n_scale: str) -> tuple[TensorRow, ...]:
-    """Return the tensors that weigh the streams for one sublayer, or for the output. ``n_mix``,
-    ``n_scale``: names of their sizes.
+    """Return the tensor rows that weigh the streams for one sublayer, or for the output. ``stem``:
+    begins their names; ``n_mix``, ``n_scale``: names of the sizes in their shapes.
     """
     return (
         TensorRow(f"{stem}_fn.weight", (n_mix, "n_streams_embd")),

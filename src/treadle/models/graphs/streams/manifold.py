@@ -35,7 +35,9 @@ MOST_ROUNDS = 1000
 
 
 def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
-    """Return the sizes of the streams."""
+    """Return the sizes of the streams, each of ``n_embd`` values. Raises FileError for sizes out of
+    range.
+    """
     return Hyper(
         n=keys.integer(N_STREAMS, lo=2, hi=MOST_STREAMS),
         n_embd=n_embd,
@@ -45,9 +47,10 @@ def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
 
 
 def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, Rows]:
-    """Return the weighted sum of the streams ``x``, and each token's weights. ``stem``: of matrix,
-    scale and base; ``rounds``: of Sinkhorn's normalisation of the weights between streams, 0 if
-    only the sum is needed.
+    """Return ``sum pre x``, the weighted sum of the streams ``x``, and each token's weights (pre,
+    post and comb). ``stem``: begins the names of the weights' matrix, scale and base; ``label``:
+    begins the steps' labels; ``rounds``: rounds of Sinkhorn's normalisation of comb, 0 if only the
+    sum is needed.
     """
     hyper = hyper_of(g.config)
     normed = g.norm(f"{label}.norm", x, "")
@@ -65,7 +68,7 @@ def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, 
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the streams after the last."""
+    """Build the layers; return the streams after the last, f32 ``[N, n_streams * n_embd]``."""
     return build_layers(g, g.call("repeated", "streams", first(g), n=hyper_of(g.config).n))
 
 
@@ -85,7 +88,7 @@ def build_layers(g: Ops, x: Rows) -> Rows:
 
 
 def _tap(g: Ops, i: int, x: Rows) -> None:
-    """Make the mean of the streams before layer ``i`` an output, if a drafter reads it."""
+    """Make the mean of the streams ``x`` before layer ``i`` an output, if a drafter reads it."""
     if g.tapped(i):
         g.layer(i, g.call("weighed_streams", f"L{i}.tap", x, n=hyper_of(g.config).n))
 
@@ -105,7 +108,7 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """Declare the outputs "pooled" and "embedding" of ``decoder.embedding``, of the mixed
+    """Declare the outputs "pooled" and "embedding" as ``decoder.embedding`` does, of the mixed
     streams.
     """
     decoder.embedding(g, mixed(g, x))
@@ -117,23 +120,23 @@ def states(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Declare the outputs "logits" and "ahead": the mixed streams of all tokens, for an MTP layer
-    that reads these.
+    """Declare the outputs "logits" and "ahead": the mixed streams of all tokens, f32
+    ``[N, n_embd]``, for MTP layers that read one stream of states.
     """
     decoder.ahead(g, mixed(g, x))
 
 
 def ahead_streams(g: Ops, x: Rows) -> None:
-    """Declare the outputs "logits" and "ahead": all streams of all tokens, for an MTP layer that
-    reads these.
+    """Declare the outputs "logits" and "ahead": all streams of all tokens, f32
+    ``[N, n_streams * n_embd]``, for MTP layers that read all streams.
     """
     logits(g, x)
     g.result("ahead", x)
 
 
 def _rows_of(stem: str, *, whole: bool) -> tuple[TensorRow, ...]:
-    """Return the tensors of a token's weights; ``whole``: of all three kinds, else only of the
-    sum.
+    """Return the tensor rows that make a token's weights of the streams. ``stem``: begins their
+    names; ``whole``: for pre, post and comb, else for pre only.
     """
     sizes = ("n_stream_weights", "n_stream_scales") if whole else ("n_streams", "one")
     return (

@@ -12,7 +12,7 @@ EPSILON = "hyper_connection.epsilon"
 
 
 def hyper_of(config: Config) -> Hyper:
-    """Return the sizes of the streams, which all layers share."""
+    """Return the sizes of the streams, which are equal in all layers and must not be None."""
     hyper = config.layers[0].hyper
     assert hyper is not None
     return hyper

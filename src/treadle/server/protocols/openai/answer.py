@@ -54,8 +54,8 @@ def counter(
 
 
 def finish_reason(reason: str | None) -> str | None:
-    """Return OpenAI's finish reason: "length" also for a full context; others, and None,
-    unchanged.
+    """Return OpenAI's finish reason for ``reason``, that of an output: "length" also for a full
+    context ("context"); others, and None (not finished), unchanged.
     """
     return "length" if reason == "context" else reason
 
@@ -82,13 +82,14 @@ def usage(stream: RequestStream) -> dict[str, Any]:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return an error as the last event of a stream."""
+    """Return an error as the last server-sent event of a stream."""
     return event(error.as_dict())
 
 
 def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
-    """Return log-probabilities in the form of ``/v1/completions``. ``offsets``: for each entry, the
-    index of the character of the output at which its token begins.
+    """Return the log-probabilities ``entries`` in the form of ``/v1/completions``: an object of
+    lists, an element for each token. ``offsets``: for each entry, the index of the character of the
+    output at which its token begins.
     """
     tokens: list[str] = []
     result: dict[str, list[Any]] = {

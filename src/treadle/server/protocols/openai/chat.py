@@ -74,7 +74,9 @@ FIELDS: Table = {
 
 
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/v1/chat/completions``. Raises ApiError for
+    invalid fields, TreadleError for settings out of range.
+    """
     model = service.model
     given = read_fields(body, FIELDS)
     generation = read_generation({"n": given.get("n_cmpl"), **body}, model, service.defaults)
@@ -107,8 +109,8 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
-    """Return how many alternatives to each token the answer is to have; None: no log-probabilities
-    at all. Raises ApiError.
+    """Return how many alternatives to each token the answer is to have, by ``logprobs`` and
+    ``top_logprobs`` of the body; None: no log-probabilities at all. Raises ApiError.
     """
     given = read_fields(body, LOGPROBS)
     n_top: int = given.get("top_logprobs", 0)
@@ -133,8 +135,8 @@ async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) 
 def chat_answer(
     service: Service, stream: RequestStream, pieces: list[StreamPiece], *, id: str | None = None
 ) -> dict[str, Any]:
-    """Return the response body of a finished request; ``pieces``: one for each output. ``id``: of
-    the answer, a new one by default.
+    """Return the response body of the finished request of ``stream``; ``pieces``: one for each
+    output. ``id``: the response's, None for a new one.
     """
     return answer_of(
         service, stream, pieces, [piece.parsed_parts() for piece in pieces], id or _new_id()
@@ -166,7 +168,9 @@ def answer_of(
 
 
 def kept(stream: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
-    """Return the parts without reasoning if vLLM's ``include_reasoning`` is false, else all."""
+    """Return ``parts`` without reasoning if the request of ``stream`` has vLLM's
+    ``include_reasoning: false``, else all of them.
+    """
     wanted = stream.generation.more["reasoning"]
     return parts if wanted else [part for part in parts if part.kind != "reasoning"]
 
@@ -176,8 +180,8 @@ def _new_id() -> str:
 
 
 def choice_of(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
-    """Return a choice of an answer or a chunk: log-probabilities, finish reason, and ``said``, its
-    ``message`` or ``delta``.
+    """Return an object for ``choices`` of a response or chunk: the index, log-probabilities and
+    finish reason of ``piece``, and ``said``, which is ``{"message": ...}`` or ``{"delta": ...}``.
     """
     result: dict[str, Any] = {"index": piece.output.index, **said}
     if piece.output.request.n_top is not None:
@@ -190,8 +194,8 @@ def choice_of(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIterator[bytes]:
-    """Yield the events of a stream: a role for each output at once, before any token exists; then
-    deltas, each output's end, and token counts if requested.
+    """Yield the events of a stream, whose chunks have the id ``id``: a role for each output at
+    once, before any token exists; then deltas, each output's end, and token counts if requested.
     """
     more = stream.generation.more
     shared = head(service, "chat.completion.chunk", id)
@@ -221,8 +225,8 @@ async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIter
 
 
 def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
-    """Return a piece of output as chunks, each with its delta; the last chunk of an output has an
-    empty delta.
+    """Split a piece of output into parts for chunks: return pairs of a piece and its delta. The
+    last part of an output has an empty delta and the finish reason.
     """
     deltas = [delta_of(part) for part in kept(piece.output.stream, piece.parsed_parts())]
     end = piece.finish_reason is not None

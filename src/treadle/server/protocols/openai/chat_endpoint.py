@@ -60,8 +60,8 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 
 class ChatToolLoop(ToolCallLoop):
-    """The answers to one chat request with tools of MCP servers. ``added``: messages of the calls
-    and results so far.
+    """The answers to one chat request, ``body``, with tools of MCP servers. ``added``: chat
+    messages so far of the calls that the server ran, and of their results.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ChatToolLoop(ToolCallLoop):
         return bool(names) and piece.finish_reason == "stop" and self.servers.is_free(names)
 
     async def go_on(self, told: ParsedOutput, outputs: list[ToolOutput]) -> None:
-        """Begin the next answer, to the conversation with the calls of the last answer and their
-        results.
+        """Begin the next answer: to the conversation, followed by the last answer ``told``, with
+        its calls, and their results ``outputs``.
         """
         self.add_usage(usage(self.stream))
         self.added.append(message_of(told))
@@ -177,8 +177,9 @@ class ChatToolLoop(ToolCallLoop):
     def _deltas(
         self, piece: StreamPiece, texts: list[OutputPiece], held: list[OutputPiece]
     ) -> Iterator[dict[str, Any]]:
-        """Yield a choice for each part of text in ``piece``. Text parts are added to ``texts``,
-        parts of calls to ``held``: only at the end of the answer is it clear who runs the calls.
+        """Yield an object for ``choices`` for each part of text in ``piece``. Text parts are added
+        to ``texts``, parts of calls to ``held``: only at the end of the answer is it clear who runs
+        the calls.
         """
         parsed_parts = piece.parsed_parts()
         piece = replace(piece, finish_reason=None)
@@ -192,7 +193,9 @@ class ChatToolLoop(ToolCallLoop):
                 piece = replace(piece, logprobs=[])  # sent once
 
     def _shown(self, call: ToolCall) -> dict[str, Any]:
-        """Return the ``mcp_call`` that a stream shows before the call runs."""
+        """Return the object ``mcp_call`` that a stream shows before ``call`` runs: its id, server,
+        tool and arguments.
+        """
         tool = self.servers.tools[call.name]
         own = {"id": call.id, "server_label": tool.server, "name": tool.tool}
         return {**own, "arguments": call.arguments}

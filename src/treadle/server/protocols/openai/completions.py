@@ -71,7 +71,9 @@ FIELDS: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/v1/completions``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
+    """
     model = service.model
     given = read_fields(body, FIELDS)
     generation = read_generation({"n": given.get("n_cmpl"), **body}, model, service.defaults)
@@ -163,8 +165,9 @@ def _head(service: Service) -> dict[str, Any]:
 
 
 def _choice(stream: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
-    """Return a choice of an answer or a chunk. ``first``: the first of its output, which begins
-    with the echoed prompt if requested.
+    """Return an object for ``choices`` of a response or chunk: text, log-probabilities and finish
+    reason of ``piece``. ``first``: it is the first piece of its output, so the echoed prompt
+    precedes it if requested.
     """
     more = stream.generation.more
     output = piece.output

@@ -35,8 +35,8 @@ async def measure_prompts(service: Service, stream: RequestStream) -> None:
 
 
 async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenLogprob]:
-    """Return the log-probability of each prompt token, with ``n_top`` alternatives; NaN for the
-    first. Steps of the scheduler run between batches of the prompt.
+    """Return the log-probability of each token of the prompt ``ids``, with ``n_top`` alternatives;
+    NaN for the first. Steps of the scheduler run between batches of the prompt.
     """
     model = service.model
     submit = service.engine.submit

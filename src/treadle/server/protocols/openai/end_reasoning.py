@@ -50,8 +50,8 @@ def find_stream(service: Service, id: str, key: int | None) -> RequestStream | N
 
 
 def end_reasoning(stream: RequestStream) -> str | None:
-    """End the reasoning of all outputs of a request. Return None, or the reason why no output
-    changes.
+    """End the reasoning of all outputs of a request. Return None if that changes any output, else a
+    text with the reason why it does not.
     """
     found = [output.request.sampler.constraint for output in stream.outputs]
     guides = [each for each in found if isinstance(each, ConstrainedDecoder)]

@@ -39,8 +39,9 @@ RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 def given_items(value: Any, responses: ResponseStore) -> list[dict[str, Any]]:
-    """Return ``input``, a string or items, as items that each have a ``type`` and an ``id``;
-    references are replaced by the stored items. Raises ApiError.
+    """Return ``value``, the field ``input`` (a string or a list of items), as items that each have
+    a ``type`` and an ``id``. References are replaced by the items stored in ``responses``. Raises
+    ApiError.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -98,8 +99,8 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _content(name: str, content: Any, *, of_tool: bool = False) -> Any:
-    """Return a checked content. Its pictures and sounds become placed parts, which know their field
-    ``name`` for errors. ``of_tool``: of a tool's result. Raises ApiError.
+    """Check a message's ``content`` and return it. Pictures and sounds become placed parts, which
+    keep the field's ``name`` for errors. ``of_tool``: it is a tool's result. Raises ApiError.
     """
     made = content_of(name, content, of_tool=of_tool)
     return content if isinstance(made, str) else made
@@ -121,7 +122,9 @@ def new_id(kind: str) -> str:
 
 
 def gone(where: str, name: str, code: str) -> ApiError:
-    """Return the error (400) for an id in the field ``where`` of which nothing is stored."""
+    """Return the error (400), with ``code``, for the id ``name`` in the field ``where``, under
+    which nothing is stored.
+    """
     return ApiError(
         400,
         f"{where}: no stored item or response {name[:80]!r} (it may have expired): send the "
@@ -132,20 +135,20 @@ def gone(where: str, name: str, code: str) -> ApiError:
 
 
 def reasoning_message(thought: str) -> dict[str, Any]:
-    """Return reasoning as an assistant's chat message without content."""
+    """Return the reasoning ``thought`` as an assistant's chat message without content."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
 
 
 def sealed(thought: str) -> str:
-    """Return ``encrypted_content`` for reasoning, which Codex sends back instead of the text. It is
-    base64 and not encrypted, because the same item has the plain text.
+    """Return ``encrypted_content`` for the reasoning ``thought``: Codex sends it back instead of
+    the text. It is base64 and not encrypted, because the same item has the plain text.
     """
     return SEAL + base64.b64encode(thought.encode("utf-8", "replace")).decode()
 
 
 def unsealed(value: Any) -> str:
-    """Return the reasoning in an ``encrypted_content`` that treadle made; "" for that of other
-    servers.
+    """Return the reasoning in ``value``, an ``encrypted_content`` that ``sealed`` made; "" for that
+    of other servers.
     """
     if not isinstance(value, str) or not value.startswith(SEAL):
         return ""
@@ -173,7 +176,9 @@ def tool_error(text: str) -> dict[str, Any]:
 
 
 def error_text(error: Any) -> str:
-    """Return the text of an item's ``error``, which may be a string, an object or None."""
+    """Return the text of an item's ``error``: the string, the texts in an object's ``content``, or
+    else the object as JSON; "" for None.
+    """
     if isinstance(error, str) or error is None:
         return error or ""
     parts = error.get("content") if isinstance(error, dict) else None
@@ -185,7 +190,9 @@ def error_text(error: Any) -> str:
 
 
 def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """Return a tool call as an assistant's chat message."""
+    """Return an assistant's chat message with one tool call: of the function ``name``, with
+    ``arguments`` as JSON text.
+    """
     call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 

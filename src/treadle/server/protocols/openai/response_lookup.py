@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def _limit(name: str, value: str) -> int:
-    """Read the query parameter ``limit``, a text, as an integer from 1 to 100."""
+    """Return the query parameter ``limit``, the text ``value``, as an integer from 1 to 100. Raises
+    ApiError, with ``name``, for other values.
+    """
     number = value.isascii() and value.isdecimal() and len(value) < 10
     return whole(1, 100)(name, int(value) if number else value)
 
@@ -82,7 +84,7 @@ def _kept(request: HttpRequest) -> StoredResponse:
 
 
 def _unknown(name: str) -> ApiError:
-    """Return the 404 error for an id that is not stored. Only the latest responses are, in memory,
-    and none with ``store: false``.
+    """Return the 404 error for the response id ``name``, which is not stored: only the latest
+    responses are kept, in memory, and none with ``store: false``.
     """
     return ApiError(404, f"no stored response {name[:80]!r} (it may have expired)")

@@ -16,9 +16,9 @@ FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True)
 class ClientTool:
-    """A function as its client knows it: its name and namespace. ``custom``: its arguments are one
-    string. ``server``: the MCP server whose tool it is; ``asks``: the client approves each of its
-    calls.
+    """A function as its client knows it: its name and namespace (None without one). ``custom``: its
+    arguments are one string. ``server``: the MCP server whose tool it is, None for the client's
+    own; ``asks``: the client approves each of its calls.
     """
 
     name: str
@@ -31,8 +31,8 @@ class ClientTool:
 @dataclass
 class OfferedTools:
     """The tools of a request. ``functions``: in chat format; ``known``: the client's tool by the
-    function's name; ``left_out``: types that only OpenAI serves, which clients send to every
-    server; ``unenforced``: warnings.
+    function's name; ``left_out``: types of tools that only OpenAI serves, which clients send to
+    every server; ``unenforced``: warnings about grammars that are not enforced.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -46,7 +46,9 @@ class OfferedTools:
         return (*map(unserved, self.left_out), *self.unenforced)
 
     def add(self, tool: Any, namespace: str | None = None) -> None:
-        """Add one tool, or all tools of a namespace. Raises ApiError."""
+        """Add one tool, or all tools of a namespace. ``namespace``: the one that contains ``tool``,
+        None at the top level. Raises ApiError.
+        """
         kind = text("tools.type", mapping("tools", tool).get("type"))
         if len(self.functions) + len(self.left_out) > MAX_TOOLS:
             raise ApiError(400, f"tools: more than {MAX_TOOLS}", param="tools")
@@ -70,8 +72,9 @@ class OfferedTools:
         self.functions.append({"type": "function", "function": {**own, "name": name}})
 
     def _custom(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a custom tool as a function with one string argument. Of its grammars only a regex
-        can be enforced within a JSON string.
+        """Return a custom tool as a function with one string argument, ``input``. Of its grammars
+        only a regex can be enforced, as a pattern of that string; others are described to the
+        model.
         """
         form = mapping("tools.format", tool.get("format") or {"type": "text"})
         schema: dict[str, Any] = {"type": "string"}
@@ -111,8 +114,8 @@ def read_response_tools(tools: list[Any]) -> OfferedTools:
 
 
 def chat_choice(choice: Any, offered: OfferedTools) -> Any:
-    """Return ``tool_choice`` in chat's form. Raises ApiError if it demands a tool that is left
-    out.
+    """Return ``tool_choice`` of a body of ``/v1/responses`` in chat's form, for the functions in
+    ``offered``. Raises ApiError if it demands a tool that is left out.
     """
     if choice == "required" and not offered.functions and offered.left_out:
         raise _unserved_choice(offered.left_out[0])
@@ -128,8 +131,8 @@ def chat_choice(choice: Any, offered: OfferedTools) -> Any:
 
 
 def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any] | str:
-    """Return a ``tool_choice`` of type ``allowed_tools`` in chat's form, without tools that are
-    left out.
+    """Return ``choice``, a ``tool_choice`` of type ``allowed_tools``, in chat's form, without tools
+    that are left out.
     """
     tools: list[Any] = []
     for tool in limited_array("tool_choice.tools", choice.get("tools")):

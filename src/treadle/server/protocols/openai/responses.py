@@ -93,7 +93,9 @@ NAMES = {
 
 @named(NAMES)
 def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Return the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/v1/responses``. Raises ApiError for invalid
+    fields, TreadleError for settings out of range.
+    """
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
@@ -140,7 +142,9 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return warnings about fields of ``body`` without effect. ``given``: its fields as read."""
+    """Return warnings about fields of ``body`` without effect. ``given``: the fields of the body as
+    ``read_fields`` returns them.
+    """
     told = ignored_fields(body, ignored.RESPONSES)
     streamed = body.get("stream_options") or {}
     told += ignored_fields(streamed, ignored.STREAMED, "stream_options.")
@@ -151,8 +155,8 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 
 def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None:
-    """Return the stored response of ``previous_response_id``, None without this field. Raises
-    ApiError if it is not stored.
+    """Return the stored response that ``previous_response_id`` in the fields ``given`` names, None
+    without this field. Raises ApiError if it is not stored.
     """
     name = given.get("previous_response_id")
     if name is None:
@@ -164,8 +168,10 @@ def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None
 
 
 class OutputItem:
-    """One output item: a message, reasoning or a tool call. ``known``: the called function, as its
-    client knows it. ``more``: of the generation request, see ``read_response``.
+    """One output item: a message, reasoning or a tool call, which begins with ``part``. ``known``:
+    the called function, as its client knows it. ``more``: the generation request's fields of this
+    protocol: ``known`` (functions by name) and ``seal`` (whether reasoning gets
+    ``encrypted_content``).
     """
 
     def __init__(self, part: OutputPiece, more: Mapping[str, Any]) -> None:
@@ -186,7 +192,9 @@ class OutputItem:
         self.error: str | None = None
 
     def part(self, text: str | None = None) -> dict[str, Any]:
-        """Return the item's one content part, with ``text`` instead of the item's own if given."""
+        """Return the item's one content part, with ``text`` in place of the item's own text unless
+        it is None.
+        """
         said = self.text if text is None else text
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": said}
@@ -194,7 +202,9 @@ class OutputItem:
         return {"type": "output_text", "text": said, "annotations": [], "logprobs": logprobs}
 
     def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
-        """Return the item's JSON object. ``begins``: the item is announced, without content yet."""
+        """Return the item's JSON object, with ``status``: "in_progress", "completed" or
+        "incomplete". ``begins``: the item is announced, without content yet.
+        """
         head = {"id": self.id, "status": status, "type": self.type}
         if self.call is not None and self.known.server is not None:
             own = {"server_label": self.known.server, "name": self.known.name}
@@ -244,7 +254,9 @@ class OutputItem:
 
 
 class ResponseObject:
-    """The response object of one request: its id, and the body fields that it repeats."""
+    """The response object of the request of ``stream``: its id, and the body fields that it
+    repeats. ``earlier``: output items of the request's earlier answers.
+    """
 
     def __init__(self, service: Service, stream: RequestStream, body: Mapping[str, Any]) -> None:
         self.service = service
@@ -282,7 +294,9 @@ class ResponseObject:
         return {**self._shared, "status": "in_progress", **none}
 
     def failed(self, error: ApiError, items: Sequence[OutputItem]) -> dict[str, Any]:
-        """Return the object with status "failed", the error, and the output so far."""
+        """Return the object with status "failed", the error, and the output so far; ``items``:
+        those of the current answer.
+        """
         output = [*self.earlier, *(item.as_dict("incomplete") for item in items)]
         why = {"code": "server_error", "message": error.message}
         return {**self.begun(), "status": "failed", "error": why, "output": output}
@@ -290,7 +304,7 @@ class ResponseObject:
     def ended(self, piece: StreamPiece, items: Sequence[OutputItem]) -> dict[str, Any]:
         """Return the object of the finished response, and store it unless the request says ``store:
         false``. ``piece``: the last piece of the output; ``items``: the output items of the model's
-        last answer, which follow those in ``earlier``.
+        last answer, which follow those of the earlier answers.
         """
         more = self.stream.generation.more
         used = self.total(usage(self.stream))
@@ -357,8 +371,8 @@ def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
 
 
 class ResponseEvents:
-    """The events of one streamed response, numbered in order. ``items``: those of the current
-    answer, of which the last may be open.
+    """The events of one streamed response, ``reply``, numbered in order. ``items``: those of the
+    current answer, of which the last may be open: more of its content may come.
     """
 
     def __init__(self, reply: ResponseObject) -> None:
@@ -411,7 +425,9 @@ class ResponseEvents:
         return out + self.event("response.output_text.delta", **place)
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
-        """Move the log-probabilities not yet sent to the open item, and return them."""
+        """Move the log-probabilities not yet sent to the open item, and return them, in OpenAI's
+        form.
+        """
         taken = self.logprobs
         self.logprobs = []
         self.items[-1].logprobs += taken
@@ -496,7 +512,9 @@ async def _events(told: ResponseEvents) -> AsyncIterator[bytes]:
 
 
 async def answer_events(told: ResponseEvents) -> AsyncIterator[bytes]:
-    """Yield the events of one answer's items; afterwards ``told.last`` is its last piece."""
+    """Yield the events of one answer, which ``told`` makes and numbers; afterwards ``told.last`` is
+    the answer's last piece.
+    """
     reply = told.reply
     async for piece in pieces_with_pings(reply.stream):
         if piece is None:

@@ -65,7 +65,7 @@ class ToolLoopResponse(plain.ResponseObject):
 
 
 class ResponseToolLoop(ToolCallLoop):
-    """The answers to one request of ``/v1/responses`` with tools of MCP servers."""
+    """The answers to one request of ``/v1/responses``, ``body``, with tools of MCP servers."""
 
     def __init__(
         self,
@@ -226,7 +226,9 @@ class ResponseToolLoop(ToolCallLoop):
     # -- answers --------------------------------------------------------------------------------
 
     def _running(self, piece: StreamPiece, items: list[OutputItem]) -> list[OutputItem]:
-        """Return those items of a finished answer that are calls for the server to run now."""
+        """Return those of ``items``, the items of a finished answer, that are calls for the server
+        to run now; none if ``piece``, its last, says that a limit cut the answer.
+        """
         if piece.finish_reason != "stop":
             return []
         return [item for item in items if item.type == "mcp_call"]
@@ -239,7 +241,9 @@ class ResponseToolLoop(ToolCallLoop):
         return bool(running) and len(calls) == len(running)
 
     async def _run(self, items: list[OutputItem]) -> AsyncIterator[None]:
-        """Run the calls in ``items``, and set their results. Yields each second meanwhile."""
+        """Run the calls in ``items``, and set their results. Yields None each second meanwhile, for
+        keep-alives.
+        """
         calls = [item.call._replace(arguments=item.text) for item in items if item.call]
         async for found in self.call(calls):
             if found is None:
@@ -274,7 +278,9 @@ class ResponseToolLoop(ToolCallLoop):
             await self._next(items)
 
     async def events(self, told: ResponseEvents) -> AsyncIterator[bytes]:
-        """Yield the events of a stream, of all answers and calls; ``told`` numbers them."""
+        """Yield the events of the response's stream: of all answers and of the calls between them.
+        ``told`` makes and numbers them.
+        """
         yield told.begun()
         for at, whole in enumerate(self.reply.earlier):
             yield told.event("response.output_item.added", output_index=at, item=whole)
@@ -302,8 +308,8 @@ class ResponseToolLoop(ToolCallLoop):
             told.items = []
 
     def _called(self, told: ResponseEvents, item: OutputItem, status: str) -> bytes:
-        """Return the events that end an item ``mcp_call``. ``status``: of the answer that it is
-        in.
+        """Return the events, numbered by ``told``, that end an item ``mcp_call``. ``status``: the
+        item's.
         """
         place = {"item_id": item.id, "output_index": told.index(item)}
         kind = "completed" if item.output is not None else "failed"
