@@ -62,6 +62,18 @@ def test_a_subclass_has_its_own_type() -> None:
         assert (type(Heir(1)), Heir(1)) == (Heir, (1, 2))
 
 
+def test_a_subclass_keeps_its_own_new() -> None:
+    class Base(NamedTuple):
+        x: int
+
+    class Doubled(Base):
+        def __new__(cls, x: int) -> Any:
+            return super().__new__(cls, 2 * x)
+
+    for _ in range(2 * fast_named_tuple.N_PLAIN):
+        assert (Doubled(1), Base(1)) == ((2,), (1,))
+
+
 @pytest.mark.parametrize("given", [(), (1, 2, 3)])
 def test_wrong_arguments(given: tuple[Any, ...]) -> None:
     def said(kind: Any, *values: Any, **named: Any) -> str:

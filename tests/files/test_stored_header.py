@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,31 @@ def test_entries_that_do_not_fit(path: Path, folder: Path) -> None:
     path.unlink()
     (file,) = found.mapped_files
     assert stored_header.header_key(file) is None
+
+
+@pytest.mark.parametrize(
+    ("inode", "modified", "changed", "tells"),
+    [(7, 5, 0, True), (7, 0, 5, True), (7, 0, 0, False), (0, 5, 5, False)],
+)
+def test_file_systems_that_do_not_tell_files_apart(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inode: int,
+    modified: int,
+    changed: int,
+    tells: bool,
+) -> None:
+    """Without inodes, or with times in whole seconds: as in SquashFS, where two images may be alike
+    in all that a key has.
+    """
+    second = 1_700_000_000 * stored_entries.SECOND
+    (file,) = open_gguf(path).mapped_files
+    about = SimpleNamespace(st_dev=1, st_ino=inode, st_size=len(file))
+    about.st_mtime_ns = second + modified
+    about.st_ctime_ns = second + changed
+    file._state_when_mapped = (1, inode, len(file), about.st_mtime_ns)
+    monkeypatch.setattr(stored_entries, "os", SimpleNamespace(stat=lambda path: about))
+    assert (stored_entries.identity(file) is not None) == tells
 
 
 def test_what_is_not_stored(

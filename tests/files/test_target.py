@@ -116,6 +116,14 @@ def test_every_file_of_a_model_is_a_source(tmp_path: Path) -> None:
     check_target(tmp_path / "other.gguf", files_of(shards[0], folder), force=True)
 
 
+def test_a_private_text_stays_private(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    write_text(path, "one")
+    path.chmod(0o600)
+    write_text(path, "two")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("two", 0o600)
+
+
 def test_an_earlier_text_outlives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,15 @@ from treadle.errors import CacheError, FileError
 from treadle.files import stored_entries
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.gguf_writer import GGUFWriter
+from treadle.formats import FORMATS
 from treadle.jit.cache import checked_folder
 from treadle.models import stored_config, unread_tensors
+from treadle.models.archs import ARCHS
 from treadle.models.config import Config
+from treadle.models.ffns import FFNS
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
+from treadle.models.mixers import MIXERS
 from treadle.models.stored_config import open_config
 
 # Experts, latent heads, states, windows, shared keys, other names of tensors, an encoder.
@@ -132,6 +136,26 @@ def test_other_sources(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None
     assert (is_read(tiny()), is_read(tiny())) == (True, False)
     monkeypatch.setattr(stored_config, "all_sources", lambda: ("others", "others"))
     assert is_read(tiny())
+
+
+def test_rows_that_a_program_changed_are_in_no_key(
+    tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny()
+    assert (is_read(path), is_read(path)) == (True, False)
+    with monkeypatch.context() as patch:
+        patch.setitem(ARCHS, "llama", replace(ARCHS["llama"], activation="gelu"))
+        assert open_config(open_gguf(path)).arch.activation == "gelu"
+    assert not is_read(path)
+    tables: tuple[Any, ...] = (FORMATS, ARCHS, GRAPHS, MIXERS, FFNS)
+    for table in tables:
+        with monkeypatch.context() as patch:
+            patch.setitem(table, 4242, "a row")
+            assert not stored_entries.are_stored()
+        assert stored_entries.are_stored()
+    assert GRAPHS["encoder"]  # imported on first use
+    assert FORMATS[12]
+    assert stored_entries.are_stored()
 
 
 def test_tensors_in_memory(tiny: WriteTiny) -> None:

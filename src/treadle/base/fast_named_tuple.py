@@ -95,8 +95,9 @@ def _late_new(name: str, fields: tuple[str, ...], defaults: dict[str, Any]) -> A
         if n_left >= 0 and len(values) == len(fields) and n_named == len(named):
             return tuple.__new__(cls, values)
         compiled: Any = namedtuple(name, fields, defaults=defaults.values()).__new__
-        made = next(base for base in cls.__mro__ if "__new__" in vars(base) and base is not tuple)
-        made.__new__ = staticmethod(compiled)
+        for base in cls.__mro__:  # not a subclass with its own; none if another thread set it
+            if getattr(vars(base).get("__new__"), "__func__", None) is __new__:
+                base.__new__ = staticmethod(compiled)
         return compiled(cls, *given, **named)
 
     return __new__

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -31,22 +32,39 @@ MAGIC = b"entry001"
 DIGEST_BYTES = 16
 HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 MOST_FILES = 384  # the oldest are removed
+SECOND = 1_000_000_000  # ns
+# Modules with tables that a program may change at run time (docs/add-an-architecture.md). Each has
+# ``is_changed``; one that was not imported is as it was.
+TABLES = (
+    "treadle.formats",
+    *(f"treadle.models.{name}" for name in ("archs", "graphs", "mixers", "ffns")),
+)
 
 
 def are_stored() -> bool:
-    """Return whether entries are stored and used: unless ``TREADLE_PLANS=0``."""
-    return os.environ.get("TREADLE_PLANS") != "0"
+    """Return whether entries are stored and used: unless ``TREADLE_PLANS=0``, or the program has
+    changed a table of formats, architectures, graphs or sublayers, whose rows are in no key.
+    """
+    if os.environ.get("TREADLE_PLANS") == "0":
+        return False
+    modules = [module for name in TABLES if (module := sys.modules.get(name)) is not None]
+    # A module that another thread is importing may lack the function yet.
+    return not any(ask() for module in modules if (ask := getattr(module, "is_changed", None)))
 
 
 def identity(file: MappedFile) -> tuple[int, ...] | None:
-    """Return device, inode, size and times of a mapped file, and where the model begins in it; None
-    if its path now has another file, or a changed one.
+    """Return device, inode, size and times of a mapped file, and where the model begins in it. None
+    if its path now has another file, or a changed one, or if these do not tell files apart: without
+    inodes, and where times are whole seconds. Two writes may then have the same time, and images of
+    file systems (SquashFS) may be alike in all of them, with another model inside.
     """
     try:
         about = os.stat(file.path)
     except OSError:
         return None
     if file.state != (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns):
+        return None
+    if not about.st_ino or not (about.st_mtime_ns % SECOND or about.st_ctime_ns % SECOND):
         return None
     return (*file.state, about.st_ctime_ns, file.start, len(file))
 

@@ -120,14 +120,19 @@ def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, a device or pipe directly. Raises FileError."""
+    """Write a text file atomically, with the permissions of the one that it replaces; a device or
+    pipe directly. Raises FileError.
+    """
+    mode = 0o666
     if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced atomically
         try:
             path.write_text(text, "utf-8")
         except OSError as error:
             raise FileError(f"cannot be written: {why(error)}", path=path) from error
         return
-    with new_file(path.resolve()) as file:
+    with suppress(OSError):  # a new file
+        mode = path.stat().st_mode & 0o777
+    with new_file(path.resolve(), mode=mode) as file:
         file.write(text.encode("utf-8"))
 
 

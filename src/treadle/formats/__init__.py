@@ -66,12 +66,14 @@ class _Formats(MutableMapping[int, "Format"]):
 
     def __init__(self) -> None:
         self.made: dict[int, Format] = {}  # added, or imported
+        self._own: dict[int, Format] = {}  # imported
         self._late = dict(SUPPORTED)
 
     def __getitem__(self, ggml_id: int) -> Format:
         if ggml_id not in self.made:
             kind, module = self._late[ggml_id]
-            self.made[ggml_id] = getattr(import_module(f".{module}", __name__), kind.name)
+            self._own[ggml_id] = getattr(import_module(f".{module}", __name__), kind.name)
+            self.made[ggml_id] = self._own[ggml_id]
         return self.made[ggml_id]
 
     def __setitem__(self, ggml_id: int, fmt: Format) -> None:
@@ -94,6 +96,11 @@ class _Formats(MutableMapping[int, "Format"]):
             return fmt.codes is not None
         return ggml_id in self._late and self._late[ggml_id][1] != "floats"
 
+    def is_changed(self) -> bool:
+        """Return whether a program has added, replaced or removed formats."""
+        added = any(self._own.get(number) is not fmt for number, fmt in [*self.made.items()])
+        return added or len(self._late) < len(SUPPORTED)
+
     def __iter__(self) -> Iterator[int]:
         return iter(dict.fromkeys((*self._late, *self.made)))
 
@@ -114,6 +121,11 @@ FORMATS = _Formats()
 # cannot compute with can still be opened and inspected.
 GGML_TYPES = OTHERS | {number: kind for number, (kind, _) in SUPPORTED.items()}
 _NUMBERS = {kind.name: number for number, (kind, _) in SUPPORTED.items()}
+
+
+def is_changed() -> bool:
+    """Return whether a program has changed FORMATS (``files/stored_entries.py``)."""
+    return FORMATS.is_changed()
 
 
 def by_name(name: str) -> Format:

@@ -145,12 +145,18 @@ class LazyConstants(dict[str, Made]):
         super().__init__(here)
         self._package = package
         self._late = late
+        self._own = dict(here)  # and those that were imported
 
     def __missing__(self, name: str) -> Made:
         module, _, constant = self._late[name].rpartition(".")
         result: Made = getattr(import_module(f".{module}", self._package), constant)
+        self._own[name] = result
         self[name] = result
         return result
+
+    def is_changed(self) -> bool:
+        """Return whether a program has added or replaced constants."""
+        return any(self._own.get(name) is not made for name, made in [*self.items()])
 
     def names(self) -> list[str]:
         """Return the names of all constants, late ones included."""

@@ -62,6 +62,7 @@ from treadle.models.archs.states import STATES
 
 _TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
 ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
+_OWN = dict(ARCHS)
 _DSPARK_STREAMS = replace(  # DSpark of DeepSeek V4
     ARCHS["deepseek4"],
     name="dflash",
@@ -83,6 +84,13 @@ def row_of(name: str, metadata: Container[str]) -> Arch:
     """
     key, other = WITH_KEY.get(name, ("", None))
     return other if other is not None and key in metadata else ARCHS[name]
+
+
+def is_changed() -> bool:
+    """Return whether a program has added, replaced or removed rows of ARCHS
+    (``files/stored_entries.py``).
+    """
+    return ARCHS != _OWN
 
 
 __all__ = [
