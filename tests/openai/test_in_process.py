@@ -248,6 +248,27 @@ def test_closed_while_it_is_read(model: treadle.Model) -> None:
     )
 
 
+def test_no_request_begins_while_the_client_closes(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for an event loop that has ended."""
+    local = httpx2.Client(transport=TYPES.plain(model, owned=False), base_url="http://x")
+    server: InProcessServer = local._transport._server  # type: ignore[attr-defined]
+    assert local.get("/v1/models").status_code == 200
+    close = server.service.close
+    refused = []
+
+    def closing() -> None:
+        with pytest.raises(treadle.TreadleError, match="the client is closed"):
+            local.get("/v1/models")
+        refused.append(True)
+        close()
+
+    monkeypatch.setattr(server.service, "close", closing)
+    local._transport.close()
+    assert refused
+
+
 def test_a_forgotten_client_ends(model: treadle.Model) -> None:
     transport = TYPES.plain(model, owned=False)
     thread = transport._server._thread

@@ -81,6 +81,8 @@ class InProcessServer:
         self._owned = owned
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        self._submitting = threading.Lock()
+        self._is_closed = False  # whether nothing more is submitted
         self.exchanges: dict[Exchange, asyncio.Task[None]] = {}  # that run
         self.service.engine.warms_when_idle = True
         self.service.engine.start()
@@ -117,8 +119,12 @@ class InProcessServer:
     def close(self) -> None:
         """Abort what runs and end the threads. Idempotent."""
         atexit.unregister(self.close)
-        if self._pid != os.getpid() or self._loop.is_closed():
+        if self._pid != os.getpid():
             return
+        with self._submitting:
+            if self._is_closed:
+                return
+            self._is_closed = True
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self.service.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -134,8 +140,11 @@ class InProcessServer:
         for exchange in self.exchanges:
             exchange.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
             task.cancel()
+        # The loop ends after this: their callers have to hear of it first.
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     def _work(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -150,9 +159,10 @@ class InProcessServer:
                 raise ForkedError(
                     "this client was made before the process forked: make one in the child"
                 )
-            if self._loop.is_closed():
-                raise TreadleError("the client is closed")
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            with self._submitting:  # what comes later than the loop's end would wait forever
+                if self._is_closed:
+                    raise TreadleError("the client is closed")
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
         except BaseException:
             work.close()
             raise
