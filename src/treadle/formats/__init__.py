@@ -78,6 +78,8 @@ class _Formats(MutableMapping[int, "Format"]):
 
     def __setitem__(self, ggml_id: int, fmt: Format) -> None:
         self.made[ggml_id] = fmt
+        if self._own.get(ggml_id) is fmt:  # a format of ours that was removed is back
+            self._late[ggml_id] = SUPPORTED[ggml_id]
 
     def __delitem__(self, ggml_id: int) -> None:
         if ggml_id not in self:
