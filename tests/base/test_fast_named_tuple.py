@@ -44,6 +44,10 @@ def test_tuples_behave_as_the_standard_ones() -> None:
     assert repr(point) == repr(Standard(1, 3)).replace("Standard", "Point")
     assert point._asdict() == {"x": 1, "y": 3}
     assert Point._make([5, 6]) == (5, 6)
+    with pytest.raises(TypeError, match="Expected 2 arguments, got 1"):
+        Point._make([5])
+    with pytest.raises(TypeError, match="'z'"):
+        point._replace(z=1)
     for name in ("_fields", "_field_defaults", "__match_args__", "__slots__"):
         assert getattr(Point, name) == getattr(Standard, name)
     assert not hasattr(point, "__dict__")

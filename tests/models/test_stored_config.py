@@ -156,10 +156,12 @@ def test_rows_that_a_program_changed_are_in_no_key(
     assert GRAPHS["encoder"]  # imported on first use
     assert FORMATS[12]
     assert stored_entries.are_stored()
-    with monkeypatch.context() as patch:
-        patch.delitem(FORMATS, 12)
-        assert not stored_entries.are_stored()
-    assert stored_entries.are_stored()  # it is back
+    removed: tuple[tuple[Any, Any], ...] = ((FORMATS, 12), (GRAPHS, "encoder"), (ARCHS, "llama"))
+    for table, name in removed:
+        with monkeypatch.context() as patch:
+            patch.delitem(table, name)
+            assert not stored_entries.are_stored()
+        assert stored_entries.are_stored()  # it is back
 
 
 def test_tensors_in_memory(tiny: WriteTiny) -> None:

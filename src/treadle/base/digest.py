@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hashlib import blake2b as blake2b
+
+    from _typeshed import ReadableBuffer as Buffer
 else:
     try:
         from _blake2 import blake2b
     except ImportError:  # a Python built without it
         from hashlib import blake2b as blake2b
+
+DIGEST_BYTES = 16  # of keys and names of files
+
+
+def hex_digest(data: Buffer) -> str:
+    """Return a hash of ``data``, bytes or an array, in ``2 * DIGEST_BYTES`` hexadecimal digits."""
+    return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()

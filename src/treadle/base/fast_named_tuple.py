@@ -41,12 +41,18 @@ def _made(name: str, own: dict[str, Any]) -> type:
 
 def _make(cls: Any, values: Iterable[Any]) -> Any:
     """Return a tuple of ``values``, one for each field."""
-    return cls(*values)
+    made = tuple.__new__(cls, values)
+    if len(made) != len(cls._fields):
+        raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
+    return made
 
 
 def _replace(self: Any, /, **named: Any) -> Any:
     """Return a copy with the given fields replaced. Raises TypeError for an unknown field."""
-    return type(self)(**(self._asdict() | named))
+    made = self._make(map(named.pop, self._fields, self))
+    if named:
+        raise TypeError(f"Got unexpected field names: {[*named]!r}")
+    return made
 
 
 def _asdict(self: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from treadle.base.digest import blake2b
+from treadle.base.digest import hex_digest
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CacheError
 from treadle.jit.cache import checked_folder, folder, write_whole
@@ -85,7 +85,7 @@ def key_of(path: Path) -> str:
     real = os.path.realpath(path)
     info = os.stat(real)
     about = f"{real}\0{info.st_size}\0{info.st_mtime_ns}"
-    return blake2b(os.fsencode(about), digest_size=16).hexdigest()
+    return hex_digest(os.fsencode(about))
 
 
 def records_folder() -> Path:

@@ -43,7 +43,7 @@ class MappedFile(mmap.mmap):
 
     path: Path
     start: int  # offset in the file of the mapping's first byte
-    _state_when_mapped: tuple[int, ...]  # the file's ``_state`` when it was mapped
+    _state_when_mapped: tuple[int, ...]  # the file's ``state_of`` when it was mapped
     _begin: int  # address of the first byte
     _row: int | None = None
 
@@ -52,7 +52,7 @@ class MappedFile(mmap.mmap):
         ``mmap.ALLOCATIONGRANULARITY``. Raises OSError if the system refuses, ValueError if the file
         is empty or too short.
         """
-        found = _state(os.fstat(fd))
+        found = state_of(os.fstat(fd))
         self = super().__new__(cls, fd, n_bytes, access=mmap.ACCESS_READ, offset=start)
         self.path = path
         self.start = start
@@ -91,7 +91,7 @@ class MappedFile(mmap.mmap):
         """
         with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY | SYSTEM.BINARY)
-            if _state(os.fstat(fd))[:2] == self._state_when_mapped[:2]:
+            if state_of(os.fstat(fd))[:2] == self._state_when_mapped[:2]:
                 return fd
             os.close(fd)
         return None
@@ -109,7 +109,7 @@ class MappedFile(mmap.mmap):
         not count.
         """
         try:
-            found = _state(os.stat(self.path))
+            found = state_of(os.stat(self.path))
         except OSError:  # the name is gone, but the pages stay valid
             return False
         return found[:2] == self._state_when_mapped[:2] and found != self._state_when_mapped
@@ -237,5 +237,6 @@ def resident_pages(mapped: mmap.mmap) -> npt.NDArray[np.bool_]:
     return (flags & 1).view(np.bool_)
 
 
-def _state(about: os.stat_result) -> tuple[int, ...]:
+def state_of(about: os.stat_result) -> tuple[int, ...]:
+    """Return a file's device, inode, size in bytes and modification time in ns."""
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns

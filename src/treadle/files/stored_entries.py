@@ -19,8 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.digest import blake2b
+from treadle.base.digest import DIGEST_BYTES, blake2b, hex_digest
 from treadle.errors import CacheError
+from treadle.files.mapping import state_of
 from treadle.jit.cache import checked_folder, hash_of_sources, source_hash, write_whole
 
 if TYPE_CHECKING:
@@ -29,16 +30,18 @@ if TYPE_CHECKING:
 # Sources that can change an entry, besides those that can change a kernel's code.
 SOURCES = ("plan", "models", "files", "kvcache", "engine", "devices.protocol")
 MAGIC = b"entry001"
-DIGEST_BYTES = 16
 HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 MOST_FILES = 384  # the oldest are removed
 SECOND = 1_000_000_000  # ns
-# Modules with tables that a program may change at run time (docs/add-an-architecture.md). Each has
+# Tables, by module, that a program may change at run time (docs/add-an-architecture.md). Each has
 # ``is_changed``; one that was not imported is as it was.
-TABLES = (
-    "treadle.formats",
-    *(f"treadle.models.{name}" for name in ("archs", "graphs", "mixers", "ffns")),
-)
+TABLES = {
+    "treadle.formats": "FORMATS",
+    "treadle.models.archs": "ARCHS",
+    "treadle.models.graphs": "GRAPHS",
+    "treadle.models.mixers": "MIXERS",
+    "treadle.models.ffns": "FFNS",
+}
 
 
 def are_stored() -> bool:
@@ -47,9 +50,9 @@ def are_stored() -> bool:
     """
     if os.environ.get("TREADLE_PLANS") == "0":
         return False
-    modules = [module for name in TABLES if (module := sys.modules.get(name)) is not None]
-    # A module that another thread is importing may lack the function yet.
-    return not any(ask() for module in modules if (ask := getattr(module, "is_changed", None)))
+    # A module that another thread is importing may lack its table yet.
+    tables = [getattr(sys.modules.get(module), name, None) for module, name in TABLES.items()]
+    return not any(table.is_changed() for table in tables if table is not None)
 
 
 def identity(file: MappedFile) -> tuple[int, ...] | None:
@@ -62,7 +65,7 @@ def identity(file: MappedFile) -> tuple[int, ...] | None:
         about = os.stat(file.path)
     except OSError:
         return None
-    if file.state != (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns):
+    if file.state != state_of(about):
         return None
     if not about.st_ino or not (about.st_mtime_ns % SECOND or about.st_ctime_ns % SECOND):
         return None
@@ -81,7 +84,7 @@ def key_of(*given: object) -> str:
     """Return a hash, in hexadecimal digits, of ``given``: values whose ``repr`` is equal in every
     process.
     """
-    return blake2b(repr(given).encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return hex_digest(repr(given).encode())
 
 
 def entries_folder() -> Path:

@@ -131,9 +131,9 @@ class LateTensor(Tensor):
     @classmethod
     def of(cls, **fields: Any) -> LateTensor:
         """Return a tensor with these ``fields``: all but ``format``."""
-        in_memory = cls.__new__(cls)
-        in_memory.__dict__.update(fields)
-        return in_memory
+        tensor = cls.__new__(cls)
+        tensor.__dict__.update(fields)
+        return tensor
 
     @cached_property
     def format(self) -> Format | None:

@@ -125,11 +125,6 @@ GGML_TYPES = OTHERS | {number: kind for number, (kind, _) in SUPPORTED.items()}
 _NUMBERS = {kind.name: number for number, (kind, _) in SUPPORTED.items()}
 
 
-def is_changed() -> bool:
-    """Return whether a program has changed FORMATS (``files/stored_entries.py``)."""
-    return FORMATS.is_changed()
-
-
 def by_name(name: str) -> Format:
     """Return the format called ``name`` (case-insensitive), MLX's formats included, which have no
     ggml type number. Raises UnsupportedError, listing the known names.

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from treadle.base.digest import blake2b
+from treadle.base.digest import blake2b, hex_digest
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_named_tuple import NamedTuple
 from treadle.errors import CacheError
 from treadle.system import HERE, SYSTEM, machine
 
@@ -114,7 +115,7 @@ def hash_of_sources(*names: str) -> str:
         for each in (sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"])
     ]
     states, newest = _states(found)
-    known = f"{KNOWN}{_digest(os.fsencode(str(places)))}"
+    known = f"{KNOWN}{hex_digest(os.fsencode(str(places)))}"
     with suppress(OSError, CacheError):
         # Decoded from bytes: an open file's decoder would be imported.
         kept = (checked_folder() / known).read_bytes().decode("latin-1")
@@ -148,11 +149,7 @@ def _states(paths: Sequence[str]) -> tuple[str, int]:
         newest = max(newest, modified, changed)
         states.append((path, at.st_dev, at.st_ino, at.st_size, modified, changed))
     # Version 2: its bytes depend on the values alone. A text takes three times as long.
-    return _digest(marshal.dumps(states, 2)), newest
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+    return hex_digest(marshal.dumps(states, 2)), newest
 
 
 def _checksum(body: bytes) -> bytes:
@@ -197,7 +194,7 @@ def checked_folder(path: Path | None = None) -> Path:
 
 
 def _key(name: str, isa_key: str) -> str:
-    return _digest(f"{source_hash()}\0{isa_key}\0{name}".encode())
+    return hex_digest(f"{source_hash()}\0{isa_key}\0{name}".encode())
 
 
 def tuned_folder() -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Set
 from contextlib import suppress
 from functools import lru_cache
 
-from treadle.base.digest import blake2b
+from treadle.base.digest import hex_digest
 from treadle.errors import CacheError
 from treadle.jit.cache import checked_folder, write_whole
 from treadle.system import SYSTEM
@@ -28,7 +28,7 @@ def host_features() -> frozenset[str]:
         return permitted(_detected())
     import llvmlite  # its version alone
 
-    key = blake2b(f"{llvmlite.__version__}\0{about}".encode(), digest_size=16).hexdigest()
+    key = hex_digest(f"{llvmlite.__version__}\0{about}".encode())
     with suppress(OSError, ValueError, CacheError):
         known = json.loads((checked_folder() / f"cpu-{key}.json").read_bytes())
         if isinstance(known, list) and all(isinstance(name, str) for name in known):

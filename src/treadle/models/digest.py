@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.digest import blake2b
+from treadle.base.digest import hex_digest
 
 
 def digest_of(value: Any) -> str:
     """Return a hash of dataclasses, containers, arrays and plain values, equal in every process for
     equal values. Raises TypeError for a value of an unknown type.
     """
-    text = "\n".join(_described(value))
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+    return hex_digest("\n".join(_described(value)).encode())
 
 
 def _described(value: Any) -> Iterator[str]:
@@ -39,8 +38,8 @@ def _described(value: Any) -> Iterator[str]:
         for item in value.items():
             yield from _described(item)
     elif isinstance(value, np.ndarray):
-        digest = blake2b(np.ascontiguousarray(value).data, digest_size=16)
-        yield f"{value.dtype.str}{value.shape}{digest.hexdigest()}"
+        digest = hex_digest(np.ascontiguousarray(value).data)
+        yield f"{value.dtype.str}{value.shape}{digest}"
     elif value is None or isinstance(value, (bool, int, float, str, bytes)):
         yield repr(value)
     else:

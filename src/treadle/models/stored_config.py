@@ -86,7 +86,6 @@ def _write(key: str, gguf: GGUF, config: Config) -> None:
     ``gguf``. Store nothing if a field of ``config`` cannot be hashed.
     """
     with contextlib.suppress(TypeError):  # a field that has no digest
-        # Computed here, they are among the attributes that pickle stores.
-        asked = config.pools, config.main_output, config.unread, config.digest
-        assert asked
+        for name in ("pools", "main_output", "unread", "digest"):
+            getattr(config, name)  # computed here, it is among the attributes that pickle stores
         write_object(key, SUFFIX, ([*gguf.tensors], config))

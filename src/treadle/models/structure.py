@@ -155,8 +155,9 @@ class LazyConstants(dict[str, Made]):
         return result
 
     def is_changed(self) -> bool:
-        """Return whether a program has added or replaced constants."""
-        return any(self._own.get(name) is not made for name, made in [*self.items()])
+        """Return whether a program has added, replaced or removed constants."""
+        changed = any(self._own.get(name) is not made for name, made in [*self.items()])
+        return changed or len(self) < len(self._own)
 
     def names(self) -> list[str]:
         """Return the names of all constants, late ones included."""

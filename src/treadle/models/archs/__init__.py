@@ -59,10 +59,10 @@ from treadle.models.archs.decoders import DECODERS
 from treadle.models.archs.encoders import ENCODER_DECODERS, ENCODERS
 from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
+from treadle.models.structure import LazyConstants
 
 _TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
-ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
-_OWN = dict(ARCHS)
+ARCHS = LazyConstants[Arch](__name__, {arch.name: arch for table in _TABLES for arch in table}, {})
 _DSPARK_STREAMS = replace(  # DSpark of DeepSeek V4
     ARCHS["deepseek4"],
     name="dflash",
@@ -84,13 +84,6 @@ def row_of(name: str, metadata: Container[str]) -> Arch:
     """
     key, other = WITH_KEY.get(name, ("", None))
     return other if other is not None and key in metadata else ARCHS[name]
-
-
-def is_changed() -> bool:
-    """Return whether a program has added, replaced or removed rows of ARCHS
-    (``files/stored_entries.py``).
-    """
-    return ARCHS != _OWN
 
 
 __all__ = [

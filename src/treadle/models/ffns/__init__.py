@@ -79,8 +79,3 @@ FFNS = LazyConstants[Sublayer](
         CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",
     },
 )
-
-
-def is_changed() -> bool:
-    """Return whether a program has changed FFNS (``files/stored_entries.py``)."""
-    return FFNS.is_changed()

@@ -101,8 +101,3 @@ GRAPHS = LazyConstants[Graph](
         "encoder_decoder_keys": "encoder_decoder.ENCODER_DECODER_KEYS",
     },
 )
-
-
-def is_changed() -> bool:
-    """Return whether a program has changed GRAPHS (``files/stored_entries.py``)."""
-    return GRAPHS.is_changed()

@@ -118,8 +118,3 @@ MIXERS = LazyConstants[Sublayer](
         "latent_norm_gated": "norm_gated.LATENT_NORM_GATED",
     },
 )
-
-
-def is_changed() -> bool:
-    """Return whether a program has changed MIXERS (``files/stored_entries.py``)."""
-    return MIXERS.is_changed()
