@@ -16,6 +16,7 @@ from tests.convert.gigachat_published import Published
 from tests.convert.test_hf import convert
 from tests.models.hf_tiny import N_VOCAB
 from tests.models.test_arch_truth import check_truth, ids_of
+from tests.models.test_indexed import changed
 from tests.models.ways import NARROW, check_instruction_set, check_returns
 from tests.reference import forward
 from tests.tiny import draw
@@ -173,6 +174,12 @@ def test_in_every_way(tmp_path: Path) -> None:
     check_truth(made, truth)
     check_truth(folder, truth)
     check_returns(made)
+
+
+def test_the_last_gate_is_made_before_logits_are_scaled(tmp_path: Path) -> None:
+    made = convert(write_folder(tmp_path / "hf"), tmp_path / "made.gguf")
+    scaled = changed(made, tmp_path / "scaled.gguf", "", logit_scale=0.25)
+    check_truth(scaled, 0.25 * Published(tensors_of(), CONFIG).logits(ids_of()))
 
 
 @pytest.mark.slow

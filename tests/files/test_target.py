@@ -116,12 +116,17 @@ def test_every_file_of_a_model_is_a_source(tmp_path: Path) -> None:
     check_target(tmp_path / "other.gguf", files_of(shards[0], folder), force=True)
 
 
-def test_a_private_text_stays_private(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_text_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     write_text(path, "one")
-    path.chmod(0o600)
-    write_text(path, "two")
-    assert (path.read_text(), path.stat().st_mode & 0o777) == ("two", 0o600)
+    path.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        write_text(path, "two")
+    finally:
+        os.umask(before)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("two", mode)
 
 
 def test_an_earlier_text_outlives_a_full_disk(

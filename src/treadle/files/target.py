@@ -130,9 +130,14 @@ def write_text(path: Path, text: str) -> None:
         except OSError as error:
             raise FileError(f"cannot be written: {why(error)}", path=path) from error
         return
+    exists = False
     with suppress(OSError):  # a new file
         mode = path.stat().st_mode & 0o777
+        exists = True
     with new_file(path.resolve(), mode=mode) as file:
+        if exists:
+            with suppress(OSError):  # file systems without permissions
+                os.chmod(file.name, mode)  # the umask has removed some
         file.write(text.encode("utf-8"))
 
 

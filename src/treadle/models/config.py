@@ -254,7 +254,7 @@ class Layer:
     indexer: Indexer | None = None  # None: queries see all keys
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
-    n_norm_rank: int = 0  # rank of gates behind the norms before its halves; 0: none
+    n_norm_rank: int = 0  # rank of gates behind its norms; 0: none
     relative: RelativeBias | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention

@@ -85,28 +85,38 @@ class Sublayer:
     unread: frozenset[str] = frozenset()
 
 
-def gates_of(norm: str, width: str) -> tuple[TensorRow, TensorRow]:
+def with_rows(of: Sublayer, *rows: TensorRow) -> Sublayer:
+    """Return the sublayer ``of`` with ``rows`` in place of its own rows of these names."""
+    given = {row.name: row for row in rows}
+    return replace(of, rows=tuple(given.get(row.name, row) for row in of.rows))
+
+
+UP_FIRST = ("up", "down")  # the matrices of a norm's gate in the order of their use
+DOWN_FIRST = ("down", "up")
+
+
+def gates_of(
+    norm: str, width: str, order: tuple[str, str] = UP_FIRST
+) -> tuple[TensorRow, TensorRow]:
     """Return the tensor rows of the low-rank gate by which the result of the norm ``norm`` is
     multiplied. ``width``: name of the size of that result.
     """
-    up = TensorRow(f"{norm}_gate_up.weight", ("n_norm_rank", width))
-    return up, TensorRow(f"{norm}_gate_down.weight", (width, "n_norm_rank"))
+    first, second = (f"{norm}_gate_{which}.weight" for which in order)
+    return TensorRow(first, ("n_norm_rank", width)), TensorRow(second, (width, "n_norm_rank"))
 
 
-def with_gates(of: Sublayer, *norms: str, **rows: TensorRow) -> Sublayer:
+def with_gates(of: Sublayer, *norms: str, order: tuple[str, str] = UP_FIRST) -> Sublayer:
     """Return the sublayer ``of`` with gates behind its norms of hidden states ``norms``, which
-    become required. ``rows``: tensor rows that replace its own; their keywords are the names of
-    the replaced tensors, with "_" for ".".
+    become required. ``order``: as of ``gates_of``.
     """
 
     def row(one: TensorRow) -> TensorRow:
-        one = rows.get(one.name.replace(".", "_"), one)
         return replace(one, optional=False) if one.name.removesuffix(".weight") in norms else one
 
     def sizes(layer: Layer) -> Sizes:
         return {**of.sizes(layer), "n_norm_rank": layer.n_norm_rank}
 
-    gates = (gate for norm in norms for gate in gates_of(norm, "n_embd"))
+    gates = (gate for norm in norms for gate in gates_of(norm, "n_embd", order))
     return replace(of, rows=(*map(row, of.rows), *gates), sizes=sizes)
 
 

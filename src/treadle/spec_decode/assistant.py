@@ -20,7 +20,13 @@ from treadle.kvcache.sequence import Sequence
 from treadle.kvcache.target_cache import LentCache
 from treadle.models.graphs.assistant import GIVEN, bound, clustered, order_of
 from treadle.plan.lowering.clusters import CHOSEN
-from treadle.spec_decode.draft_model import ARGMAX_QUERY, Drafter, K, check_vocabularies
+from treadle.spec_decode.draft_model import (
+    ARGMAX_QUERY,
+    Drafter,
+    K,
+    TokenTable,
+    check_vocabularies,
+)
 from treadle.spec_decode.mtp import AHEAD, ModelStates, share_of
 
 if TYPE_CHECKING:
@@ -100,7 +106,7 @@ class AssistantDrafter(Drafter):
             self._n_rows = len(self._order) // config.clusters.n
         n_clusters = config.clusters.n_used if config.clusters else 0
         self.own_observer = GivenStates(engine.config.n_embd, n_clusters)
-        self._embeddings = engine.gguf.tensors["token_embd.weight"]
+        self._embeddings = TokenTable(engine.gguf, "token_embd.weight")
         self._scale = np.float32(engine.config.embd_scale)
 
     def keep_only(self, owners: Collection[Any]) -> None:
@@ -166,12 +172,7 @@ class AssistantDrafter(Drafter):
 
     def _embedding(self, token: int) -> np.ndarray:
         """Return the model's embedding of a token, f32 ``[n_target]``."""
-        found = self._embeddings
-        fmt = found.format
-        assert fmt is not None
-        n = found.n_bytes // found.shape[0]
-        row = fmt.dequantize_rows(found.data[token * n : (token + 1) * n])
-        return np.asarray(row, np.float32).reshape(-1) * self._scale
+        return np.asarray(self._embeddings.rows([token])[0] * self._scale)
 
 
 def seq_of(owner: Any) -> Sequence:

@@ -27,6 +27,8 @@ from treadle.tokenizer.ids_only import has_vocabulary
 from treadle.tokenizer.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from treadle.engine.logits import LogitsBatch
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
@@ -36,6 +38,23 @@ STEP_S = 0.06  # seconds per chunk: other requests wait for it
 COST_SHARE = 0.25  # its step time as a share of the first model's, before it was measured
 ARGMAX_QUERY = LogitsQuery(first=True)
 K = TypeVar("K", bound=Hashable)
+
+
+class TokenTable:
+    """The matrix ``name`` of ``gguf``, with a row per token, whose rows are dequantised when they
+    are asked for. Raises UnsupportedError for a type that treadle cannot dequantise.
+    """
+
+    def __init__(self, gguf: GGUF, name: str) -> None:
+        tensor = gguf.tensors[name]
+        if tensor.format is None:
+            raise UnsupportedError(f"{gguf.path}: {name}: {tensor.type_name} is not supported")
+        self._format = tensor.format
+        self._rows = tensor.data.reshape(tensor.shape[0], -1)
+
+    def rows(self, tokens: Seq[int]) -> np.ndarray:
+        """Return the rows of ``tokens``, f32 ``[n, width]``."""
+        return self._format.dequantize_rows(self._rows[list(tokens)])
 
 
 class DraftSequence:

@@ -10,31 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.observer import EngineObserver
-from treadle.errors import UnsupportedError
 from treadle.models.drafters.dflash import CHOOSING
 from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
+from treadle.spec_decode.draft_model import TokenTable
 
 if TYPE_CHECKING:
     from treadle.engine.batch import BatchItem
     from treadle.engine.prepared_plan import PreparedPlan
     from treadle.files.gguf import GGUF
-
-
-class TokenTable:
-    """The matrix ``name`` of ``gguf``, with a row per token, whose rows are dequantised when they
-    are asked for. Raises UnsupportedError for a type that treadle cannot dequantise.
-    """
-
-    def __init__(self, gguf: GGUF, name: str) -> None:
-        tensor = gguf.tensors[name]
-        if tensor.format is None:
-            raise UnsupportedError(f"{gguf.path}: {name}: {tensor.type_name} is not supported")
-        self._format = tensor.format
-        self._rows = tensor.data.reshape(tensor.shape[0], -1)
-
-    def rows(self, tokens: Seq[int]) -> np.ndarray:
-        """Return the rows of ``tokens``, f32 ``[n, width]``."""
-        return self._format.dequantize_rows(self._rows[list(tokens)])
 
 
 class CandidateSelector(EngineObserver):

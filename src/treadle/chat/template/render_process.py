@@ -63,9 +63,8 @@ def serve(limit_s: float, limit_bytes: int) -> NoReturn:
 
 
 def _answer(request: bytes) -> bytes:
-    from treadle.chat.template import (
-        sandbox,  # and jinja2, which the parent process does not import
-    )
+    # With jinja2, which the parent process does not import.
+    from treadle.chat.template import sandbox
 
     task, source, *rest = json.loads(request.decode("utf-8", "surrogatepass"))
     if task == "compile":

@@ -92,9 +92,8 @@ class TemplateDialect:
     has_results: bool = False  # it renders tool results, though not calls
     arguments_as_text: bool = False
     content_is_none: bool = False  # the content of a message with calls must be None
-    call_content: CallContentStyle = (
-        CallContentStyle()
-    )  # how it writes text and reasoning of a message with calls
+    # How it writes text and reasoning of a message with calls.
+    call_content: CallContentStyle = CallContentStyle()
     one_call: bool = False  # at most one call per message
     has_system: bool = True
     system_raises: bool = False  # it raises on a system message; if not, it may leave it out

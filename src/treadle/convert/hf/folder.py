@@ -99,9 +99,7 @@ class HfFolder:
     tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
     mtp_problem: str = ""  # why the MTP layers are left out
-    metadata_without_mtp: dict[str, Any] = field(
-        default_factory=dict
-    )  # the metadata without MTP layers
+    metadata_without_mtp: dict[str, Any] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)  # of integers, by GGUF name
 
 

@@ -36,7 +36,7 @@ from treadle.models.drafters.target import (
     sizes_of,
     target_layers,
 )
-from treadle.models.ffns import BLOCK_CONVOLVED as GATED_CONVOLVED
+from treadle.models.ffns import BLOCK_CONVOLVED as GATED_BLOCK_CONVOLVED
 from treadle.models.graphs import decoder
 from treadle.models.graphs.decoder import DECODER, halves_of
 from treadle.models.graphs.limits import ACTIVATION, ACTIVATIONS
@@ -135,7 +135,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     def made(layer: Layer) -> Layer:
         layer = replace(layer, causal=causal, v_norm=alone)
         if taps is not None:
-            return replace(layer, mixer=BLOCK_CONVOLVED, ffn=GATED_CONVOLVED, block_taps=taps)
+            ffn = GATED_BLOCK_CONVOLVED
+            return replace(layer, mixer=BLOCK_CONVOLVED, ffn=ffn, block_taps=taps)
         return replace(layer, mixer=KEYS_ALONE) if alone else layer
 
     layers = tuple(map(made, config.layers))

@@ -9,29 +9,25 @@ from typing import TYPE_CHECKING
 
 from treadle.models.mixers.indexed import LATENT_INDEX_SHARED, LATENT_INDEXED
 from treadle.models.mixers.latent import LATENT, LATENT_KV_B, LATENT_Q, LATENT_Q_KV_B
-from treadle.models.structure import TensorRow
+from treadle.models.structure import TensorRow, with_rows
 
 if TYPE_CHECKING:
     from treadle.models.structure import Sublayer
 
-_GATE = TensorRow("attn_gate.weight", ("n_attn", "n_embd"))
+GATE = TensorRow("attn_gate.weight", ("n_attn", "n_embd"))
 _SINKS = TensorRow("attn_sinks.weight", ("n_head",))
 
 
-def _wide(of: Sublayer, gate: TensorRow) -> Sublayer:
-    return replace(of, rows=tuple(gate if row.name == gate.name else row for row in of.rows))
-
-
 def _gated(of: Sublayer) -> Sublayer:
-    wide = _wide(of, _GATE)
+    wide = with_rows(of, GATE)
     return replace(wide, rows=(*wide.rows, _SINKS))
 
 
 LATENT_GATED = _gated(LATENT)
 LATENT_GATED_INDEXED = _gated(LATENT_INDEXED)
 LATENT_GATED_SHARED = _gated(LATENT_INDEX_SHARED)
-_MAYBE = replace(_GATE, optional=True)
-LATENT_WIDE = _wide(LATENT, _MAYBE)
-LATENT_WIDE_Q = _wide(LATENT_Q, _MAYBE)
-LATENT_WIDE_KV_B = _wide(LATENT_KV_B, _MAYBE)
-LATENT_WIDE_Q_KV_B = _wide(LATENT_Q_KV_B, _MAYBE)
+_MAYBE = replace(GATE, optional=True)
+LATENT_WIDE = with_rows(LATENT, _MAYBE)
+LATENT_WIDE_Q = with_rows(LATENT_Q, _MAYBE)
+LATENT_WIDE_KV_B = with_rows(LATENT_KV_B, _MAYBE)
+LATENT_WIDE_Q_KV_B = with_rows(LATENT_Q_KV_B, _MAYBE)

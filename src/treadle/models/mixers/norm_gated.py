@@ -7,15 +7,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treadle.models.mixers.delta import DELTA
+from treadle.models.mixers.gated_latent import GATE
 from treadle.models.mixers.latent import LATENT
-from treadle.models.structure import TensorRow, gates_of, with_gates
+from treadle.models.structure import TensorRow, gates_of, with_gates, with_rows
 
 _NORMS = "attn_norm", "post_attention_norm"
-_GATED = with_gates(
-    replace(LATENT, after="post_attention_norm"),
-    *_NORMS,
-    attn_gate_weight=TensorRow("attn_gate.weight", ("n_attn", "n_embd")),
-)
+_GATED = with_gates(replace(with_rows(LATENT, GATE), after="post_attention_norm"), *_NORMS)
 LATENT_NORM_GATED = replace(
     _GATED,
     rows=(

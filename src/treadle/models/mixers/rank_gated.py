@@ -6,29 +6,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from treadle.models.mixers.indexed import LATENT_INDEXED, choose
 from treadle.models.mixers.latent import build
-from treadle.models.structure import TensorRow
-
-if TYPE_CHECKING:
-    from treadle.models.config import Layer
-    from treadle.models.structure import Sizes
-
-
-def _sizes(layer: Layer) -> Sizes:
-    return {**LATENT_INDEXED.sizes(layer), "n_norm_rank": layer.n_norm_rank}
-
+from treadle.models.structure import DOWN_FIRST, TensorRow, with_gates, with_rows
 
 LATENT_RANKED_INDEXED = replace(
-    LATENT_INDEXED,
-    build=partial(build, choice=choose, ranked=True),
-    rows=(
-        *(row for row in LATENT_INDEXED.rows if row.name != "attn_gate.weight"),
-        TensorRow("attn_gate.weight", ("n_attn", "n_q_rank")),
-        TensorRow("attn_norm_gate_down.weight", ("n_norm_rank", "n_embd")),
-        TensorRow("attn_norm_gate_up.weight", ("n_embd", "n_norm_rank")),
+    with_gates(
+        with_rows(LATENT_INDEXED, TensorRow("attn_gate.weight", ("n_attn", "n_q_rank"))),
+        "attn_norm",
+        order=DOWN_FIRST,
     ),
-    sizes=_sizes,
+    build=partial(build, choice=choose, ranked=True),
 )

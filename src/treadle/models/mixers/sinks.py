@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_QKV
-from treadle.models.structure import TensorRow
+from treadle.models.structure import TensorRow, with_rows
 
 SINKS, SINKS_QKV = (
-    replace(
-        each,
-        rows=tuple(
-            TensorRow(row.name, row.shape) if row.name == "attn_sinks.weight" else row
-            for row in each.rows
-        ),
-    )
+    with_rows(each, TensorRow("attn_sinks.weight", ("n_head",)))
     for each in (ATTENTION, ATTENTION_QKV)
 )

@@ -4,21 +4,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_QKV
-from treadle.models.structure import TensorRow
+from treadle.models.structure import TensorRow, with_rows
 
-_OTHERS = tuple(row for row in ATTENTION.rows if row.name != "attn_gate.weight")
-SOFTPLUS = replace(ATTENTION, rows=(*_OTHERS, TensorRow("attn_gate.weight", ("n_attn", "n_embd"))))
-SOFTPLUS_HEADS = replace(
-    ATTENTION, rows=(*_OTHERS, TensorRow("attn_gate.weight", ("n_head", "n_embd")))
-)
+_OF_HEADS = TensorRow("attn_gate.weight", ("n_head", "n_embd"))
+SOFTPLUS = with_rows(ATTENTION, TensorRow("attn_gate.weight", ("n_attn", "n_embd")))
+SOFTPLUS_HEADS = with_rows(ATTENTION, _OF_HEADS)
 SIGMOID_HEADS = SOFTPLUS_HEADS
-SIGMOID_FUSED = replace(
-    ATTENTION_QKV,
-    rows=(
-        *(row for row in ATTENTION_QKV.rows if row.name != "attn_gate.weight"),
-        TensorRow("attn_gate.weight", ("n_head", "n_embd")),
-    ),
-)
+SIGMOID_FUSED = with_rows(ATTENTION_QKV, _OF_HEADS)

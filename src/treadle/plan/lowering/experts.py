@@ -332,9 +332,7 @@ class Mixture:
         """
         if not self.adapted(matrices):
             return
-        from treadle.plan.lowering.lora import (
-            emit_experts_lora,  # only plans with adapters need it
-        )
+        from treadle.plan.lowering.lora import emit_experts_lora  # few plans have adapters
 
         floats = (
             x

@@ -230,9 +230,8 @@ class PlanOps(Materializer, Ops):
 
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
         if self.config.bounds:
-            from treadle.plan.lowering.clamped_products import (
-                bounded_products,  # few towers have them
-            )
+            # Few towers have them.
+            from treadle.plan.lowering.clamped_products import bounded_products
 
             return bounded_products(self, label, x, weights)
         return self.products(label, x, weights)

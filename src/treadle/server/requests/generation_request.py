@@ -230,9 +230,8 @@ class GenerationRequest:
     lines: tuple[int, int] = (0, 0)  # indent, and milliseconds: see ``IndentStop``
     more: dict[str, Any] = field(default_factory=dict)
     options: AnswerOptions = field(default_factory=AnswerOptions)  # constraints of the output
-    planned: AnswerPlan = field(
-        default_factory=AnswerPlan
-    )  # the compiled constraint and the output's parser
+    # The compiled constraint and the output's parser.
+    planned: AnswerPlan = field(default_factory=AnswerPlan)
     names: dict[str, str] = field(default_factory=dict)  # the client's names of settings, by ours
     rules: TokenRules = field(default_factory=TokenRules)
     keeps_stop: bool = False  # whether the output includes the stop string that ends it

@@ -37,9 +37,7 @@ class EngineOptions:
 
     args: tuple[str, ...] = ()
     cache: MemoryRequest = MemoryRequest()
-    settings: Mapping[str, ServedModel] = field(
-        default_factory=dict
-    )  # of presets without a MODEL, by their names
+    settings: Mapping[str, ServedModel] = field(default_factory=dict)
 
     def applied(self, name: str, ref: str, source: str) -> ServedModel:
         """Return a model that was found in a folder or the library, with the settings of the preset
