@@ -38,9 +38,8 @@ class Session:
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
-        self._has_pages = (
-            True  # has pages, or may get some; stays set if a signal interrupts ``close``
-        )
+        # Has pages, or may get some; stays set if a signal interrupts ``close``.
+        self._has_pages = True
         if source:
             engine.attend(self.seq, source)
 

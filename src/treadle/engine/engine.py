@@ -557,9 +557,9 @@ class Engine:
         """
         with self.lock:
             again: list[int] = []
-            n = self.media.max_truncation(seq.ids, n)
+            n = self.media.truncation_length(seq.ids, n)
             with interrupts_held():
-                if self.cache.max_truncation(seq, n) < n:
+                if self.cache.truncation_length(seq, n) < n:
                     again = seq.ids[:n]
                     n = self.cache.match(seq, [*again, -1])
                 self.cache.truncate(seq, n)

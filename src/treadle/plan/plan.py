@@ -152,9 +152,7 @@ class Step:
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
     query_counts: range = ANY  # it attends for sequences with so many tokens in the batch
-    read_share: float = (
-        1.0  # the share of n_bytes that one token reads: some experts, one embedding
-    )
+    read_share: float = 1.0  # of n_bytes, that one token reads: some experts, one embedding
     rows_per_expert: range = ANY  # an expert is read by this step only if so many tokens chose it
 
     @property

@@ -30,9 +30,8 @@ class AcceptanceTracker:
     """Acceptance rate of one source's guesses, for one request."""
 
     def __init__(self) -> None:
-        self.acceptance: float | None = (
-            None  # probability that one more id is right; None: not measured
-        )
+        # Probability that one more id is right; None: not measured.
+        self.acceptance: float | None = None
         self.length = FIRST  # ids of the next guess; grows while guesses are right
         self._at = 0
         self._ids: list[int] = []

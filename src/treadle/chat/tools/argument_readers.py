@@ -88,12 +88,10 @@ class TagReader(ArgumentReader):
         self._n = 0
         self._key: str | None = None  # name of the argument whose value is being read
         self._text = self._begun = False  # the value is a string; its start was read
-        self._within = self._quote_pending = (
-            False  # the value is quoted; JSON's opening quote is pending
-        )
-        self._other_schemas: list[
-            Any
-        ] = []  # schemas of the value's alternatives other than strings
+        # The value is quoted; JSON's opening quote is pending.
+        self._within = self._quote_pending = False
+        # Schemas of the value's alternatives other than strings.
+        self._other_schemas: list[Any] = []
         self._gap = self._close = ""  # white space and closing tag after the value
         self._nulls: list[str] = []  # spellings of null that the text so far may become
         self._end = ValueEnd()

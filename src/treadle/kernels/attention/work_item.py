@@ -51,9 +51,8 @@ class Queries(PagedKernel):
     spans: bool = False  # queries also see keys up to their item's ``sees``
     # Choices of keys that a query has (``indexer.py``), one for each group of heads; 0: all.
     chosen: int = 0
-    rel_extent: int = (
-        0  # biases of each query by distance up to this (``relative_logits.py``); 0: none
-    )
+    # Biases of each query by distance up to this (``relative_logits.py``); 0: none.
+    rel_extent: int = 0
 
     @property
     def heads(self) -> int:
