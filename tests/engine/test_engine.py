@@ -539,7 +539,7 @@ def test_texts_that_share_runs(pooling: str, tiny: WriteTiny) -> None:
         engine.config = replace(engine.config, pooling=pooling)
         engine.plan(64, 2, "embedding").check()
         n_before = engine.cache.available_pages()
-        batches = list(engine.together(texts))
+        batches = list(engine.batches(texts))
         assert [len(batch) for batch in batches] == [5, 1, 3, 2, 29]
         found = np.concatenate([engine.embed(batch) for batch in batches])
         for row, ids in zip(found, texts, strict=True):

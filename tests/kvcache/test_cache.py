@@ -172,7 +172,7 @@ class Walk(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), n=st.integers(0, N_CTX))
     def truncate(self, which: int, n: int) -> None:
         seq = self.live[which % len(self.live)]
-        self.cache.truncate(seq, self.cache.max_truncation(seq, min(n, len(seq))))
+        self.cache.truncate(seq, self.cache.truncation_length(seq, min(n, len(seq))))
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 9), n=st.integers(0, N_CTX), seed=st.integers(0, 3))
@@ -499,10 +499,10 @@ def test_a_window_can_go_back_only_as_far_as_its_pages() -> None:
     cache = KVCache(specs(0, 64), CPU, N_CTX)
     seq = filled(cache, range(200))  # pages 0..3 are gone: the next token sees 137 and later
     assert lists(seq)[1][:5] == [FREED] * 4 + [seq.pages[1][4]]
-    assert cache.max_truncation(seq, 195) == 195
-    assert cache.max_truncation(seq, 192) == 192
-    assert cache.max_truncation(seq, 190) == 0
-    assert cache.max_truncation(seq, 0) == 0
+    assert cache.truncation_length(seq, 195) == 195
+    assert cache.truncation_length(seq, 192) == 192
+    assert cache.truncation_length(seq, 190) == 0
+    assert cache.truncation_length(seq, 0) == 0
     # but the tree still has the window of an earlier place
     kept = cache.match(seq, [*range(190), -1])
     assert kept == 160
@@ -657,7 +657,7 @@ def test_a_checkpoint_is_the_state_itself() -> None:
     cache.extend(seq, range(64, 70))
     cache.commit(seq)
     assert node.state not in seq.slots
-    assert (cache.max_truncation(seq, 69), cache.max_truncation(seq, 63)) == (64, 0)
+    assert (cache.truncation_length(seq, 69), cache.truncation_length(seq, 63)) == (64, 0)
     assert known(cache, range(100)) == 64
     other = cache.sequence(range(100))
     assert (other.ids, other.slots[0]) == (list(range(64)), node.state)
@@ -720,9 +720,9 @@ def test_a_state_does_not_go_back() -> None:
     cache = with_state()
     seq = filled(cache, range(100))
     assert (
-        cache.max_truncation(seq, 100),
-        cache.max_truncation(seq, 99),
-        cache.max_truncation(seq, 64),
+        cache.truncation_length(seq, 100),
+        cache.truncation_length(seq, 99),
+        cache.truncation_length(seq, 64),
     ) == (100, 0, 0)
     assert known(cache, range(100)) == 0  # the tree has pages, and no state to go with them
     assert cache.match(seq, [*range(100), 5]) == 100

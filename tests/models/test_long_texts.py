@@ -64,7 +64,7 @@ def test_short_texts_beside_a_long_one(tmp_path: Path) -> None:
     with treadle.load(path, threads=2, kv="f32") as model:
         lengths = [3] * 100 + [900] + [5] * 60
         texts = [text(n, seed) for seed, n in enumerate(lengths)]
-        runs = list(model.engine.together(texts))
+        runs = list(model.engine.batches(texts))
         assert [len(run) for run in runs] == [100, 1, 60]
         made = np.concatenate([model.engine.embed(run) for run in runs])
         alone = np.concatenate([model.engine.embed([ids]) for ids in texts[98:103]])

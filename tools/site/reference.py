@@ -79,7 +79,7 @@ PROTOCOLS = {
     "ollama": "Ollama",
     "rerank": "Jina, Cohere",
     "response_lookup": "OpenAI",
-    "responses_with_mcp": "OpenAI",
+    "responses_endpoint": "OpenAI",
     "responses": "OpenAI",
     "score": "vLLM",
     "vllm": "vLLM",

@@ -127,12 +127,12 @@ class Embedder:
         """Return vectors, float32 ``[n_texts, n]``, for any number of tokenized texts, run in
         batches. Raises ContextFullError for a text that does not fit the context.
         """
-        batches = self._model.engine.together(texts)
+        batches = self._model.engine.batches(texts)
         made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]
         return np.concatenate(made)
 
     def run(self, batch: Sequence[Sequence[int]]) -> Floats:
-        """Return vectors, float32 ``[n_texts, n]``, for one batch of ``Engine.together``. Running
+        """Return vectors, float32 ``[n_texts, n]``, for one batch of ``Engine.batches``. Running
         requests are preempted if there are too few pages.
         """
         *_, result = self.runs(batch)

@@ -442,7 +442,7 @@ def states_of_texts(
     streams of states.
     """
     result: list[Floats] = []
-    for group in model.engine.together(texts):
+    for group in model.engine.batches(texts):
         try:
             result += _states_of_run(model, group, layers, lora)
         except ContextFullError:

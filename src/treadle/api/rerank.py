@@ -159,7 +159,7 @@ class Reranker:
     def batches(self, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
         """Yield ``pairs``, in order, in batches that ``run`` can take."""
         at = 0
-        for batch in self._model.engine.together([ids for ids, _ in pairs]):
+        for batch in self._model.engine.batches([ids for ids, _ in pairs]):
             yield list(pairs[at : at + len(batch)])
             at += len(batch)
 

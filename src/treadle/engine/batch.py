@@ -21,7 +21,7 @@ import numpy as np
 
 from treadle.base.fast_named_tuple import NamedTuple
 from treadle.kernels.attention.records import ITEM, MERGE, PAGE, SPLIT
-from treadle.kernels.elementwise.top_records import SAMPLED, LateMask, LogitsQuery
+from treadle.kernels.elementwise.top_records import SAMPLED, AsyncMask, LogitsQuery
 from treadle.kernels.spec import (
     EACH,
     LINE,
@@ -250,7 +250,7 @@ class RunInputs(Inputs):
         assert self.memory.bytes is not None
         super().__init__(self.memory.bytes)
         self.n_outputs = 0
-        self.late: list[tuple[int, LateMask]] = []  # masks still being computed, and their offsets
+        self.late: list[tuple[int, AsyncMask]] = []  # masks still being computed, and their offsets
         self._bytes = self.block.data
         self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
         self._pages, self._masks = offsets.pop("pages") // 8, offsets.pop("masks", 0)

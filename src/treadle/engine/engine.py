@@ -392,7 +392,7 @@ class Engine:
             ready.plan.run_reference(arena, ready.run, until)
             return ready.plan, arena
 
-    def together(self, texts: Iterable[Seq[int]]) -> Iterator[list[Seq[int]]]:
+    def batches(self, texts: Iterable[Seq[int]]) -> Iterator[list[Seq[int]]]:
         """Group ``texts``, in order, into lists that ``embed`` can take in one run."""
         return group_texts(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
@@ -407,7 +407,7 @@ class Engine:
         """Return a vector for each text, float32 ``[n_texts, n_embd]``: its last states after the
         output norm, pooled by ``config.pool``, and scaled to length 1 if ``unit``.
 
-        ``texts``: several that fit one run (see ``together``), or a single one. ``seconds``:
+        ``texts``: several that fit one run (see ``batches``), or a single one. ``seconds``:
         ``BatchItem.second`` of each; ``lora``: the adapters to run with, None for the default.
 
         Raises ContextFullError if a text does not fit, TreadleError for one without tokens.
@@ -557,9 +557,9 @@ class Engine:
         """
         with self.lock:
             again: list[int] = []
-            n = self.media.max_truncation(seq.ids, n)
+            n = self.media.truncation_length(seq.ids, n)
             with interrupts_held():
-                if self.cache.max_truncation(seq, n) < n:
+                if self.cache.truncation_length(seq, n) < n:
                     again = seq.ids[:n]
                     n = self.cache.match(seq, [*again, -1])
                 self.cache.truncate(seq, n)

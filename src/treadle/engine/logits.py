@@ -13,7 +13,7 @@ import numpy.typing as npt
 from treadle.kernels.elementwise.top_records import N_TOP as N_TOP
 from treadle.kernels.elementwise.top_records import RESULT, TOTAL
 from treadle.kernels.elementwise.top_records import TOTAL_ERROR as TOTAL_ERROR
-from treadle.kernels.elementwise.top_records import LateMask as LateMask
+from treadle.kernels.elementwise.top_records import AsyncMask as AsyncMask
 from treadle.kernels.elementwise.top_records import LogitsQuery as LogitsQuery
 
 Tokens = Seq[int] | npt.NDArray[np.intp]

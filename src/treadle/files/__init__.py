@@ -23,6 +23,8 @@
     mapping.py          memory-mapped files, and checks for changed ones
     reader.py           base classes of readers, with bounds checks
     keys.py             MetadataReader: typed, range-checked keys
+    stored_header.py    headers on disk, so that later starts do not read them again
+    stored_entries.py   the files that keep headers, configurations and plans
     splits.py           from the path that a user gives to the files of a model
     mistaken.py         descriptions of files that are not models
     paths.py            checks of file names

@@ -86,7 +86,7 @@ def stage_name(name: str) -> str:
     return rest if _OUTSIDE.fullmatch(rest) else f"layers.{match['layer']}.{rest}"
 
 
-def stages_config(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+def dspark_config(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
     """Return the config.json of the DSpark in a DeepSeek V4 folder as if it were a folder of its
     own, from the main model's ``config`` and the names of all tensors.
     """

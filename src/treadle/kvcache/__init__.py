@@ -10,6 +10,6 @@
     state_slots.py     StateSlots: slots of recurrent states, and their checkpoints
     media.py           MediaRegistry: pictures and sounds, whose rows are tokens of a text
     encoded_inputs.py  EncodedInputs: keys and values of prompts that an encoder has read
-    target_cache.py    LentCache: a drafter's read-only view of the cache of its target model
+    target_cache.py    BorrowedCache: a drafter's read-only view of the cache of its target model
     disk/              pages and sessions in files
 """

@@ -268,7 +268,7 @@ class KVCache:
         own = 0
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
-        own = self.max_truncation(seq, own)
+        own = self.truncation_length(seq, own)
         found = [] if seq.is_unshared else self.tree.find(ids, limit, seq.lora)
         adopts = n_ids(found) > own and self._may_adopt(seq, found)
         if self.states:
@@ -292,7 +292,7 @@ class KVCache:
             return NOTHING_REUSED
         return OWN if own == len(seq.ids) else self.slots.place_of(seq.nodes[own // PAGE - 1])
 
-    def max_truncation(self, seq: Sequence, n: int) -> int:
+    def truncation_length(self, seq: Sequence, n: int) -> int:
         """Return the largest length up to ``n`` to which ``seq`` can be truncated. If layers keep a
         state, this is its last checkpoint; if pages that a window needs are gone, 0.
         """
@@ -474,7 +474,7 @@ class KVCache:
 
     def truncate(self, seq: Sequence, n: int) -> None:
         """Drop all but the first ``n`` tokens of ``seq``; ``n`` must be a length that
-        ``max_truncation`` returns, or ``seq.n_state``.
+        ``truncation_length`` returns, or ``seq.n_state``.
         """
         seq.n_changes += 1
         keep = -(-n // PAGE)

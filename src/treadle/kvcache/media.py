@@ -264,7 +264,7 @@ class MediaRegistry:
                     return first if first > 0 else end
         return n
 
-    def max_truncation(self, ids: Seq[int], n: int) -> int:
+    def truncation_length(self, ids: Seq[int], n: int) -> int:
         """Return the largest length up to ``n`` to which ``ids`` can be truncated without cutting a
         picture.
         """

@@ -87,9 +87,8 @@ class PageTree:
         self.marks: tuple[bytes, ...] = ()  # digests of the adapters, and of the control vectors
         # least recently used first
         self.leaves: OrderedDict[PageNode, None] = OrderedDict()
-        self.kept: dict[
-            Pool, OrderedDict[PageNode, None]
-        ] = {  # nodes with a page of this windowed pool
+        # Nodes with a page of this windowed pool.
+        self.kept: dict[Pool, OrderedDict[PageNode, None]] = {
             pool: OrderedDict() for pool in self.windows
         }
         self._evicted: OrderedDict[int, None] = OrderedDict()  # node keys, the newest last

@@ -9,7 +9,7 @@ from treadle.kvcache.page_pool import Pool
 from treadle.kvcache.prefix_tree import PageTree
 
 
-class LentPool(Pool):
+class BorrowedPool(Pool):
     """A pool of another model's cache. The reader's graph numbers that model's layers from
     ``first`` on, behind its own.
     """
@@ -25,7 +25,7 @@ class LentPool(Pool):
         return super().layer_off(layer - self._first if layer >= self._first else layer)
 
 
-class LentCache(KVCache):
+class BorrowedCache(KVCache):
     """A read-only view of another model's ``cache``, whose layers are numbered from ``first`` on.
     Its sequences hold pages of that cache: a run neither extends nor ends them.
     """
@@ -38,7 +38,7 @@ class LentCache(KVCache):
         self.n_sequences = cache.n_sequences
         self.n_batch = cache.n_batch
         self.kv_tokens = cache.kv_tokens
-        self.pools = [LentPool(pool, first) for pool in cache.pools]
+        self.pools = [BorrowedPool(pool, first) for pool in cache.pools]
         self.cross = []
         self.windows = []
         self.states = []

@@ -49,7 +49,7 @@ class MediaFamily(ABC):
     placeholders: texts of a rendered prompt that stand for one picture or sound, the longest first.
     row_mark: the special token that stands for each media row.
     marks: all special tokens of its media, which answers must not contain.
-    stems: plans before the tower, such as convolutions, run one after the other; ``stage_input``
+    stems: plans before the tower, such as convolutions, run one after the other; ``stem_input``
         makes the input rows of each. Empty: the tower reads the patches.
     stem_share: the stems' share of an encoding's work, 0 to 1, for progress reports.
     tower: the plan of the tower's layers.
@@ -95,9 +95,9 @@ class MediaFamily(ABC):
         """
         return [patches]
 
-    def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """Return the input rows of stem number ``stage``, or, after the last stem, of the tower.
-        ``rows``: a piece's patches for stage 0, else the results of the stem before.
+    def stem_input(self, stem: int, rows: np.ndarray) -> np.ndarray:
+        """Return the input rows of stem number ``stem``, or, after the last stem, of the tower.
+        ``rows``: a piece's patches for stem 0, else the results of the stem before.
         """
         return rows
 

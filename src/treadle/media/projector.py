@@ -139,7 +139,7 @@ class MediaTower:
     def _stem_runs(self, one: AnyInput) -> Iterator[tuple[TowerEngine, list[int]]]:
         for rows in self.family.pieces(one.patches):
             for i, engine in enumerate(self.stems):
-                n = len(self.family.stage_input(i, rows))
+                n = len(self.family.stem_input(i, rows))
                 yield engine, [n]
                 rows = np.zeros((n, engine.width), np.float32)
 
@@ -201,10 +201,10 @@ class MediaTower:
             rows = []
             for states in of_one:
                 for i, engine in enumerate(self.stems):
-                    given = family.stage_input(i, states)
+                    given = family.stem_input(i, states)
                     found = yield from engine.run({GIVEN: given}, [RunItem(len(given))])
                     states = found[STATES]
-                rows.append(family.stage_input(len(self.stems), states))
+                rows.append(family.stem_input(len(self.stems), states))
                 n_done += 1
                 if report is not None:
                     report(family.stem_share * n_done / n_pieces)

@@ -63,12 +63,12 @@ class WhisperTower(SoundFamily):
         """Most samples of one pass, at 16 kHz."""
         return HOP * self.n_frames
 
-    def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """Return the im2col rows for convolution number ``stage``. ``rows``: mel frames
-        ``[n, n_mels]`` for stage 0, else the results of the convolution before; after the last one
+    def stem_input(self, stem: int, rows: np.ndarray) -> np.ndarray:
+        """Return the im2col rows for convolution number ``stem``. ``rows``: mel frames
+        ``[n, n_mels]`` for stem 0, else the results of the convolution before; after the last one
         they are returned unchanged, for the tower.
         """
-        return rows if stage == len(self.stems) else rows_of_1d(rows, STEPS[stage])
+        return rows if stem == len(self.stems) else rows_of_1d(rows, STEPS[stem])
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
         """Return the learned positions of the first ``grid[1]`` rows."""

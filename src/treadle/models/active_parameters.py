@@ -22,7 +22,7 @@ _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.w
 
 @dataclass(frozen=True)
 class Active:
-    """What one token uses of a model.
+    """The part of a model that one token uses.
 
     n_experts, n_experts_used: experts of a layer, in all and per token (the most of all layers);
         0 without experts.

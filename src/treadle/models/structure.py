@@ -146,19 +146,19 @@ def built_by_graph(
 
 
 class LazyConstants(dict[str, Made]):
-    """Constants of a package by name. ``here``: those already imported; ``late``: by name, others
+    """Constants of a package by name. ``here``: those already imported; ``lazy``: by name, others
     as ``module.CONSTANT``, which are imported on first use. A module that begins with a dot is in
     the parent package.
     """
 
-    def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
+    def __init__(self, package: str, here: dict[str, Made], lazy: dict[str, str]) -> None:
         super().__init__(here)
         self._package = package
-        self._late = late
+        self._lazy = lazy
         self._own = dict(here)  # and those that were imported
 
     def __missing__(self, name: str) -> Made:
-        module, _, constant = self._late[name].rpartition(".")
+        module, _, constant = self._lazy[name].rpartition(".")
         result: Made = getattr(import_module(f".{module}", self._package), constant)
         self._own[name] = result
         self[name] = result
@@ -170,11 +170,11 @@ class LazyConstants(dict[str, Made]):
         return changed or len(self) < len(self._own)
 
     def names(self) -> list[str]:
-        """Return the names of all constants, late ones included."""
-        return list(dict.fromkeys((*self, *self._late)))
+        """Return the names of all constants, lazy ones included."""
+        return list(dict.fromkeys((*self, *self._lazy)))
 
     def all_constants(self) -> list[Made]:
-        """Return all constants; this imports the late ones."""
+        """Return all constants; this imports the lazy ones."""
         return [self[name] for name in self.names()]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from treadle.engine.logits import LateMask, LogitsQuery
+from treadle.engine.logits import AsyncMask, LogitsQuery
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
 from treadle.sampling.best import BestCandidates, best_of, top_stages
 from treadle.sampling.candidates import Candidates, Floats
@@ -31,7 +31,7 @@ class TokenConstraint(Protocol):
         a returned array.
 
         A constraint with ``start_bits()`` is applied while the model runs: it returns a
-        ``LateMask`` with one bit per token, lowest first, set if the token may follow; if none is
+        ``AsyncMask`` with one bit per token, lowest first, set if the token may follow; if none is
         set, ``mask`` is called for the reason. A constraint with ``forced()`` returns the ids that
         must come next, if known: they are drafted, and sampled like any other. One with
         ``unbound()`` tells whether any token may come next, so that ``mask`` need not be called.
@@ -80,7 +80,7 @@ class Sampler:
             self._boosted = self._bias[0][self._bias[1] > 0]
             if constraint is not None and len(self._boosted):  # unknown which of them it rules out
                 self._top_stages = None
-        self._start_mask: Callable[[], LateMask] | None = getattr(constraint, "start_bits", None)
+        self._start_mask: Callable[[], AsyncMask] | None = getattr(constraint, "start_bits", None)
         self._forced: Callable[[], list[int]] | None = getattr(constraint, "forced", None)
         self._unbound: Callable[[], bool] | None = getattr(constraint, "unbound", None)
         self._has_query = False

@@ -94,7 +94,7 @@ class RequestQueue:
         if request.cancelled and answer.pieces and seq.n_changes == request.last_n_changes:
             # Tokens beyond this point were never shown to the caller: drop them from the cache.
             n = len(request.ids) - len(answer.ids) + answer.n_taken - 1
-            if n < len(seq) and cache.max_truncation(seq, n) == n:
+            if n < len(seq) and cache.truncation_length(seq, n) == n:
                 cache.truncate(seq, n)
 
     def take_failed(self) -> list[Request]:

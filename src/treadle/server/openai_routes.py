@@ -15,7 +15,7 @@ from treadle.server.protocols.openai import (
     end_reasoning,
     response_lookup,
     responses,
-    responses_with_mcp,
+    responses_endpoint,
 )
 from treadle.server.protocols.openai.answer import counter
 
@@ -33,7 +33,7 @@ OPENAI_POST: Mapping[str, Handler] = {
     "/v1/embeddings": embeddings.embeddings,
     "/v1/chat/completions/input_tokens": counter(chat.read_chat),
     "/v1/completions/input_tokens": counter(completions.read_completion),
-    "/v1/responses": responses_with_mcp.responses,
+    "/v1/responses": responses_endpoint.responses,
     "/v1/responses/input_tokens": counter(responses.read_response),
     "/v1/responses/{id}/cancel": response_lookup.cancel,
 }

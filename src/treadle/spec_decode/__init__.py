@@ -9,6 +9,7 @@
     mtp.py          a multi-token-prediction layer, in the model's file or a file of its own
     tapped.py       hidden states from between the model's layers, for EAGLE 3 and DFlash
     eagle3.py       EAGLE 3 heads
-    dflash.py       DFlash and DSpark block drafters
+    dflash.py       DFlash 1 and 2 and DSpark block drafters
+    selector.py     the choice among candidates of a block (DFlash 2)
     assistant.py    Gemma 4 assistants, which read the model's KV cache
 """

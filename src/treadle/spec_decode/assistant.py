@@ -17,7 +17,7 @@ from treadle.engine.engine import Engine
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
 from treadle.kvcache.sequence import Sequence
-from treadle.kvcache.target_cache import LentCache
+from treadle.kvcache.target_cache import BorrowedCache
 from treadle.models.graphs.assistant import GIVEN, bound, clustered, order_of
 from treadle.plan.lowering.clusters import CHOSEN
 from treadle.spec_decode.draft_model import (
@@ -49,7 +49,7 @@ class AssistantEngine(Engine):
         ignored.
         """
         assert self.lender is not None
-        return LentCache(self.lender.cache, self.config.n_layer)
+        return BorrowedCache(self.lender.cache, self.config.n_layer)
 
 
 class GivenStates(EngineObserver):

@@ -77,7 +77,7 @@ class DraftSequence:
             self.n += 1
         seq.n_drafted = 0
         if self.n < len(seq):
-            self.n = seq.cache.max_truncation(seq, self.n)
+            self.n = seq.cache.truncation_length(seq, self.n)
             seq.cache.truncate(seq, self.n)
         return len(ids) - self.start - self.n
 

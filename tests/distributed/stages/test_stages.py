@@ -209,7 +209,7 @@ class Late:
         self.asked = False
 
     def wait(self) -> bytes:
-        """See ``kernels.top.LateMask``."""
+        """See ``kernels.elementwise.top_records.AsyncMask``."""
         self.asked = True
         return self._mask
 

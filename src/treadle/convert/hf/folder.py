@@ -64,7 +64,7 @@ from treadle.convert.sources.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
-from treadle.files.hf_drafters import has_dspark, stage_name, stages_config
+from treadle.files.hf_drafters import dspark_config, has_dspark, stage_name
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
@@ -207,7 +207,7 @@ def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict
     if not has_dspark(config):
         _check_text(config, folder, weights)
         return config
-    config = {**stages_config(config, weights.tensors)}
+    config = {**dspark_config(config, weights.tensors)}
     weights.tensors = {
         at: replace(tensor, name=at)
         for name, tensor in weights.tensors.items()

@@ -14,7 +14,7 @@ N_TOP = 64  # above common top_k values and the most alternatives of APIs
 TOTAL = 8 * N_TOP  # byte offset of the sum in a result
 
 
-class LateMask(Protocol):
+class AsyncMask(Protocol):
     """A grammar mask that is still being computed when the run begins."""
 
     def wait(self) -> bytes:
@@ -23,11 +23,11 @@ class LateMask(Protocol):
 
 class LogitsQuery(NamedTuple):
     """A request for a row's N_TOP largest logits. ``mask``: one bit for each token id, 1 if it is
-    allowed, lowest bit first; a LateMask is waited for before the first step that reads masks.
+    allowed, lowest bit first; a AsyncMask is waited for before the first step that reads masks.
     ``first``: only the largest one (and its equals). ``total``: also the sum of exponentials.
     """
 
-    mask: bytes | LateMask | None = None
+    mask: bytes | AsyncMask | None = None
     first: bool = False
     total: bool = False
 

@@ -105,8 +105,8 @@ class ChunkKeys(Spec):
                         place = (n // SIDE + h) * REGISTER + pair * LINE
                         k.store(home + self.transposed_off + place, paired(k, even, odd))
             n_registers = self.n_state // SIDE
-            self._transposed(k, keys, right, n_registers)
-            self._transposed(k, home + self.transposed_off, home + self.transposed_off, n_registers)
+            self._transpose(k, keys, right, n_registers)
+            self._transpose(k, home + self.transposed_off, home + self.transposed_off, n_registers)
             turn(k, "queries", home, n_registers)
             turn(k, "turned", home + self.transposed_off, n_registers)
             if self.solves:
@@ -116,7 +116,7 @@ class ChunkKeys(Spec):
                 self._multiply_keys(k, keys, right, home + self.key_products_off)
         matrix.end(k)
 
-    def _transposed(self, k: Builder, source: Val, to: Val, n: int) -> None:
+    def _transpose(self, k: Builder, source: Val, to: Val, n: int) -> None:
         """Transpose ``n`` registers of 16 by 16 dwords in memory, from address ``source`` to
         ``to``.
         """

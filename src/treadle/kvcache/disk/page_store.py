@@ -200,7 +200,7 @@ class PageStore:
             return 0
         held = len(seq.ids)
         if rest:  # a partial page of its own is replaced by the whole page
-            if cache.max_truncation(seq, start * PAGE) < start * PAGE:
+            if cache.truncation_length(seq, start * PAGE) < start * PAGE:
                 return 0
             cache.truncate(seq, start * PAGE)
         first = [pool.first_seen(end * PAGE) for pool in cache.pools]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FAMILIES: LazyConstants[type[MediaFamily]] = LazyConstants(
     __name__,
     {},
-    late={
+    lazy={
         "qwen2vl_merger": "qwen_vl.Qwen2Vl",
         "qwen2.5vl_merger": "qwen_vl.Qwen25Vl",
         "qwen3vl_merger": "qwen_vl.Qwen3Vl",
@@ -61,7 +61,7 @@ FAMILIES: LazyConstants[type[MediaFamily]] = LazyConstants(
 HF_NAMES: LazyConstants[HfNames] = LazyConstants(
     __name__,
     {},
-    late={
+    lazy={
         "qwen2_vl": "qwen_vl.QWEN2_VL",
         "qwen2_5_vl": "qwen_vl.QWEN25_VL",
         **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen_vl.QWEN3_VL"),

@@ -103,16 +103,16 @@ class Qwen3Asr(SoundFamily):
         """Return ``patches``, mel frames f32 ``[n, n_mels]``, cut into pieces of 1 s."""
         return np.split(patches, len(patches) // PIECE)
 
-    def stage_input(self, stage: int, rows: np.ndarray) -> np.ndarray:
-        """Return the im2col rows for convolution number ``stage``, which reads a piece as a picture
+    def stem_input(self, stem: int, rows: np.ndarray) -> np.ndarray:
+        """Return the im2col rows for convolution number ``stem``, which reads a piece as a picture
         of mel bins by frames; after the last convolution, one row for each time step, for the
-        tower. ``rows``: the piece's frames for stage 0, else the results of the convolution before.
+        tower. ``rows``: the piece's frames for stem 0, else the results of the convolution before.
         """
-        if stage == 0:
+        if stem == 0:
             return rows_of_2d(rows.T[:, :, None], 2)
-        h, w = halved(self.n_mels, stage), halved(PIECE, stage)
+        h, w = halved(self.n_mels, stem), halved(PIECE, stem)
         states = rows.reshape(h, w, -1)
-        if stage < N_CONV:
+        if stem < N_CONV:
             return rows_of_2d(states, 2)
         return np.ascontiguousarray(states.transpose(1, 2, 0).reshape(w, -1))
 

@@ -7,25 +7,25 @@ activation.
 
 ::
 
-    gated.py        gate, up, down
-    plain.py        without a gate
-    sparse.py       with a sparse gate (Gemma 3n)
-    xielu.py        without a gate, activation xIELU (Apertus)
-    channel_mix.py  RWKV's, on a mix with the previous token
-    post_norm.py    gated, with a norm after it and none before (OLMo Hybrid)
+    gated.py             gate, up, down
+    plain.py             without a gate
+    sparse.py            with a sparse gate (Gemma 3n)
+    xielu.py             without a gate, activation xIELU (Apertus)
+    channel_mix.py       RWKV's, on a mix with the previous token
+    post_norm.py         gated, with a norm after it and none before (OLMo Hybrid)
     layer_embeddings.py  Gemma's per-layer embeddings
-    streams.py      Gemma 3n's AltUp and LAuReL
-    block_convolved.py  gated, between convolutions within a drafted block (DFlash 2)
-    convolved.py    gated or experts, then a short convolution (Inkling)
+    streams.py           Gemma 3n's AltUp and LAuReL
+    block_convolved.py   gated, between convolutions within a drafted block (DFlash 2)
+    convolved.py         gated or experts, then a short convolution (Inkling)
 
-    experts.py      mixture of experts, and shared experts
-    routed.py       experts of a smaller width (Kimi K3)
-    capped.py       softcap of the router's scores (Grok)
+    experts.py         mixture of experts, and shared experts
+    routed.py          experts of a smaller width (Kimi K3)
+    capped.py          softcap of the router's scores (Grok)
     llama4_experts.py  the score scales an expert's input (Llama 4)
-    by_token.py     a table chooses the experts by token (DeepSeek V4)
-    grove.py        small experts that neighbours share (GroveMoE)
-    norm_gated.py   gates after norms (A.X K2, GigaChat 3.5)
-    parallel.py     experts in parallel to a dense FFN (Gemma 4)
+    by_token.py        a table chooses the experts by token (DeepSeek V4)
+    grove.py           small experts that neighbours share (GroveMoE)
+    norm_gated.py      gates after norms (A.X K2, GigaChat 3.5)
+    parallel.py        experts in parallel to a dense FFN (Gemma 4)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 FFNS = LazyConstants[Sublayer](
     __name__,
     {"gated": GATED, FUSED: GATED_FUSED, FUSED_UP_FIRST: GATED_FUSED, "plain": PLAIN},
-    late={
+    lazy={
         "experts": "experts.EXPERTS",
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",

@@ -8,16 +8,16 @@ for products with the layer's matrices of these names.
 
     names.py         names of the kinds of attention
 
-    attention.py     attention over the tokens before, or a window of them
-    sinks.py         with required sinks (MiMo V2)
-    softplus.py      with a required gate (Laguna, Step 3.5, LFM 3, Spark X2.5)
-    distances.py     with a relative bias for each layer (T5)
-    post_norm.py     with a norm after it and none before (OLMo Hybrid)
+    attention.py        attention over the tokens before, or a window of them
+    sinks.py            with required sinks (MiMo V2)
+    softplus.py         with a required gate (Laguna, Step 3.5, LFM 3, Spark X2.5)
+    distances.py        with a relative bias for each layer (T5)
+    post_norm.py        with a norm after it and none before (OLMo Hybrid)
     block_convolved.py  between convolutions within a drafted block (DFlash 2)
-    relative.py      with biases by distance that each query makes (Inkling)
-    blocks.py        over blocks of keys that an indexer chooses
-    cross.py         over an encoder's rows
-    linear.py        one matrix in place of attention (Nemotron 51B)
+    relative.py         with biases by distance that each query makes (Inkling)
+    blocks.py           over blocks of keys that an indexer chooses
+    cross.py            over an encoder's rows
+    linear.py           one matrix in place of attention (Nemotron 51B)
 
     latent.py        multi-head latent attention (DeepSeek V2)
     gated_latent.py  with gates (Kimi K3), and sinks (Hunyuan 4)
@@ -27,12 +27,12 @@ for products with the layer's matrices of these names.
     pooled.py        over units of keys that an indexer chooses (GLM-5.3-Flash)
     compressed.py    over rows of tokens, and rows of units of tokens (DeepSeek V4)
 
-    shortconv.py     short convolution (LFM2)
-    mamba1.py, mamba2.py  Mamba
-    parallel.py      attention and Mamba-2 in parallel (Falcon-H1)
+    shortconv.py               short convolution (LFM2)
+    mamba1.py, mamba2.py       Mamba
+    parallel.py                attention and Mamba-2 in parallel (Falcon-H1)
     delta.py, delta_signed.py  gated delta net (Qwen 3.5, OLMo Hybrid)
-    kda.py           Kimi Delta Attention
-    wkv.py           RWKV-7
+    kda.py                     Kimi Delta Attention
+    wkv.py                     RWKV-7
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from treadle.models.structure import LazyConstants, Sublayer
 MIXERS = LazyConstants[Sublayer](
     __name__,
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
-    late={
+    lazy={
         "attention_shared": "attention.ATTENTION_SHARED",
         "attention_keys": "attention.ATTENTION_KEYS",
         "attention_head_norms": "attention.ATTENTION_HEAD_NORMS",

@@ -214,7 +214,7 @@ async def embed(
     """
     texts = await service.prepare(_read, value, service.model, embedder, name, most)
     made = [np.zeros((0, embedder.n), np.float32)]
-    for batch in service.model.engine.together(texts):
+    for batch in service.model.engine.batches(texts):
         began = time.perf_counter()
         made.append(await service.steps(embedder.runs(batch)))
         service.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
