@@ -47,7 +47,7 @@ def test_tuples_behave_as_the_standard_ones() -> None:
     with pytest.raises(TypeError, match="Expected 2 arguments, got 1"):
         Point._make([5])
     with pytest.raises(TypeError, match="'z'"):
-        point._replace(z=1)
+        point._replace(z=1)  # type: ignore[call-arg]
     for name in ("_fields", "_field_defaults", "__match_args__", "__slots__"):
         assert getattr(Point, name) == getattr(Standard, name)
     assert not hasattr(point, "__dict__")

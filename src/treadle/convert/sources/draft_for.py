@@ -28,7 +28,7 @@ def add_model(source: Source, model: GGUF) -> None:
     damaged model.
     """
     keys = source.metadata
-    arch = keys.get("general.architecture")
+    arch = str(keys.get("general.architecture", ""))
     if arch not in ARCHS or ARCHS[arch].graph not in READERS:
         what = f"{arch or 'its architecture'} is no drafter that has another model's vocabulary"
         raise UnsupportedError(f"{source.path}: {what}")
