@@ -29,7 +29,7 @@ from treadle.jit.host import host_features
 from treadle.jit.kernel import load_kernels, trace
 from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul.select import gemv
-from treadle.kernels.spec import RUN_STATE
+from treadle.kernels.run_state import RUN_STATE
 
 K = 2048
 L2 = 1 << 18  # bytes: half of the cache, or less

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.team_memory import STEP
 from treadle.devices.cpu.thread_team import Team
 from treadle.isa import choose
 from treadle.jit.host import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
-from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
+from treadle.kernels.run_state import RUN_STATE
+from treadle.kernels.spec import Args, Frame, Spec
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

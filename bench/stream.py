@@ -24,7 +24,7 @@ from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.formats import by_name
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.matmul.select import gemv
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 from treadle.profiling.peaks import (
     PAGE,
     PIECE,

@@ -17,7 +17,6 @@ from treadle.kernels.activation_layout import BYTE_TOP, BYTES_TOP, WORD_TOP
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise import altup
 from treadle.kernels.elementwise.add import Add
@@ -31,6 +30,7 @@ from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
 from treadle.kernels.moe.route import Route, Sort
+from treadle.kernels.run_state import PAGE
 from treadle.plan.plan import Buffer, Plan, Step
 
 

@@ -27,7 +27,7 @@ from treadle.convert.open import packaged_model
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.control_vector import ControlVector
 
 IDS = [1 + 7 * i % 200 for i in range(2 * PAGE + 9)]

@@ -32,7 +32,7 @@ from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.files.safetensors import open_file
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.load import load_config
 
 IDS = [1 + 7 * i % 200 for i in range(2 * PAGE + 9)]

@@ -17,7 +17,7 @@ from treadle.convert import writer as output
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.config import Config
 
 SIZES = {"n_expert": 4, "n_ff_exp": 32}

@@ -18,7 +18,7 @@ from treadle.api.engine_plans import compile_plans
 from treadle.api.model import Model
 from treadle.cli.app import app
 from treadle.errors import ContextFullError, NoRoomError, TreadleError, UnsupportedError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.encoded_inputs import EncodedInputs
 
 RNG = np.random.default_rng(3)

@@ -17,7 +17,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.scheduler.fake_engine import check_scheduler
 from tests.server.conftest import running, talking
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 N_SYSTEM = 2000
 N_QUESTION = 40

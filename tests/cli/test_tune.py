@@ -32,8 +32,8 @@ from treadle.kernels.matmul.matrix import EDGE
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.select import SHIPPED, TunedTable, matmul
 from treadle.kernels.matmul.select_activation import prefers_q16
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
+from treadle.kernels.run_state import GEMV_TOKENS
 from treadle.machine import topology
 from treadle.profiling import peaks, trial, tune
 from treadle.profiling.report import row_in_use

@@ -24,7 +24,7 @@ from treadle.convert.hf.config import read_config
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config

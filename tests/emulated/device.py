@@ -16,7 +16,7 @@ from tests.emulated.guest import PAGE
 from tests.emulated.rows import Emulated
 from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.thread_team import HostMemory
-from treadle.kernels.spec import run_offset
+from treadle.kernels.run_state import run_offset
 from treadle.plan.plan import Buffer, Const, Plan
 
 

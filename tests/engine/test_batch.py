@@ -11,9 +11,17 @@ import pytest
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.batch import BatchItem, Inputs, RopeTable, RunInputs
 from treadle.isa.portable import PORTABLE
-from treadle.kernels.attention.records import PAGE, SPLIT, most_partials
-from treadle.kernels.elementwise.top_records import LogitsQuery
-from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
+from treadle.kernels.run_state import (
+    EACH,
+    FIELDS,
+    PAGE,
+    SPLIT,
+    LogitsQuery,
+    most_partials,
+    numbered,
+    run_offset,
+    run_state,
+)
 from treadle.kvcache.cache import KVCache
 from treadle.models.cache_spec import PoolSpec, StateSpec
 from treadle.plan.lowering.inputs import inputs_of, sampled_inputs

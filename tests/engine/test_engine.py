@@ -26,7 +26,7 @@ from treadle.devices.cpu.device import Cpu
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 Array = np.ndarray
 

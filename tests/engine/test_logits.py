@@ -16,7 +16,7 @@ from tests.conftest import WriteTiny
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.engine.logits import LogitsBatch, LogitsRow, TopLogits
-from treadle.kernels.elementwise.top_records import N_TOP, TOTAL_ERROR, LogitsQuery
+from treadle.kernels.run_state import N_TOP, TOTAL_ERROR, LogitsQuery
 from treadle.sampling import Sampler, Sampling
 
 N_VOCAB = 320

@@ -17,9 +17,17 @@ import numpy as np
 
 from tests.kernels.machine import Machine, chosen
 from treadle.isa.isa import Isa
-from treadle.kernels.attention.records import ITEM, MERGE
-from treadle.kernels.elementwise.top_records import SAMPLED
-from treadle.kernels.spec import LORA, PART, PART_PAGES, Spec, numbered, run_state
+from treadle.kernels.run_state import (
+    ITEM,
+    LORA,
+    MERGE,
+    PART,
+    PART_PAGES,
+    SAMPLED,
+    numbered,
+    run_state,
+)
+from treadle.kernels.spec import Spec
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5

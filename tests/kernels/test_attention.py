@@ -35,11 +35,10 @@ from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import ITEM, MERGE, PAGE
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.relative_logits import relative_values
 from treadle.kernels.attention.work_item import SPAN, alibi_slopes
-from treadle.kernels.spec import numbered
+from treadle.kernels.run_state import ITEM, MERGE, PAGE, numbered
 
 PART = 64  # keys of a part, here: small, so that short histories are cut too
 

@@ -12,7 +12,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import BLOCK_CONVOLUTIONS
 from treadle.isa.isa import Isa
 from treadle.kernels.recurrent.block_convolution import BlockConvolution
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PART
 
 PARTS = np.array([(0, 5, 9, 0, 0, 0), (5, 1, 0, 0, 0, 0), (6, 3, 70, 0, 0, 0)], PART)
 N = 9

@@ -14,7 +14,7 @@ from tests.kernels.test_states import checked, compiled, exact, floats, given, o
 from treadle.isa.isa import Isa
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PART
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -21,12 +21,13 @@ from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.select import SHIPPED, TUNING_CANDIDATES, TunedTable, fits, matmul
 from treadle.kernels.matmul.select_activation import has_matrix_act
-from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS, batch_sizes
+from treadle.kernels.matmul.sizes import COLUMNS, batch_sizes
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_outer import OUTER
 from treadle.kernels.matmul.tile_pairs import PAIRS
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
+from treadle.kernels.run_state import GEMV_TOKENS
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]

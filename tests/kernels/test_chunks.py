@@ -17,7 +17,7 @@ from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.chunk_keys import CHUNK, ChunkKeys
 from treadle.kernels.recurrent.chunked import FEW, Chunked
 from treadle.kernels.recurrent.rules import Mamba2
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PART
 
 U16 = 2.0**-9  # unit roundoff of bf16
 N = 4 * CHUNK + 7

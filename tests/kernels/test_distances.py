@@ -9,9 +9,9 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import RELATIVE_LOGITS
 from treadle.jit.language import Isa
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.relative_bias import biases_by_distance, buckets, row_values
 from treadle.kernels.attention.relative_logits import RelativeLogits, by_place, relative_values
+from treadle.kernels.run_state import PAGE
 from treadle.models.archs import REACH
 
 

@@ -36,7 +36,7 @@ from treadle.kernels.activation_layout import (
     quantize_ref,
 )
 from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 from treadle.selftest.rounding_bounds import (
     TWIN_ERROR,
     activation_error,

@@ -29,7 +29,7 @@ from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
 from treadle.kernels.moe.dispatch import PIECE, Combine, Gather
 from treadle.kernels.moe.route import Route, Sort, blocks_most
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -24,9 +24,8 @@ from treadle.kernels.activations import activated
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import GEMV_TOKENS, round_up
 
 GATED = [
     Gated("Q8_0", "q8", 352, 2, 4, 2, fn="silu", m=96, to="q8", to_group=4),

@@ -23,7 +23,8 @@ from treadle.kernels.elementwise.streams import (
     RepeatStreams,
     ScoreStreams,
 )
-from treadle.kernels.spec import PART, Spec
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Spec
 
 N = 5
 PITCH = 3 * 64 + 9  # of all rows

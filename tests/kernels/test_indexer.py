@@ -21,9 +21,8 @@ from treadle.kernels.attention.hadamard import points
 from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.work_item import LOWEST
-from treadle.kernels.spec import PART, numbered
+from treadle.kernels.run_state import PAGE, PART, numbered
 
 N_CTX = 256
 WORDS = N_CTX // PAGE

@@ -20,10 +20,10 @@ from treadle.kernels.activation_layout import BLOCK, BYTE_TOP, WORD_TOP
 from treadle.kernels.attention.hadamard import points, rotate_ref
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.run_state import PAGE
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -51,7 +51,7 @@ from treadle.kernels.matmul.select_activation import matrix_act
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 from treadle.selftest.rounding_bounds import product_error
 
 HEIGHTS = (1, 5, 50, 105)

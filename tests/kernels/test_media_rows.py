@@ -11,7 +11,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
-from treadle.kernels.spec import MEDIA_HEAD
+from treadle.kernels.run_state import MEDIA_HEAD
 
 N = 7  # tokens
 

@@ -13,7 +13,7 @@ from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.pooling import Pooling
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PART
 from treadle.selftest.rounding_bounds import norm_error
 
 SPECS = [

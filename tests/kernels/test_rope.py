@@ -17,9 +17,8 @@ from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.indexer import IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import PAGE, round_up
 
 # The largest distance of two numbers of a format, of the largest of a block.
 STEPS = {"q8_0": 1 / 127, "q4_0": 1 / 8, "iq4_nl": 24 / 127, "q5_0": 1 / 16, "q5_1": 2 / 31}

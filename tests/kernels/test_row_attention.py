@@ -25,14 +25,14 @@ from tests.kernels.registry import (
 )
 from treadle.isa.isa import Isa
 from treadle.kernels.attention.hadamard import points
-from treadle.kernels.attention.page_layout import PageLayout, rows_of
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.attention.page_layout import PageLayout
 from treadle.kernels.attention.row_attention import SCORED, RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads, place_of
 from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights
 from treadle.kernels.moe.route import RouteByToken
+from treadle.kernels.page_sizes import rows_of
 from treadle.kernels.recurrent.compress import Compress
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PAGE, PART
 
 N = 5
 PITCH = 4 * 64 + 9  # of all rows

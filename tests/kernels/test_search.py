@@ -18,7 +18,7 @@ from tests.kernels.registry import SEARCHES
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels.quantize.k_search import SearchKernel
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 
 K_SEARCHES = [s for s in SEARCHES if hasattr(s.how, "n_sub")]
 N = 51  # super-blocks: more than a vector of any row has lanes, and no whole number of vectors

@@ -14,7 +14,7 @@ from tests.kernels.registry import SELECTIVES
 from tests.kernels.test_states import CELLS, PARTS
 from treadle.isa.isa import Isa
 from treadle.kernels.recurrent.mamba1 import Selective
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PART
 
 FRONT = 12  # bytes of other layers in front of a state
 N = 9  # tokens

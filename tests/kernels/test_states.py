@@ -19,7 +19,7 @@ from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import Scan
-from treadle.kernels.spec import LINE, PART
+from treadle.kernels.run_state import LINE, PART
 
 Row = Convolution | Scan
 PAIR = 2 * COLUMNS  # two numbers of each head

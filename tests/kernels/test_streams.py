@@ -25,7 +25,8 @@ from treadle.kernels.elementwise.altup import (
     SpreadStreams,
 )
 from treadle.kernels.elementwise.sparse_gate import SparseGate
-from treadle.kernels.spec import Spec, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Spec
 from treadle.selftest.rounding_bounds import norm_error, sum_chain
 
 N = 5  # tokens

@@ -12,7 +12,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import SUMS
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.add import Add, AddRows
-from treadle.kernels.spec import PART
+from treadle.kernels.run_state import PART
 
 LENGTHS = (5, 1, 3)
 POSITIONS = (2, 0, 7)

@@ -27,7 +27,7 @@ from treadle.kernels.elementwise.top_logits import (
     keys_ref,
     slices,
 )
-from treadle.kernels.elementwise.top_records import N_TOP, RESULT, TOTAL_ERROR
+from treadle.kernels.run_state import N_TOP, RESULT, TOTAL_ERROR
 
 INF = np.inf
 

@@ -14,7 +14,7 @@ from tests.kernels.registry import WKVS
 from tests.kernels.test_states import CELLS, PARTS, checked, exact, floats
 from treadle.isa.isa import Isa
 from treadle.kernels.recurrent.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
-from treadle.kernels.spec import LINE, PART
+from treadle.kernels.run_state import LINE, PART
 
 N = 9  # tokens of a run
 TOKENS = 5  # of a part, at most

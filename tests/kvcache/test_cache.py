@@ -17,7 +17,7 @@ from treadle.devices.cpu.thread_team import HostMemory
 from treadle.errors import ContextFullError, NoRoomError, TreadleError, UnsupportedError
 from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention.page_layout import KV_FORMATS
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.kvcache.page_pool import FREED, pages_within
 from treadle.kvcache.state_slots import MIN_SAVING, NO_CHECKPOINT, StateSlots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kvcache.test_cache import CPU, SEEN, check_pages, known, specs
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.kvcache.state_slots import (
     MIN_SAVING,

@@ -13,7 +13,7 @@ from tests.matrix_rounding import limit, sharp_isa
 from tests.media.decoder_cases import CASES, DecoderCase, Prompt, error, load, prompt_of
 from treadle.engine.batch import BatchItem
 from treadle.errors import TreadleError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.media import MediaEntry
 
 PREFIXED = [(case, prefix) for case in CASES for prefix in ("", *(("two.",) if case.two else ()))]

@@ -18,7 +18,7 @@ from tests.spec_decode.tiny_drafters import load
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 ARCH = "deepseek4"
 N = 3 * PAGE + 9  # more than a unit of the second layer

@@ -16,7 +16,7 @@ from tests.stepwise import walk
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.media import MediaEntry
 from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS

@@ -16,7 +16,7 @@ from tests.models.test_indexed import changed
 from tests.models.ways import check_float64
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 ARCH = "glm5-next"
 SIZES: dict[str, Any] = {"n_layer": 4, "n_expert": 4, "n_ff_exp": 64, "n_expert_shared": 1}

@@ -22,7 +22,7 @@ from tests.stepwise import walk
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.load import load_config
 
 N_EMBD = 64

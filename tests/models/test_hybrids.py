@@ -17,7 +17,7 @@ from tests.tiny import write_model
 from treadle.engine.batch import BatchItem
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.prefix_hit import reuse_stop_reason
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write

@@ -20,7 +20,7 @@ from tests.twins import logits_of_twins
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 ARCHS = "deepseek32", "glm-dsa", "minimax-m3"
 TOP = int(INDEXERS["attention.indexer.top_k"])

@@ -22,7 +22,7 @@ from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.load import load_config
 from treadle.quantize.imatrix.collect import collect
 from treadle.quantize.plan import find_mix, make_recipe

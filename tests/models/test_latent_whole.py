@@ -19,7 +19,7 @@ from tests.tiny import rounding
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.load import load_config
 from treadle.plan.lowering.latent import F16_MOST
 from treadle.quantize.plan import find_mix, make_recipe

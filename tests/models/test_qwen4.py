@@ -19,7 +19,7 @@ from tests.models.ways import check_float64
 from tests.tiny import HYPERS
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.system import SYSTEM
 
 ARCH = "qwen4exp"

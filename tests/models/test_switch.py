@@ -26,7 +26,7 @@ from treadle.api.model import Model
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.models.config import Switch
 from treadle.models.load import load_config
 from treadle.models.stages import staged

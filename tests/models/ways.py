@@ -15,7 +15,7 @@ from tests.reference import forward
 from tests.tiny import rounding
 from tests.twins import logits_of_twins
 from treadle.engine.batch import BatchItem
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 NARROW = rows.NARROW.name  # AVX2, or what this machine has in its place
 PORTABLE = "portable"

@@ -28,8 +28,8 @@ from treadle.kernels.elementwise.elementwise import Norm
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
-from treadle.kernels.spec import Args, Grid, Spec, run_state
+from treadle.kernels.run_state import GEMV_TOKENS, run_state
+from treadle.kernels.spec import Args, Grid, Spec
 from treadle.kvcache.cache import KVCache
 from treadle.models.archs import STANDALONE
 from treadle.models.graphs import GRAPHS

@@ -20,7 +20,7 @@ from treadle.formats import Format, by_name
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import TunedTable, matmul
 from treadle.kernels.matmul.select_activation import has_matrix_act
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
+from treadle.kernels.run_state import GEMV_TOKENS
 from treadle.plan.plan import Plan
 from treadle.profiling.report import row_in_use
 

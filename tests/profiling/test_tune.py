@@ -17,8 +17,8 @@ from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import SHIPPED, TunedTable, fits
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
+from treadle.kernels.run_state import GEMV_TOKENS
 from treadle.profiling.tune import (
     CROSSOVER,
     GAIN,

@@ -21,7 +21,7 @@ from treadle.engine.logits import (
     TopLogits,
 )
 from treadle.errors import GrammarError, NotFiniteError, SamplingError
-from treadle.kernels.elementwise.top_records import TOTAL
+from treadle.kernels.run_state import TOTAL
 from treadle.sampling import Sampler, Sampling
 from treadle.sampling.candidates import Floats
 

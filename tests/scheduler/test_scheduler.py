@@ -20,7 +20,7 @@ from treadle.api.session import Session
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.scheduler.output import RequestOutput
 from treadle.scheduler.queue import AGE_S
 from treadle.scheduler.request import Request

@@ -16,7 +16,7 @@ from tests.loras import draw_pairs, write_gguf
 from tests.selftest.checks import SMALL, kernels_of
 from treadle.devices.cpu.device import Cpu
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import PAGE, SPLIT
+from treadle.kernels.run_state import PAGE, SPLIT
 from treadle.models.control_vector import ControlVector
 from treadle.selftest import twin_results
 from treadle.selftest.model_check import CheckReport, check_kernels, check_model

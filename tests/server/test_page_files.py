@@ -7,7 +7,7 @@ from pathlib import Path
 
 import treadle
 from tests.server.conftest import running, talking
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 KEY = "sk-xyzzy-swordfish"
 TEXT = "plugh plover frotz "

@@ -24,8 +24,7 @@ from treadle.convert.hf.config import read_config
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.attention.records import PAGE
-from treadle.kernels.elementwise.top_records import LogitsQuery
+from treadle.kernels.run_state import PAGE, LogitsQuery
 from treadle.models.config import Clusters
 from treadle.models.graphs.assistant import ORDERING, bound, clustered
 from treadle.models.load import load_config

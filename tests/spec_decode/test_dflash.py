@@ -19,7 +19,7 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.elementwise.top_records import LogitsQuery
+from treadle.kernels.run_state import LogitsQuery
 from treadle.models.config import Config
 from treadle.models.drafters.dflash import (
     ANCHORED,

@@ -23,7 +23,7 @@ from tests.spec_decode.test_ngram import World, alone
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.spec_decode.draft_model import MIN_CHUNK, Drafter, check_vocabularies
 from treadle.spec_decode.ngram import DraftController
 

@@ -20,7 +20,7 @@ from tests.tiny import COMPRESSED, rounding
 from treadle.engine.batch import BatchItem
 from treadle.errors import TreadleError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.elementwise.top_records import LogitsQuery
+from treadle.kernels.run_state import LogitsQuery
 from treadle.models.archs import WITH_KEY
 from treadle.models.config import Config
 from treadle.models.drafters.dflash import BLOCK, MASK

@@ -19,7 +19,7 @@ from tests.tiny import rounding
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.elementwise.top_records import LogitsQuery
+from treadle.kernels.run_state import LogitsQuery
 from treadle.models.config import Config
 from treadle.models.drafters.eagle3 import N_TARGET
 from treadle.models.drafters.target import D2T, tokens_of

@@ -26,7 +26,7 @@ from treadle.engine.batch import BatchItem
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.elementwise.top_records import LogitsQuery
+from treadle.kernels.run_state import LogitsQuery
 from treadle.quantize.imatrix.collect import collect
 from treadle.quantize.imatrix.matrix import missing
 from treadle.quantize.mixes import WANTS_IMATRIX

@@ -19,7 +19,7 @@ from tests.kvcache.test_cache import check_pages
 from tests.scheduler.fake_engine import Bytes, FakeEngine, check_scheduler
 from treadle.api.session import Session
 from treadle.grammar.grammar import Grammar
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.scheduler.output import RequestOutput
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler

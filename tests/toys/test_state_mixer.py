@@ -20,7 +20,8 @@ from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
 from treadle.engine.batch import BatchItem
 from treadle.jit.types import f32, i64, ptr
-from treadle.kernels.spec import PART, Args, Frame, Grid, Spec
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Args, Frame, Grid, Spec
 from treadle.models.archs import ARCHS, Arch
 from treadle.models.cache_spec import StateSpec
 from treadle.models.config import Config

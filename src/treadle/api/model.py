@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from treadle.engine.hooks import EngineHooks
     from treadle.grammar.compiled_cache import Grammars
     from treadle.grammar.json_schema import Schema
+    from treadle.isa.isa import Isa
     from treadle.media.marks import MediaMarks
     from treadle.plan.plan import Plan
     from treadle.tokenizer.tokenizer import Tokenizer
@@ -296,7 +297,6 @@ class Model:
             kv_tokens=kv_tokens,
             deterministic=deterministic,
         )
-        self.isa = self.engine.device.isa
         with ExitStack() as failed:
             failed.callback(self.engine.close)
             if self.config.encoder is not None:
@@ -331,6 +331,11 @@ class Model:
                 say_no_projector(self.path, self.config)
             failed.pop_all()
         self.load_s = time.perf_counter() - began
+
+    @property
+    def isa(self) -> Isa:
+        """The instruction set that kernels are compiled for."""
+        return self.engine.device.isa
 
     def __repr__(self) -> str:
         from treadle.api.summary import one_line

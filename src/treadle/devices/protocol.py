@@ -102,6 +102,14 @@ class Device(Storage):
         results: the device, its instruction set, sources and tuned parameters.
         """
 
+    def batch_sizes(self, *, floats: bool) -> tuple[int, ...]:
+        """Return the batch sizes, in tokens, that have plans of their own besides the plan for many
+        tokens. ``floats``: most of the model's weights are floats.
+        """
+        from treadle.kernels.matmul.sizes import batch_sizes  # the CPU may know them without it
+
+        return batch_sizes(self.isa, floats)
+
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
         """Copy ``n_bytes`` from offset ``start`` to offset ``to`` within one memory of this device;
         see ``Storage.copy``.

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def _open_cpu(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
+    from treadle.devices.cpu.chosen_isa import choose_stored
     from treadle.devices.cpu.device import Cpu
-    from treadle.isa import choose
     from treadle.jit.host import host_features
 
-    return Cpu(choose(host_features(), isa), n_threads, progress)
+    return Cpu(choose_stored(host_features(), isa), n_threads, progress)
 
 
 def _open_cuda(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:

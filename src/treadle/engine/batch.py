@@ -20,17 +20,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.fast_named_tuple import NamedTuple
-from treadle.kernels.attention.records import ITEM, MERGE, PAGE, SPLIT
-from treadle.kernels.elementwise.top_records import SAMPLED, AsyncMask, LogitsQuery
-from treadle.kernels.spec import (
+from treadle.kernels.run_state import (
     EACH,
+    ITEM,
     LINE,
     LORA,
     LORA_ROWS,
     MEDIA,
     MEDIA_HEAD,
+    MERGE,
+    PAGE,
     PART,
     PART_PAGES,
+    SAMPLED,
+    SPLIT,
+    AsyncMask,
+    LogitsQuery,
     numbered,
     round_up,
     run_offset,

@@ -28,8 +28,7 @@ from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
-from treadle.kernels.elementwise.top_records import RESULT
-from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
+from treadle.kernels.run_state import GEMV_TOKENS, RESULT
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.models.config import N_BATCH
 from treadle.plan.lowering.weights import Weights
@@ -125,7 +124,7 @@ class Engine:
         # the states of a text in any number of runs.
         in_parts = config.causal or config.draft is not None
         self.max_tokens = min(n_batch, room) if in_parts else room
-        sizes = batch_sizes(device.isa, self._weights.are_floats)
+        sizes = device.batch_sizes(floats=self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
 

@@ -10,11 +10,11 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.elementwise.top_records import N_TOP as N_TOP
-from treadle.kernels.elementwise.top_records import RESULT, TOTAL
-from treadle.kernels.elementwise.top_records import TOTAL_ERROR as TOTAL_ERROR
-from treadle.kernels.elementwise.top_records import AsyncMask as AsyncMask
-from treadle.kernels.elementwise.top_records import LogitsQuery as LogitsQuery
+from treadle.kernels.run_state import N_TOP as N_TOP
+from treadle.kernels.run_state import RESULT, TOTAL
+from treadle.kernels.run_state import TOTAL_ERROR as TOTAL_ERROR
+from treadle.kernels.run_state import AsyncMask as AsyncMask
+from treadle.kernels.run_state import LogitsQuery as LogitsQuery
 
 Tokens = Seq[int] | npt.NDArray[np.intp]
 _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")

@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.base.fast_named_tuple import NamedTuple
 from treadle.engine.batch import RunInputs
-from treadle.kernels.spec import MEDIA
+from treadle.kernels.run_state import MEDIA
 from treadle.plan.plan import Buffer, DeviceMemory, Plan
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device, DeviceProgram

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import UseLock
@@ -105,7 +105,20 @@ NOT_STORED = b"\0"
 _making = UseLock("compiled", "start child processes with spawn, not fork")
 
 
-def isa_key(isa: Isa) -> str:
+class KernelTarget(Protocol):
+    """What kernels are compiled for: the fields of ``Isa`` that name an instruction set."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def triple(self) -> str: ...
+    @property
+    def cpu(self) -> str: ...
+    @property
+    def features(self) -> str: ...
+
+
+def isa_key(isa: KernelTarget) -> str:
     """Return a key of ``isa``: its name, and the target, CPU and features that LLVM
     compiles for.
     """
@@ -226,7 +239,7 @@ def load_kernels(
 
 
 def load_cached(
-    names: Sequence[str], isa: Isa, tally: CompileStats | None = None
+    names: Sequence[str], isa: KernelTarget, tally: CompileStats | None = None
 ) -> dict[str, int] | None:
     """Return the addresses of the kernels ``names``, taken from the cache and never compiled; None
     if one is missing or the cache is refused.

@@ -2,7 +2,9 @@
 
 ::
 
-    spec.py               Spec, Args, Grid, Frame: what a kernel is; RUN_STATE
+    spec.py               Spec, Args, Grid, Frame: what a kernel is
+    page_sizes.py         sizes of KV-cache pages, and of the types of keys and values
+    run_state.py          RUN_STATE, and the records of the inputs and results of a run
     activation_layout.py  layouts of a product's activations (q8, q16, bf16 ...), and storing them
     activations.py        silu, gelu ... in emitted code and in numpy
     format_blocks.py      addresses, codes and scales of a weight format's blocks

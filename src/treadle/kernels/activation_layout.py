@@ -44,7 +44,8 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i8, i16, i32, i64, u16, u32
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Grid
 from treadle.kernels.transpose import transpose
 
 DWORD = 4  # bytes, or codes, in a dword

@@ -14,7 +14,7 @@ from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, f16, f32, i16, i32, u8
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 
 WORDS = 32  # words in a table that ``Isa.lookup_words`` takes
 

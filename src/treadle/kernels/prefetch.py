@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.jit.language import Builder, Val
 from treadle.kernels.format_blocks import BlockAddress
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 
 # Prefetch distances in bytes: far into the second-level cache, which has more outstanding misses
 # than the first; near into the first (``Neighbours``).

@@ -23,92 +23,16 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.types import Ty, i64, ptr
+from treadle.kernels.run_state import run_offset
 
 if TYPE_CHECKING:
     from treadle.jit.language import Builder, Isa, Val
-
-# Everything that changes from run to run lies in one block: ``engine/batch.py`` writes it, and the
-# compiled steps read it. It begins with these fields, then EACH once for every pool and rope table:
-# those of the second are named ``kv_indices1``, and so on. Counts are numbers; the other fields are
-# byte offsets of arrays from the block's beginning.
-FIELDS = (
-    "n_tokens",  # rows of the batch
-    "n_outputs",  # rows whose logits are requested
-    "n_parts",  # sequences in the batch
-    "n_sampled",  # rows of logits whose top-k is requested, each with its mask
-    "tokens",  # i32 [n_tokens]
-    "output_rows",  # i32 [n_outputs]: which rows
-    "parts",  # PART [n_parts]
-    "sampled",  # SAMPLED [n_sampled]
-    "n_loras",  # tiles of rows, in plans with adapters
-    "loras",  # LORA [n_loras]
-    "part_pages",  # i64 [n_parts, 2]: see PART_PAGES
-)
-EACH = (
-    "n_attn_items",  # attention: work items for sequences with many tokens
-    "n_attn_few",  # the same for sequences with few tokens
-    "n_attn_merges",  # query groups whose keys are split among work items
-    "kv_indices",  # i64 [n_tokens]: page * page_size + place, where to write
-    "attn_items",  # ITEM [n_attn_items]
-    "attn_few",  # ITEM [n_attn_few]
-    "attn_merges",  # MERGE [n_attn_merges]
-    "rope",  # f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
-)
-# One sequence: its first row, number of rows, position of the first row; its state slot (at
-# position 0: none, zeros) and the slot for the state after these tokens; and the position from
-# which its tokens are of the second type.
-PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
-PART = np.dtype([(name, "i8") for name in PART_FIELDS])
-# The pages of a sequence: the byte offset, from the block's beginning, of its list of pages in the
-# first pool, i64 [n], and n. Its lists in the other pools, of the same length, come after it.
-PART_PAGES = np.dtype([(name, "i8") for name in ("list", "n")])
-
-# In plans with adapters: at most LORA_ROWS rows of one sequence. The first row, the number of rows,
-# and the byte offset from this record to their scales, f32 [n_adapters].
-LORA = np.dtype([(name, "i8") for name in ("token", "n_tokens", "scales")])
-LORA_ROWS = 16
-
-# In plans for batches with pictures: the name of their rows in ``Plan.takes``, and the columns
-# before the values, so that these begin at a cache line (``elementwise/media_rows.py``).
-MEDIA = "media"
-MEDIA_HEAD = 16
-
-
-def run_state(n: int) -> np.dtype[Any]:
-    """Return the numpy dtype of a run's state, all fields i64: FIELDS, then the fields EACH ``n``
-    times, for the larger of the numbers of pools and of rope tables.
-    """
-    each = [numbered(name, i) for i in range(n) for name in EACH]
-    return np.dtype([(name, "i8") for name in (*FIELDS, *each)])
-
-
-def numbered(field: str, index: int) -> str:
-    """Return the name in RUN_STATE of ``field``, one of EACH, for the pool or rope table number
-    ``index``.
-    """
-    return f"{field}{index or ''}"
-
-
-RUN_STATE = run_state(1)
-
-
-@cache
-def run_offset(field: str) -> int:
-    """Return the byte offset of ``field`` in a run's state."""
-    if field in FIELDS:
-        return 8 * FIELDS.index(field)
-    stem = field.rstrip("0123456789")
-    index = int(field[len(stem) :] or 0)
-    return 8 * (len(FIELDS) + index * len(EACH) + EACH.index(stem))
 
 
 def load_record(k: Builder, p: Val, record: np.dtype[Any]) -> dict[str, Val]:
     """Load all fields of the record at ``p``, by name; all are i64."""
     assert record.names is not None
     return {name: k.load(p, i64, offset=8 * i, align=8) for i, name in enumerate(record.names)}
-
-
-LINE = 64  # bytes in a cache line
 
 
 @dataclass(frozen=True)
@@ -320,11 +244,6 @@ def whole_rows(values: np.ndarray, stride: int) -> np.ndarray:
     in the middle of a row.
     """
     return values[: values.size // stride * stride].reshape(-1, stride)
-
-
-def round_up(n: int, multiple: int) -> int:
-    """Round ``n`` up to a multiple of ``multiple``."""
-    return -(-n // multiple) * multiple
 
 
 def parts(n: int, size: int) -> Iterator[tuple[int, int]]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.cached_property import cached_property
 from treadle.errors import ContextFullError, NoRoomError
-from treadle.kernels.attention.page_layout import kv_formats, kv_of
-from treadle.kernels.attention.records import PAGE, most_partials
+from treadle.kernels.page_sizes import kv_of, kv_sizes
+from treadle.kernels.run_state import PAGE, most_partials
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import FREED, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
@@ -100,7 +100,7 @@ class KVCache:
         n_vocab: int = 0,
         n_encoded: int | None = None,
     ) -> None:
-        self.kv = kv = kv_of(*(fmt.name for fmt in kv_formats(kv)))
+        self.kv = kv = kv_of(*(fmt.name for fmt in kv_sizes(kv)))
         self.n_ctx = n_ctx
         self.n_sequences = n_sequences
         self.n_batch = n_batch

@@ -6,15 +6,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from treadle.base.cached_property import cached_property
 from treadle.errors import NoMemoryError, TreadleError
-from treadle.kernels.attention.page_layout import PageLayout, rows_of
-from treadle.kernels.attention.records import PAGE as PAGE
-from treadle.kernels.spec import round_up
+from treadle.kernels.page_sizes import PageSizes, rows_of
+from treadle.kernels.run_state import PAGE as PAGE
+from treadle.kernels.run_state import round_up
 from treadle.models.cache_spec import PoolSpec, StateSpec
 from treadle.plan.plan import ALIGN, Const, Storage
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from treadle.kernels.attention.page_layout import PageLayout
 
 
 FREED = -1  # page list entry: freed, because it lies before the window
@@ -70,7 +73,7 @@ def page_bytes(spec: PoolSpec, kv: str) -> int:
     """Return the bytes of one page of a pool, over all its layers. ``kv``: the type of keys and
     values.
     """
-    return layout_of(spec, kv).layer_bytes * len(spec.layers)
+    return sizes_of(spec, kv).layer_bytes * len(spec.layers)
 
 
 def state_bytes(spec: StateSpec) -> int:
@@ -78,12 +81,12 @@ def state_bytes(spec: StateSpec) -> int:
     return round_up(4 * spec.n_values, ALIGN) * len(spec.layers)
 
 
-def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
-    """Return the layout of one layer's part of a page in a pool of ``spec``. ``kv``: the type of
+def sizes_of(spec: PoolSpec, kv: str) -> PageSizes:
+    """Return the sizes of one layer's part of a page in a pool of ``spec``. ``kv``: the type of
     keys and values.
     """
     sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
-    return PageLayout(kv, *sizes, spec.latent, rows_of(spec.unit))
+    return PageSizes(kv, *sizes, spec.latent, rows_of(spec.unit))
 
 
 def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -124,13 +127,20 @@ class Pool(Cells):
         self.causal = spec.causal
         self.chunk = spec.window if spec.chunked else 0
         self.n_pages = n_pages
-        self.layout = layout_of(spec, kv)
-        super().__init__(device, spec.name, spec.layers, self.layout.layer_bytes, n_pages)
+        self._sizes = sizes_of(spec, kv)
+        super().__init__(device, spec.name, spec.layers, self._sizes.layer_bytes, n_pages)
         self.free = list(range(n_pages - 1, -1, -1))
         self.holders = [0] * n_pages
         self._in_tree = [False] * n_pages  # whether the tree is one of a page's holders
         self.idle = 0  # pages that only the tree holds: evicted when room is needed
         self.reserved = 0  # pages reserved by sequences and not yet taken
+
+    @cached_property
+    def layout(self) -> PageLayout:
+        """The layout of a page; runs of stored plans do not import it."""
+        from treadle.kernels.attention.page_layout import PageLayout
+
+        return PageLayout(**vars(self._sizes))
 
     def first_seen(self, n: int) -> int:
         """Return the index of the first page that the last of ``n`` tokens may attend to, 0 without

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.page_pool import FREED
 from treadle.kvcache.state_slots import NO_CHECKPOINT
 

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.page_pool import FREED, Pool
 from treadle.kvcache.state_slots import NO_CHECKPOINT, StateSlots
 

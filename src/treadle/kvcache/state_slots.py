@@ -19,7 +19,7 @@ from itertools import chain as joined
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import PageNode

@@ -18,8 +18,7 @@ from treadle.base.fork_safety import UseLock
 from treadle.engine.batch import Inputs
 from treadle.engine.step_slices import StepSlices
 from treadle.errors import TreadleError
-from treadle.kernels.attention.records import ITEM, PAGE
-from treadle.kernels.spec import EACH, LINE, numbered, round_up, run_offset
+from treadle.kernels.run_state import EACH, ITEM, LINE, PAGE, numbered, round_up, run_offset
 from treadle.kvcache.cache import KVCache
 from treadle.kvcache.page_pool import Pool
 from treadle.models.cache_spec import PoolSpec

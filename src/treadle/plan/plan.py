@@ -13,12 +13,15 @@ from fnmatch import fnmatchcase
 from math import comb, prod
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.kernels.run_state import round_up
+
+if TYPE_CHECKING:
+    from treadle.kernels.spec import Grid, Spec
 
 ALIGN = 64
 ANY = range(1, 1 << 62)  # any number of tokens of a sequence, or of rows of an expert

@@ -16,14 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.team_memory import STEP
 from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, bf16, f32, i8, i16, i32, u8
 from treadle.kernels.activation_layout import WORD_TOP, from_bf16_bits
 from treadle.kernels.matmul.matrix import REGISTER
-from treadle.kernels.spec import LINE, RUN_STATE, Args, Frame, Spec
+from treadle.kernels.run_state import LINE, RUN_STATE
+from treadle.kernels.spec import Args, Frame, Spec
 from treadle.machine import topology
 from treadle.machine.memory import usable_memory
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.team_memory import STEP
 from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.errors import CacheError, CompileError
 from treadle.jit.language import Isa
@@ -24,7 +24,8 @@ from treadle.kernels.activation_layout import BLOCK, N_PRODUCTS, ActivationLayou
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import tokens_per_item
 from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
+from treadle.kernels.run_state import RUN_STATE, round_up, run_offset
+from treadle.kernels.spec import Grid
 from treadle.machine.topology import cache_bytes
 from treadle.profiling.peaks import BEYOND, buffer_bytes
 

@@ -26,7 +26,7 @@ from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.select import SHIPPED, TUNING_CANDIDATES, TunedTable, fits
 from treadle.kernels.matmul.select_activation import has_matrix_act
 from treadle.kernels.matmul.select_strips import strip_product
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
+from treadle.kernels.run_state import GEMV_TOKENS
 
 if TYPE_CHECKING:
     from treadle.formats import Format

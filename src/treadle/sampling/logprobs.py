@@ -83,7 +83,7 @@ def row_logprobs(
 def _likeliest(row: LogitsRow, n: int) -> tuple[dict[int, float], float]:
     """Return the logits of the ``n`` likeliest tokens or more, by id, likeliest first (none of
     -inf); and the log of the sum of all exponentials, to an absolute error of TOTAL_ERROR
-    (``kernels/elementwise/top_records.py``), 4e-6. Raises NotFiniteError.
+    (``kernels/run_state.py``), 4e-6. Raises NotFiniteError.
     """
     if row.raw is not None and n <= N_TOP:
         ids = row.raw.ids.tolist()

@@ -13,9 +13,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OF_ROWS
 from treadle.engine.observer import EngineObserver
-from treadle.kernels.attention.records import PAGE, SPLIT
-from treadle.kernels.elementwise.top_records import LogitsQuery
-from treadle.kernels.spec import MEDIA
+from treadle.kernels.run_state import MEDIA, PAGE, SPLIT, LogitsQuery
 from treadle.kvcache.sequence import Sequence
 from treadle.models.switch import without_control_tokens
 

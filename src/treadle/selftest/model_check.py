@@ -259,7 +259,7 @@ def check_plan(
 
 def _fill_media(media: np.ndarray, rng: np.random.Generator) -> None:
     """Make every second row of a batch's ``media``, f32, a random row of a picture."""
-    from treadle.kernels.spec import MEDIA_HEAD
+    from treadle.kernels.run_state import MEDIA_HEAD
 
     media[:, MEDIA_HEAD:] = rng.standard_normal(media[:, MEDIA_HEAD:].shape)
     media[:, 0] = np.arange(len(media)) % 2

@@ -26,7 +26,6 @@ from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.row_attention import RowChoice
 from treadle.kernels.attention.row_pages import RowStore
@@ -39,7 +38,6 @@ from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.elementwise.sparse_gate import SparseGate
 from treadle.kernels.elementwise.top_logits import PARTIAL, JoinTop, TopLogitsKernel, slices
-from treadle.kernels.elementwise.top_records import RESULT, TOTAL_ERROR
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
@@ -48,6 +46,7 @@ from treadle.kernels.recurrent.block_convolution import BlockConvolution
 from treadle.kernels.recurrent.chunk_keys import ChunkKeys
 from treadle.kernels.recurrent.chunked import Chunked
 from treadle.kernels.recurrent.gates import OutputGate
+from treadle.kernels.run_state import PAGE, RESULT, TOTAL_ERROR
 from treadle.kernels.spec import f32_values
 from treadle.plan.plan import Buffer, Const
 from treadle.selftest.rounding_bounds import (

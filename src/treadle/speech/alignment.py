@@ -12,7 +12,7 @@ import numpy as np
 from treadle.engine.batch import BatchItem
 from treadle.engine.prepared_plan import PlanKey
 from treadle.errors import ContextFullError, TreadleError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine

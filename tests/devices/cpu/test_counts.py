@@ -11,7 +11,8 @@ import pytest
 from tests.kernels import rows
 from treadle.devices.cpu.device import Cpu
 from treadle.jit.types import i32, i64, ptr
-from treadle.kernels.spec import RUN_STATE, Args, Frame, Grid, Spec
+from treadle.kernels.run_state import RUN_STATE
+from treadle.kernels.spec import Args, Frame, Grid, Spec
 from treadle.plan.plan import Buffer, Plan, Step
 
 if TYPE_CHECKING:

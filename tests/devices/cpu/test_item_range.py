@@ -11,7 +11,8 @@ import pytest
 from tests.kernels import rows
 from treadle.devices.cpu.device import Cpu, CpuProgram
 from treadle.jit.types import i64
-from treadle.kernels.spec import RUN_STATE, Args, Frame, Grid, Spec
+from treadle.kernels.run_state import RUN_STATE
+from treadle.kernels.spec import Args, Frame, Grid, Spec
 from treadle.plan.plan import Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:

@@ -243,6 +243,7 @@ def test_without_a_handler_files_are_mapped_all_the_same(
     def refuse(*_: object) -> None:
         raise CacheError("not in the cache")
 
+    monkeypatch.setattr(mapping_faults, "load_cached", lambda *_: None)
     monkeypatch.setattr(mapping_faults, "load_kernels", refuse)
     monkeypatch.setattr(mapping_faults, "_guard", lru_cache(mapping_faults._guard.__wrapped__))
     with caplog.at_level(logging.WARNING, "treadle"):

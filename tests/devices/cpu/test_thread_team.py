@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.team_memory import STEP
 from treadle.devices.cpu.thread_team import Team, step_times
 from treadle.errors import TreadleError
 from treadle.isa import choose
@@ -25,7 +25,8 @@ from treadle.jit.builder import Builder
 from treadle.jit.host import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
-from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
+from treadle.kernels.run_state import RUN_STATE
+from treadle.kernels.spec import Args, Frame, Spec
 
 N = 64  # values of a row
 PATIENCE_S = 60  # a machine may be busy; nothing here waits so long that is not broken

@@ -21,7 +21,7 @@ from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.kernels.matmul.select import SHIPPED, TunedTable, fits, matmul
-from treadle.kernels.matmul.sizes import GEMV_TOKENS
+from treadle.kernels.run_state import GEMV_TOKENS
 from treadle.machine import topology
 
 ISA = ROWS["avx512_vnni"]

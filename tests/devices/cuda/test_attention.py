@@ -29,7 +29,7 @@ from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.merge import SimtMerge
 from treadle.isa.isa import Isa
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.spec import numbered
+from treadle.kernels.run_state import numbered
 
 # Scales, groups, windows, both ways, sinks, latent values, slopes, odd dims.
 ORDER = (7, 2, 3, 10, 13, 17, 24, 18, 23, 6, 15, 4, 9)

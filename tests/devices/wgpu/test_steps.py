@@ -23,9 +23,9 @@ from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.elementwise import Norm, Pack
 from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.elementwise.top_logits import PARTIAL, JoinTop, TopLogitsKernel
-from treadle.kernels.elementwise.top_records import RESULT, TOTAL_ERROR, LogitsQuery
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.run_state import RESULT, TOTAL_ERROR, LogitsQuery
 from treadle.models.control_vector import ControlVector
 from treadle.models.load import load_config
 from treadle.plan.plan import Const, Plan, Step

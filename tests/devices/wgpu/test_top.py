@@ -11,8 +11,8 @@ from tests.devices.wgpu.test_steps import check_top
 from treadle.devices.wgpu.device import Wgpu
 from treadle.engine.batch import Inputs
 from treadle.kernels.elementwise.top_logits import PARTIAL, SLICE, JoinTop, TopLogitsKernel, slices
-from treadle.kernels.elementwise.top_records import RESULT, SAMPLED
-from treadle.kernels.spec import RUN_STATE, Grid, run_offset
+from treadle.kernels.run_state import RESULT, RUN_STATE, SAMPLED, run_offset
+from treadle.kernels.spec import Grid
 from treadle.plan.plan import Buffer, Plan, Step
 
 INF = np.inf

@@ -23,7 +23,7 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.host import host_features
-from treadle.kernels.elementwise.top_records import N_TOP, LogitsQuery
+from treadle.kernels.run_state import N_TOP, LogitsQuery
 from treadle.kvcache.disk.session_file import save_session
 from treadle.models.load import load_config
 from treadle.models.stages import split, split_evenly
@@ -209,7 +209,7 @@ class Late:
         self.asked = False
 
     def wait(self) -> bytes:
-        """See ``kernels.elementwise.top_records.AsyncMask``."""
+        """See ``kernels.run_state.AsyncMask``."""
         self.asked = True
         return self._mask
 

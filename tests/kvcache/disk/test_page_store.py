@@ -24,7 +24,7 @@ from tests.kvcache.test_cache import check_pages
 from treadle.cli import main
 from treadle.errors import FileError, UnsupportedError
 from treadle.jit import cache
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.disk import folder as kvfolder
 from treadle.kvcache.disk.folder import NAME, Folder
 from treadle.kvcache.disk.page_store import AT_ONCE, PageStore

@@ -20,7 +20,7 @@ from tests.kvcache.test_cache import check_pages
 from treadle.errors import ContextFullError, FileError, TreadleError
 from treadle.files.safetensors import open_file
 from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.disk import session_file
 
 WINDOWED = {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}

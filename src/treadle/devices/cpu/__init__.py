@@ -5,12 +5,15 @@ memory.
 
     device.py            Cpu: the device; plans come from ``plan/lowering/ops.py``
     thread_team.py       Team: Python's threads that run the compiled loop; HostMemory
+    team_memory.py       the memory that a team's threads share: steps, the job of a run
     step_loop.py         the compiled loop: threads claim items of a step, then go to the next
     step_table.py        StepTable: a plan's steps as arrays of offsets, before addresses are known
     stored_plan.py       plans on disk, so that a later process lowers nothing
     item_range.py        a part of a step, as a step of its own
     abort_flag.py        stops a run when a signal arrives
     mapping_faults.py    SIGBUS handler: a truncated model file gives zeros and an error
+    fault_handler.py     the handler as a kernel
+    chosen_isa.py        the instruction set that a start has chosen, on disk
     residence.py         bytes of a file in memory, in huge pages, and of the process
     weight_quantizer.py  quantisation of weights for files, with compiled search kernels
     tuned_rows.py        kernel parameters that ``treadle tune`` measured on this machine

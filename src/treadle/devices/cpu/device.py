@@ -10,10 +10,11 @@ import numpy as np
 
 from treadle.base.cached_property import cached_property
 from treadle.devices.cpu.abort_flag import AbortFlag
-from treadle.devices.cpu.step_loop import STEP, StepLoop
+from treadle.devices.cpu.chosen_isa import ChosenIsa, row_of
 from treadle.devices.cpu.step_table import StepTable, step_table
 from treadle.devices.cpu.stored_plan import StoredPlan, plan_key, read_plan, write_plan
-from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
+from treadle.devices.cpu.team_memory import STEP
+from treadle.devices.cpu.thread_team import HostMemory, Team, step_loop, step_times
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.jit.cache import has_tuned_rows, source_hash
 from treadle.jit.kernel import (
@@ -90,8 +91,10 @@ class Cpu(Device):
 
     takes_media: ClassVar[bool] = True
 
-    def __init__(self, isa: Isa, n_threads: int, progress: Progress | None = None) -> None:
-        self.isa = isa
+    def __init__(
+        self, isa: Isa | ChosenIsa, n_threads: int, progress: Progress | None = None
+    ) -> None:
+        self._chosen = isa
         self.n_threads = n_threads
         self._progress = progress
         self.kernels = CompileStats()
@@ -102,6 +105,17 @@ class Cpu(Device):
         # the counts that it points to, before it discards them.
         self._programs: list[CpuProgram] = []
         self._to_store: dict[str, Callable[[Plan, StepTable], None]] = {}  # of new plans, by key
+
+    @cached_property
+    def isa(self) -> Isa:  # type: ignore[override]
+        """The instruction set's row; a start with stored plans does not import it."""
+        return row_of(self._chosen)
+
+    def batch_sizes(self, *, floats: bool) -> tuple[int, ...]:
+        chosen = self._chosen
+        if not isinstance(chosen, ChosenIsa):
+            return super().batch_sizes(floats=floats)
+        return chosen.sizes_of_floats if floats else chosen.sizes
 
     @cached_property
     def table(self) -> TunedTable | None:
@@ -116,7 +130,7 @@ class Cpu(Device):
 
     @property
     def variant(self) -> str:
-        return f"{isa_key(self.isa)}\0{source_hash()}\0{self.table}"
+        return f"{isa_key(self._chosen)}\0{source_hash()}\0{self.table}"
 
     def memory(self, n_bytes: int, *, host: bool = False) -> HostMemory:
         return HostMemory(n_bytes)
@@ -165,23 +179,27 @@ class Cpu(Device):
     def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
         if isinstance(plan, StoredPlan):  # its kernels were there when it was stored
             return False
+        from treadle.devices.cpu.step_loop import StepLoop
+
         return compile_ahead([*plan.specs(), StepLoop()], self.isa, later=later)
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> CpuProgram:
         kernels = None
         if isinstance(plan, StoredPlan):
             table = plan.table
-            kernels = load_cached(table.kernels, self.isa, self.kernels)
+            kernels = load_cached(table.kernels, self._chosen, self.kernels)
         else:
             table = step_table(plan, self.isa.lanes)
         if kernels is None:
+            from treadle.devices.cpu.step_loop import StepLoop
+
             specs = [*plan.specs(), StepLoop()]  # the team's own
             kernels = load_kernels(specs, self.isa, self._progress, self.kernels)
         scratch = table.scratch
         if self._team is None or self._team.scratch < scratch:
-            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # used by the team
+            step_loop(self._chosen, self.kernels)  # used by the team, and counted here
             self.close()
-            self._team = Team(self.n_threads, self.isa, scratch)
+            self._team = Team(self.n_threads, self._chosen, scratch)
         program = CpuProgram(table, [kernels[name] for name in table.kernels], arena, inputs)
         self._programs.append(program)
         if (store := self._to_store.pop(plan.key, None)) is not None:

@@ -21,55 +21,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cpu.team_memory import (
+    CALLER,
+    CLAIM,
+    CLOSED,
+    DONE,
+    EVERYONE,
+    GENERATION,
+    ITEM_BITS,
+    JOB,
+    JOB_FIELDS,
+    LOOP,
+    MOST_ITEMS,
+    NEXT,
+    NEXT_FIELDS,
+    OFFER_EVERY,
+    SLEEPERS,
+    STEP,
+    STEP_FIELDS,
+    TIMESPEC,
+    WORKER,
+)
 from treadle.jit.types import i32, i64, ptr
-from treadle.kernels.spec import LINE, Frame, Spec
+from treadle.kernels.spec import Frame, Spec
 
 if TYPE_CHECKING:
     from treadle.jit.language import Builder, Isa, Val
-
-ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
-MOST_ITEMS = (1 << ITEM_BITS) - 1
-# A step has ``base`` items, or with ``count`` (an address) base * ceil(*count / per). If ``whole``
-# is not 0, so many neighbouring items are claimed together.
-STEP_FIELDS = ("kernel", "args", "base", "count", "per", "whole")
-STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
-NEXT_FIELDS = (  # of one run: Python writes them next to the job, the caller publishes them
-    "n_steps",
-    "steps",  # *STEP
-    "run",  # *RUN_STATE
-    "times",  # *timespec for each step's start, or 0
-    "alarm",  # *i64, the abort flag: once it is not 0, no kernel is called
-)
-JOB_FIELDS = (
-    *NEXT_FIELDS,
-    "epoch",  # of the run's first step
-    "stop",  # not 0: workers return
-    "threads",
-    "share",  # a claim of a round takes the items that were left at its beginning, divided by this
-    "spins",  # polls without work before a worker sleeps
-    "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
-    # System calls from ``system/``; 0 where there is none.
-    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): wake sleeping workers
-    "futex",  # system call number for ``wake``; 0: that is (*)(i32 *generation, i64 size, i64 0)
-    "how",  # the operation of that call
-    "offer",  # void (*)(): yield the processor
-    "clock",  # int (*)(int clock_number, timespec *)
-    "clock_number",
-)
-# Claim, done, generation and sleepers have a cache line each.
-CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
-NEXT = JOB + 8 * len(JOB_FIELDS)
-TEAM_BYTES = NEXT + 8 * len(NEXT_FIELDS)
-# The epoch while a job is written, which belongs to no step. A seqlock: a read of the job is valid
-# only if the claim was the same before and after.
-CLOSED = -2
-WORKER, CALLER, STOP = range(3)  # roles in which ``StepLoop`` is called
-EVERYONE = 1 << 30
-OFFER_EVERY = 4096  # polls inside a run before a thread yields the processor
-TIMESPEC = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -81,7 +59,7 @@ class StepLoop(Spec):
     its end. STOP tells the workers to return.
     """
 
-    op: ClassVar[str] = "work"
+    op: ClassVar[str] = LOOP
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         _Loop(k, isa, frame).emit()

@@ -42,7 +42,7 @@ def step_table(plan: Plan, lanes: int) -> StepTable:
     """Return the step table of a plan for an instruction set with vectors of ``lanes`` f32
     values.
     """
-    from treadle.kernels.spec import run_offset
+    from treadle.kernels.run_state import run_offset
     from treadle.plan.plan import Buffer, Const
 
     kernels = {spec: i for i, spec in enumerate(plan.specs())}

@@ -17,24 +17,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.base import fork_safety
-from treadle.devices.cpu.step_loop import (
+from treadle.devices.cpu.chosen_isa import row_of
+from treadle.devices.cpu.team_memory import (
     CALLER,
     JOB,
     JOB_FIELDS,
+    LOOP,
     NEXT,
     STOP,
     TEAM_BYTES,
     TIMESPEC,
     WORKER,
-    StepLoop,
 )
 from treadle.errors import TreadleError
-from treadle.jit.kernel import load_kernels
+from treadle.jit.kernel import load_cached, load_kernels
 from treadle.plan.plan import DeviceMemory
 from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
+    from treadle.devices.cpu.chosen_isa import ChosenIsa
     from treadle.isa.isa import Isa
+    from treadle.jit.kernel import CompileStats
 
 SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
@@ -74,16 +77,28 @@ class HostMemory(DeviceMemory):
         self.bytes[at : at + len(data)] = data
 
 
+def step_loop(isa: Isa | ChosenIsa, tally: CompileStats | None = None) -> int:
+    """Return the address of the compiled step loop (``step_loop.py``). ``tally``: as of
+    ``load_kernels``.
+    """
+    found = load_cached([LOOP], isa, tally)
+    if found is None:
+        from treadle.devices.cpu.step_loop import StepLoop  # a warm start does not build it
+
+        found = load_kernels([StepLoop()], row_of(isa), tally=tally)
+    return found[LOOP]
+
+
 class _Shared:
     """Memory, compiled loop and threads of a team; it lives as long as the last thread."""
 
-    def __init__(self, isa: Isa) -> None:
+    def __init__(self, isa: Isa | ChosenIsa) -> None:
         self.memory = HostMemory(TEAM_BYTES)
         self.job, self.next = (
             self.memory.bytes[start:stop].view(np.int64)
             for start, stop in ((JOB, NEXT), (NEXT, TEAM_BYTES))
         )
-        self.entry = ENTRY(load_kernels([StepLoop()], isa)[StepLoop().name])
+        self.entry = ENTRY(step_loop(isa))
         # Workers sleep in a Python callback, at most once a run; ctypes releases the GIL.
         self.wait = WAIT(SYSTEM.sleep)
         self.workers: list[threading.Thread] = []
@@ -116,7 +131,7 @@ class Team:
     Its workers end with ``close``, when the team is garbage collected, or at Python's exit.
     """
 
-    def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
+    def __init__(self, n_threads: int, isa: Isa | ChosenIsa, scratch: int) -> None:
         self.n_threads = n_threads
         self.scratch = scratch
         self._shared = shared = _Shared(isa)

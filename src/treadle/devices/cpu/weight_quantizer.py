@@ -16,7 +16,7 @@ from treadle.isa import choose
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.select import search_kernel
-from treadle.kernels.spec import RUN_STATE, round_up
+from treadle.kernels.run_state import RUN_STATE, round_up
 
 if TYPE_CHECKING:
     from treadle.formats import Format

@@ -27,7 +27,7 @@ from treadle.devices.cuda.launch_args import (
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.errors import NoMemoryError
 from treadle.jit.kernel import CompileStats, isa_key
-from treadle.kernels.spec import run_offset
+from treadle.kernels.run_state import run_offset
 from treadle.plan.plan import Buffer, Const, DeviceMemory, Plan, Step, input_of_count
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from treadle.errors import UnsupportedError
 from treadle.jit import math
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import ITEM, MERGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.work_item import LOWEST
-from treadle.kernels.spec import numbered
+from treadle.kernels.run_state import ITEM, MERGE, numbered
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Step

@@ -27,7 +27,7 @@ from treadle.devices.wgpu.shader import WORD, Dispatch, Groups
 from treadle.errors import DeviceError, NoMemoryError
 from treadle.jit.cache import hash_of_sources
 from treadle.jit.kernel import CompileStats
-from treadle.kernels.spec import round_up, run_offset
+from treadle.kernels.run_state import round_up, run_offset
 from treadle.plan.plan import Buffer, Const, Plan
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from treadle.base.humanize import n_bytes as in_words
 from treadle.devices.wgpu.shader import WORD
 from treadle.errors import NoMemoryError
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 from treadle.plan.plan import DeviceMemory
 
 if TYPE_CHECKING:

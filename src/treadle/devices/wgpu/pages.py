@@ -11,7 +11,7 @@ from typing import Any
 from treadle.errors import UnsupportedError
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import PageLayout
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 # Round f32 to nearest, ties to even: WGSL does not define how pack2x16float rounds. Below 2**-14
 # adding 0.5 rounds; a page holds no infinity (``kernels/attention/page_layout.py``).

@@ -13,7 +13,7 @@ from treadle.kernels.elementwise.control_vectors import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
 from treadle.kernels.elementwise.pooling import TINY, Pooling
 from treadle.kernels.elementwise.softcap import Softcap
-from treadle.kernels.spec import LORA, PART
+from treadle.kernels.run_state import LORA, PART
 
 if TYPE_CHECKING:
     from treadle.kernels.activation_layout import ActivationLayout

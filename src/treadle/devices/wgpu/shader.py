@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.spec import numbered, run_offset
+from treadle.kernels.run_state import numbered, run_offset
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Step

@@ -26,7 +26,7 @@ from treadle.kernels.elementwise.top_logits import (
     TopLogitsKernel,
     slices,
 )
-from treadle.kernels.elementwise.top_records import N_TOP, RESULT, SAMPLED, TOTAL
+from treadle.kernels.run_state import N_TOP, RESULT, SAMPLED, TOTAL
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Step

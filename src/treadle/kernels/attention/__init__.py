@@ -2,7 +2,6 @@
 
 ::
 
-    records.py          a run's attention records: PAGE and SPLIT, work items, merges
     page_layout.py      layout of a KV-cache page; the formats of keys and values
     rope.py             RopeStore: q/k norms, rotary positions, storing keys and values
     hadamard.py         Hadamard rotation of heads, for KV formats of 4 and 5 bits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.jit.types import f32, i32
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.vector_tile import VectorTile
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import widest
 
 if TYPE_CHECKING:

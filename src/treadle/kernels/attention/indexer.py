@@ -17,21 +17,11 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr, u32
 from treadle.kernels.attention.page_layout import PagedKernel
-from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
 from treadle.kernels.attention.rope import rotate_pairs, turned
 from treadle.kernels.attention.work_item import Queries
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import (
-    PART,
-    Args,
-    Frame,
-    Spec,
-    f32_values,
-    load_record,
-    numbered,
-    run_offset,
-    whole_rows,
-)
+from treadle.kernels.run_state import ITEM, PAGE, PART, WORD_BYTES, numbered, run_offset
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, load_record, whole_rows
 
 EVERY = 0xFFFFFFFF  # a page's keys, one bit each
 

@@ -27,10 +27,9 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import Ty, f32, i16, i32
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.wide import DIMS, KEYS, ROWS, WideTile, tree
 from treadle.kernels.attention.work_item import WORD_DIMS, Queries
-from treadle.kernels.spec import LINE, round_up
+from treadle.kernels.run_state import LINE, PAGE, round_up
 
 LIMIT = 32000.0  # with rounding, a number stays below 2**15, a sum below 2**31
 LEAST = 2.0**-40  # least length or largest value, so that scales are finite

@@ -14,11 +14,11 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
 from treadle.kernels.attention.page_layout import PagedKernel
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import rotate_pairs
 from treadle.kernels.attention.rope import turned as turned_pairs
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
-from treadle.kernels.spec import Args, Frame, Spec, numbered
+from treadle.kernels.run_state import PAGE, numbered
+from treadle.kernels.spec import Args, Frame, Spec
 
 
 @dataclass(frozen=True)

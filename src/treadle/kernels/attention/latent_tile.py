@@ -12,9 +12,9 @@ from treadle.jit.math import LOG2_E
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import HALF
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.vector_tile import VectorTile
 from treadle.kernels.attention.work_item import SPAN
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import widest
 
 

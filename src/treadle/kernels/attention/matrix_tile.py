@@ -23,12 +23,11 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32, u32
 from treadle.kernels.activation_layout import BLOCK, in_bf16
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.wide import KEYS, WideTile, tree
 from treadle.kernels.attention.work_item import SPAN, Queries
 from treadle.kernels.matmul.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.matmul.matrix_registers import paired, turn
-from treadle.kernels.spec import LINE, round_up
+from treadle.kernels.run_state import LINE, PAGE, round_up
 
 BOTH = range(2)
 

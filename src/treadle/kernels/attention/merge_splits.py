@@ -10,9 +10,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32, ptr
-from treadle.kernels.attention.records import MERGE
 from treadle.kernels.attention.work_item import LOWEST
-from treadle.kernels.spec import Args, Frame, Spec, load_record, numbered, widest
+from treadle.kernels.run_state import MERGE, numbered
+from treadle.kernels.spec import Args, Frame, Spec, load_record, widest
 
 
 @dataclass(frozen=True)

@@ -22,21 +22,20 @@ import numpy as np
 
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
-from treadle.errors import UnsupportedError
 from treadle.jit.types import f16, f32, i8, i32, u8, u16, u32
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.page_sizes import BLOCK, KV_SIZES, KVSizes, PageSizes, kv_sizes
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import Spec, widest
 
 if TYPE_CHECKING:
     from treadle.jit.language import Builder, Isa, Val
 
-BLOCK = 32  # dims of a token that share a scale
 HALF = BLOCK // 2
 
 
-@dataclass(frozen=True)
-class KVFormat:
-    """A storage format of keys or values.
+@dataclass(frozen=True, kw_only=True)
+class KVFormat(KVSizes):
+    """A storage format of keys or values, with the code that reads and writes it.
 
     ``load(k, isa, p, n)`` returns ``f32 * n`` from address ``p``: values, or codes if ``scaled``.
     Of ``packed`` formats it also takes ``shift``, the bit position in each byte, and with ``fifth``
@@ -45,17 +44,12 @@ class KVFormat:
     a Hadamard matrix before they are stored.
     """
 
-    name: str
-    n_bytes: int  # bytes of a value, or of two if packed
-    scaled: bool
     load: Callable[..., Val]
     narrow: Callable[[Builder, Isa, Val], Val]
-    to_numpy: Callable[[np.ndarray], np.ndarray]  # bytes, or a packed format's codes, to float64
-    from_numpy: Callable[[np.ndarray], np.ndarray]  # to bytes, or to a packed format's codes
-    packed: bool = False  # a byte has the dims i and i + HALF of a block
+    # Bytes, or a packed format's codes, to float64, and back.
+    to_numpy: Callable[[np.ndarray], np.ndarray]
+    from_numpy: Callable[[np.ndarray], np.ndarray]
     rotated: bool = False
-    fifth: bool = False  # codes have a fifth bit, in words of a block's 32 dims
-    minimum: bool = False  # ``d * code + m``
     most: float = 127.0  # the scale is the block's extreme over this; negative: it keeps its sign
 
     @property
@@ -69,14 +63,6 @@ class KVFormat:
         else all of it.
         """
         return HALF if self.packed else BLOCK
-
-    def parts(self, dims: int) -> list[tuple[int, int]]:
-        """Return the arrays that a token of ``dims`` dims has, each as (number of elements, bytes
-        of one): codes, fifth bits, scales, minimums, as far as the format has them.
-        """
-        made = [(dims // len(self.halves), self.n_bytes)]
-        made += [(dims // 8, 1)] if self.fifth else []
-        return made + [(dims // BLOCK, 4)] * (self.scaled + self.minimum)
 
     def scale_ref(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the scale and the minimum (0 if the format has none), f32 ``[n]`` each, of blocks
@@ -98,38 +84,52 @@ def _bf16_bytes(x: np.ndarray) -> np.ndarray:
     return to_bf16_bits(x).view(np.uint8)
 
 
-F16_KV = KVFormat(
+def _format(
+    name: str,
+    load: Callable[..., Val],
+    narrow: Callable[[Builder, Isa, Val], Val],
+    to_numpy: Callable[[np.ndarray], np.ndarray],
+    from_numpy: Callable[[np.ndarray], np.ndarray],
+    *,
+    rotated: bool = False,
+    most: float = 127.0,
+) -> KVFormat:
+    """Return the format with the sizes of ``name`` and these other fields."""
+    return KVFormat(
+        **vars(KV_SIZES[name]),
+        load=load,
+        narrow=narrow,
+        to_numpy=to_numpy,
+        from_numpy=from_numpy,
+        rotated=rotated,
+        most=most,
+    )
+
+
+F16_KV = _format(
     "f16",
-    2,
-    False,
     lambda k, isa, p, n: isa.widen_f16(k, k.load(p, f16 * n)),
     # Clamped: an infinity in the cache would turn every masked key (0 * inf) into NaN.
     lambda k, isa, x: isa.narrow_f16(k, k.max(k.min(x, 65504.0), -65504.0)),
     lambda b: b.view(np.float16).astype(np.float64),
     lambda x: np.clip(x, -65504, 65504).astype(np.float16).view(np.uint8),
 )
-BF16_KV = KVFormat(
+BF16_KV = _format(
     "bf16",
-    2,
-    False,
     lambda k, isa, p, n: (k.load(p, u16 * n).to(u32) << 16).bits(f32 * n),
     lambda k, isa, x: isa.narrow_bf16(k, x),
     lambda b: (b.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64),
     _bf16_bytes,
 )
-F32_KV = KVFormat(
+F32_KV = _format(
     "f32",
-    4,
-    False,
     lambda k, isa, p, n: k.load(p, f32 * n),
     lambda k, isa, x: x,
     lambda b: b.view(np.float32).astype(np.float64),
     lambda x: x.astype(np.float32).view(np.uint8),
 )
-Q8_0_KV = KVFormat(
+Q8_0_KV = _format(
     "q8_0",
-    1,
-    True,
     lambda k, isa, p, n: k.load(p, i8 * n).to(f32),
     lambda k, isa, x: k.round(x).to(i32).to(i8),
     lambda b: b.view(np.int8).astype(np.float64),
@@ -184,55 +184,40 @@ def _middles() -> list[float]:
     return [float(middle) for middle in (steps[1:] + steps[:-1]) / 2]
 
 
-Q4_0_KV = KVFormat(
+Q4_0_KV = _format(
     "q4_0",
-    1,
-    True,
     _load_q4,
     lambda k, isa, x: k.min(k.round(x) + 8.0, 15.0).to(i32),
     lambda codes: codes - 8.0,
     lambda x: np.minimum(np.rint(x) + 8, 15),
-    packed=True,
     rotated=True,
     most=-8.0,  # the largest magnitude gets code -8: there is no +8
 )
-IQ4_NL_KV = KVFormat(
+IQ4_NL_KV = _format(
     "iq4_nl",
-    1,
-    True,
     _load_nl,
     _nearest_nl,
     lambda codes: _steps().astype(np.float64)[codes],
     lambda x: np.searchsorted(_middles(), x),
-    packed=True,
     rotated=True,
     most=-127.0,
 )
-Q5_0_KV = KVFormat(
+Q5_0_KV = _format(
     "q5_0",
-    1,
-    True,
     lambda *given: _load_q5(*given) - 16.0,
     lambda k, isa, x: k.min(k.round(x) + 16.0, 31.0).to(i32),
     lambda codes: codes - 16.0,
     lambda x: np.minimum(np.rint(x) + 16, 31),
-    packed=True,
     rotated=True,
-    fifth=True,
     most=-16.0,
 )
-Q5_1_KV = KVFormat(
+Q5_1_KV = _format(
     "q5_1",
-    1,
-    True,
     _load_q5,
     lambda k, isa, x: k.round(x).to(i32),
     lambda codes: codes.astype(np.float64),
     np.rint,
-    packed=True,
     rotated=True,
-    fifth=True,
-    minimum=True,
     most=31.0,
 )
 KV_FORMATS = {
@@ -250,25 +235,12 @@ KV_FORMATS = {
 }
 
 
-def kv_of(keys: str, values: str) -> str:
-    """Return the name of the pair of formats ``keys`` and ``values``: ``KEYS-VALUES``, or one name
-    if both are the same.
-    """
-    return keys if keys == values else f"{keys}-{values}"
-
-
 def kv_formats(kv: str) -> tuple[KVFormat, KVFormat]:
     """Return the formats of keys and of values that ``kv`` names: one name, or ``KEYS-VALUES``.
     Raises UnsupportedError for an unknown name.
     """
-    keys, dash, values = kv.partition("-")
-    for name in (keys, values) if dash else (keys,):
-        if name not in KV_FORMATS:
-            raise UnsupportedError(
-                f"unknown KV format {name!r}; choose one of {', '.join(KV_FORMATS)}, or two of "
-                "them, KEYS-VALUES"
-            )
-    return KV_FORMATS[keys], KV_FORMATS[values if dash else keys]
+    keys, values = kv_sizes(kv)
+    return KV_FORMATS[keys.name], KV_FORMATS[values.name]
 
 
 @dataclass(frozen=True)
@@ -292,10 +264,7 @@ class PageSide:
         """Byte offset of each of the side's arrays (``KVFormat.parts``), then that of the side's
         end.
         """
-        made = [0]
-        for n, size in self.fmt.parts(self.dims):
-            made.append(made[-1] + self.rows * n * size)
-        return made
+        return self.fmt.offsets(self.dims, self.rows)
 
     @property
     def n_bytes(self) -> int:
@@ -494,38 +463,10 @@ class PageSide:
         parts[0][:] = made.reshape(parts[0].shape)
 
 
-def rows_of(unit: int) -> int:
-    """Return the number of rows in a page if ``unit`` consecutive tokens share one row. A unit
-    longer than a page has one row, in the page of its last token. 0 if ``unit`` is 0: tokens have
-    keys and values of their own.
-    """
-    return PAGE // min(unit, PAGE) if unit else 0
-
-
-@dataclass(frozen=True)
-class PageLayout:
+class PageLayout(PageSizes):
     """Layout of one layer's part of a page: byte offsets of its heads, and of their keys and
-    values. Raises UnsupportedError if head dims are no multiple of 32 and a format needs that.
+    values.
     """
-
-    kv: str  # one format, or two: KEYS-VALUES
-    n_head_kv: int
-    head_dim: int
-    head_dim_v: int
-    latent: bool = False  # a value is its key's first dims, not stored separately
-    rows: int = 0  # rows of keys, side by side (``PoolSpec.unit``); 0: PAGE, transposed
-
-    def __post_init__(self) -> None:
-        keys, values = kv_formats(self.kv)
-        if self.latent:
-            values = keys
-        for fmt, dims in ((keys, self.head_dim), (values, self.head_dim_v)):
-            if fmt.scaled and dims % BLOCK:
-                *others, last = (row.name for row in KV_FORMATS.values() if not row.scaled)
-                raise UnsupportedError(
-                    f"KV format {fmt.name} needs head dims that are a multiple of {BLOCK}, but "
-                    f"this model has {dims}; use {', '.join(others)} or {last}"
-                )
 
     @cached_property
     def keys(self) -> PageSide:
@@ -542,19 +483,6 @@ class PageLayout:
         if self.latent:
             return self.keys
         return PageSide(kv_formats(self.kv)[1], self.head_dim_v, transposed=False)
-
-    @property
-    def v_off(self) -> int:
-        """Byte offset of the values in a head's part."""
-        return self.keys.n_bytes
-
-    @property
-    def head_bytes(self) -> int:
-        return self.v_off + (0 if self.latent else self.values.n_bytes)
-
-    @property
-    def layer_bytes(self) -> int:
-        return self.n_head_kv * self.head_bytes
 
     def blank(self, page: np.ndarray, n: int) -> None:
         """Zero the tokens from place ``n`` on of one page ``[page_bytes]``, in all layers."""

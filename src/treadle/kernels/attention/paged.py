@@ -29,11 +29,11 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
-from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.relative_logits import farthest, relative_values
 from treadle.kernels.attention.work_item import LOWEST, SPAN, Queries, alibi_slopes
-from treadle.kernels.spec import Args, Frame, numbered, run_offset
+from treadle.kernels.run_state import ITEM, PAGE, numbered, run_offset
+from treadle.kernels.spec import Args, Frame
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 
 
 def buckets(

@@ -14,9 +14,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.attention.page_layout import PagedKernel, PageSide
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
-from treadle.kernels.spec import Args, Frame, numbered, widest
+from treadle.kernels.run_state import PAGE, numbered
+from treadle.kernels.spec import Args, Frame, widest
 
 
 @dataclass(frozen=True)

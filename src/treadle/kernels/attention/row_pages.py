@@ -13,20 +13,12 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i64, ptr
-from treadle.kernels.attention.page_layout import PageLayout, rows_of
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.attention.page_layout import PageLayout
 from treadle.kernels.attention.rope import rotate_pairs, turned
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
-from treadle.kernels.spec import (
-    PART,
-    PART_PAGES,
-    Args,
-    Frame,
-    Spec,
-    f32_values,
-    load_record,
-    numbered,
-)
+from treadle.kernels.page_sizes import rows_of
+from treadle.kernels.run_state import PAGE, PART, PART_PAGES, numbered
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, load_record
 
 
 class RowKernel(Spec):

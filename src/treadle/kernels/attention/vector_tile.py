@@ -13,9 +13,9 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import boolean, f32, i32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import HALF
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.work_item import LOWEST, SPAN, AttentionItem, Queries
 from treadle.kernels.reduce import reduce_all
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import Frame, widest
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.relative_logits import farthest
 from treadle.kernels.attention.work_item import alibi_slopes
+from treadle.kernels.run_state import PAGE
 
 if TYPE_CHECKING:
     from treadle.kernels.attention.paged import Attention

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32, i32
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.work_item import SPAN, AttentionItem, Queries
 from treadle.kernels.reduce import reduce_all
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import Frame
 
 KEYS = SPAN * PAGE  # keys of a span

@@ -15,9 +15,9 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
 from treadle.kernels.attention.page_layout import PagedKernel
-from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.relative_logits import farthest, relative_values
+from treadle.kernels.run_state import ITEM, PAGE, WORD_BYTES
 from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them

@@ -12,7 +12,6 @@
     xielu.py                the xIELU activation
     fill.py                 columns of logits without a token
     top_logits.py           the 64 largest logits of a row, and the softmax's denominator
-    top_records.py          requests for them, and results
     pooling.py              one row for each sequence: mean, first or last token
     media_rows.py           rows of pictures and sound
     ngram.py                rows of a table chosen by a hash of n-grams

@@ -11,7 +11,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import ptr
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import PART, Args, Frame, Spec, f32_values, load_record
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, load_record
 
 
 @dataclass(frozen=True)

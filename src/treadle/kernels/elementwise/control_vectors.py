@@ -10,7 +10,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record
+from treadle.kernels.run_state import LORA
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 
 @dataclass(frozen=True)

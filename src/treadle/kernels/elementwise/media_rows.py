@@ -16,7 +16,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import MEDIA_HEAD, Args, Frame, Spec
+from treadle.kernels.run_state import MEDIA_HEAD
+from treadle.kernels.spec import Args, Frame, Spec
 
 
 @dataclass(frozen=True)

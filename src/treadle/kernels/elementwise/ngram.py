@@ -13,7 +13,8 @@ from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.panel import load_values
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record, whole_rows
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Args, Frame, Spec, load_record, whole_rows
 
 
 @dataclass(frozen=True)

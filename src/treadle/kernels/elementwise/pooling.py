@@ -10,7 +10,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 TINY = 1e-30  # lower bound of mean squares, so that rows of zeros stay zeros
 

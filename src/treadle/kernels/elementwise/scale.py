@@ -12,7 +12,8 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import Args, Frame, Spec, f32_values, numbered
+from treadle.kernels.run_state import numbered
+from treadle.kernels.spec import Args, Frame, Spec, f32_values
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from treadle.kernels.elementwise.elementwise import (
     mean_square,
     row_mean,
 )
-from treadle.kernels.spec import Args, Frame, Spec, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Args, Frame, Spec
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import boolean, f32, f64, i32, i64, ptr, u32
-from treadle.kernels.elementwise.top_records import N_TOP, RESULT, SAMPLED, TOTAL
+from treadle.kernels.run_state import N_TOP, RESULT, SAMPLED, TOTAL
 from treadle.kernels.spec import Args, Frame, Spec
 
 WORD_KEYS = 32  # keys that are compared at once: the bits of a mask's word

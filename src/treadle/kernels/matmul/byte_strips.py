@@ -17,7 +17,7 @@ from treadle.jit.language import Builder, Val
 from treadle.kernels.format_blocks import BlockAddress, ordered_codes, scales_of
 from treadle.kernels.matmul.matrix import AHEAD, RUNS, SIDE
 from treadle.kernels.matmul.strips import EACH, Strip, StripGemm
-from treadle.kernels.spec import LINE, round_up
+from treadle.kernels.run_state import LINE, round_up
 
 # Products in a turn. In a turn, each of as many runs of the next strip's rows is unpacked in part.
 AT_ONCE = RUNS

@@ -37,7 +37,8 @@ from treadle.kernels.matmul.matrix import (
     RegisterTile,
 )
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
-from treadle.kernels.spec import LINE, Frame
+from treadle.kernels.run_state import LINE
+from treadle.kernels.spec import Frame
 
 
 @dataclass(frozen=True)

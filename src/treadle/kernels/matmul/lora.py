@@ -20,7 +20,8 @@ from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
+from treadle.kernels.run_state import LORA, round_up
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 GROUP = 4  # rows of A that share each load of x
 STRIP = 64  # columns of y of one item

@@ -19,7 +19,8 @@ from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, add_strip, dot
 from treadle.kernels.matmul.matmul import TILE
-from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
+from treadle.kernels.run_state import LORA, round_up
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from treadle.kernels.matmul.epilogue import Epilogue, Sums
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.panel import load_values
 from treadle.kernels.matmul.tile import STEP, Ends, KRange
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 from treadle.kernels.transpose import transpose
 
 SIDE = 16  # rows, and dwords a row, of a register

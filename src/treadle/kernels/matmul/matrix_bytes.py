@@ -18,7 +18,7 @@ from treadle.kernels.activation_layout import DWORD
 from treadle.kernels.matmul.byte_strips import AT_ONCE, ByteStrips
 from treadle.kernels.matmul.matrix import REGISTER, SIDE, matrix_of
 from treadle.kernels.matmul.strips import Strip, Tokens
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.jit.language import Builder, Val
 from treadle.kernels.matmul.matrix import REGISTER
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 
 
 def paired(k: Builder, even: Val, odd: Val) -> Val:

@@ -49,7 +49,7 @@ from treadle.kernels.matmul.matrix import (
 )
 from treadle.kernels.matmul.panel import load_floats
 from treadle.kernels.matmul.tile import Ends, KRange
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 
 SPAN_STEPS = SPAN // PAIR
 PART_BYTES = LINE * EDGE  # of a step's high or low parts: of a strip, or of a group's tokens

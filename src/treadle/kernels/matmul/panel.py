@@ -35,7 +35,7 @@ from treadle.kernels.format_blocks import (
     scales_of,
     unpack_codes,
 )
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 from treadle.kernels.transpose import transpose
 
 STAGE = 256  # codes of a row that are unpacked at once

@@ -33,12 +33,12 @@ from treadle.kernels.matmul.select_activation import (
     prefers_q16,
 )
 from treadle.kernels.matmul.select_strips import fits_strips, strip_product
-from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16, outer_registers
 from treadle.kernels.matmul.tile_pairs import PAIRS, pairs_registers
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import GEMV_TOKENS, round_up
 
 # (mr, nr) of OrderedGemm's tiles, by number of tokens.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}

@@ -1,18 +1,16 @@
-"""Sizes of matrix products that plans and runs share; without the kernels, so that a run imports
-little.
-"""
+"""Sizes of matrix products that plans and runs share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from treadle.kernels.run_state import GEMV_TOKENS
 
 if TYPE_CHECKING:
     from treadle.jit.language import Isa
 
 
 COLUMNS = 128  # columns of y are padded to a multiple of this, so that no tile needs a mask
-# Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
-GEMV_TOKENS = (1, 2, 4)
 
 
 def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:

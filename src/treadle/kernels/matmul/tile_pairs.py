@@ -22,7 +22,7 @@ from treadle.kernels.matmul.epilogue import Sums
 from treadle.kernels.matmul.panel import code_type, panel_bytes, scale_bytes
 from treadle.kernels.matmul.tile import KRange
 from treadle.kernels.matmul.tile_shape import Tiled
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 
 PAIRS = 8  # values of K in a column of the panel
 SCALES = 32  # bytes for two rows: their scales, and the scales times -MAGIC

@@ -24,7 +24,7 @@ from treadle.kernels.activation_layout import (
     words_ref,
 )
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 
 
 @dataclass(frozen=True)

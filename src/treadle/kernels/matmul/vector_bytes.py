@@ -19,7 +19,7 @@ from treadle.kernels.matmul.byte_strips import AT_ONCE, ByteStrips
 from treadle.kernels.matmul.matrix import SIDE
 from treadle.kernels.matmul.panel import code_offset, code_top, code_type, short_dots
 from treadle.kernels.matmul.strips import EACH, Strip, Tokens
-from treadle.kernels.spec import LINE
+from treadle.kernels.run_state import LINE
 
 VECTORS = 8  # accumulators in registers at once
 

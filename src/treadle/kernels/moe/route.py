@@ -12,7 +12,8 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.matmul.matmul import TILE
-from treadle.kernels.spec import Args, Frame, Spec, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Args, Frame, Spec
 
 PADDED = 16  # scores in scratch are padded to a multiple of this many f32
 LEAST = 1e-20  # least sum that weights are divided by

@@ -19,7 +19,8 @@ from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK, from_bf16_bits, in_bf16, to_bf16_bits
 from treadle.kernels.matmul.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.matmul.matrix_registers import paired, turn
-from treadle.kernels.spec import LINE, Args, Frame, Spec
+from treadle.kernels.run_state import LINE
+from treadle.kernels.spec import Args, Frame, Spec
 from treadle.kernels.transpose import transpose
 
 CHUNK = EDGE  # tokens of a chunk

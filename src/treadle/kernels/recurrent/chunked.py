@@ -39,7 +39,8 @@ from treadle.kernels.recurrent.chunk_keys import (
 )
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import Scan, ScanItem
-from treadle.kernels.spec import LINE, Frame, round_up
+from treadle.kernels.run_state import LINE, round_up
+from treadle.kernels.spec import Frame
 
 FEW = 8  # fewest tokens of a sequence for chunks; fewer are faster one by one
 TY = f32 * SIDE

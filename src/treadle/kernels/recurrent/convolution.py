@@ -11,7 +11,8 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activations import activated
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 TILE = 64  # channels of an item
 AHEAD = 16  # prefetch distance in tokens

@@ -16,7 +16,8 @@ from treadle.jit.types import f32
 from treadle.kernels.activations import ACTIVATIONS, activated
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.spec import Args, Frame, Spec, f32_values, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Args, Frame, Spec, f32_values
 
 
 @dataclass(frozen=True)

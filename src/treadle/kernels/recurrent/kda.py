@@ -22,7 +22,8 @@ from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.rules import Delta
 from treadle.kernels.recurrent.scan import ScanBlock, ScanItem, Token
-from treadle.kernels.spec import Args, Frame, Spec, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Args, Frame, Spec
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activations import activated
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.kernels.run_state import PART
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 STRIP = 16  # channels whose state, and A, is interleaved
 SOME = 16  # state numbers of each channel kept in registers

@@ -26,7 +26,8 @@ from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, ptr
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.reduce import reduce_all
-from treadle.kernels.spec import LINE, PART, Args, Frame, Spec, load_record, round_up, widest
+from treadle.kernels.run_state import LINE, PART, round_up
+from treadle.kernels.spec import Args, Frame, Spec, load_record, widest
 
 TILE = 32  # most columns of a state in an item
 BLOCK = 4  # tokens at a time; their sums and keys leave registers for the state's vectors

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.errors import NoRoomError, UnsupportedError
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.disk.folder import N_CHAIN, N_VARIANT, Folder
 from treadle.kvcache.disk.session_file import BYTES, SessionTensor, build_header, session_metadata
 from treadle.kvcache.page_pool import FREED, Pool

@@ -39,7 +39,7 @@ from treadle.errors import FileError, TreadleError
 from treadle.files.paths import file_name
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, new_file
-from treadle.kernels.attention.records import PAGE
+from treadle.kernels.run_state import PAGE
 from treadle.kvcache.cache import Sequence
 from treadle.kvcache.page_pool import FREED, Pool, StatePool
 from treadle.version import __version__

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
-from treadle.kernels.elementwise.top_records import N_TOP
+from treadle.kernels.run_state import N_TOP
 from treadle.models.config import BlockTaps, DraftTraits
 from treadle.models.drafters.target import (
     DRAFT_ROWS,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import biases_by_distance
-from treadle.kernels.spec import Grid, numbered
+from treadle.kernels.run_state import PAGE, WORD_BYTES, numbered
+from treadle.kernels.spec import Grid
 from treadle.models.archs import REACH
 from treadle.plan.plan import Buffer, Const
 

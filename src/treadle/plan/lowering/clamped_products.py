@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.kernels.elementwise.clamp import ClampBetween
 from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.lowering.weights import bound_of, tensor_of_slice
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.attention.hadamard import Rotate
 from treadle.kernels.attention.indexer import Choose
-from treadle.kernels.attention.records import PAGE, WORD_BYTES
 from treadle.kernels.attention.row_attention import SCORED, RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.compress import Compress
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import PAGE, WORD_BYTES, round_up
+from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Chosen, Floats
 from treadle.plan.lowering.indexer import ignore, rotation_back
 from treadle.plan.plan import ALIGN, Buffer

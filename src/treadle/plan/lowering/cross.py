@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import Floats

@@ -35,11 +35,12 @@ from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemv import GROUPED, GroupGemv
 from treadle.kernels.matmul.matmul import TILE, Matmul
 from treadle.kernels.matmul.select import few_rows, gated, group_gemv, matmul
-from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.page_in_experts import Fetch
 from treadle.kernels.moe.route import Route, RouteByToken, Sort, blocks_most
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import GEMV_TOKENS, round_up
+from treadle.kernels.spec import Grid
 from treadle.models.ops import TensorSlice, tensor_of
 from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, is_per_output
 from treadle.plan.plan import ANY, Buffer

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
-from treadle.kernels.attention.records import PAGE, WORD_BYTES
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.spec import Grid, numbered
+from treadle.kernels.run_state import PAGE, WORD_BYTES, numbered
+from treadle.kernels.spec import Grid
 from treadle.models.ops import tensor_of
 from treadle.plan.lowering.deferred import Chosen, Floats, NormOf, Product
 from treadle.plan.plan import Buffer

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.kernels.attention.records import ITEM, MERGE, PAGE
-from treadle.kernels.elementwise.top_records import QUERIES, SAMPLED
-from treadle.kernels.spec import LORA, PART, PART_PAGES, numbered
+from treadle.kernels.run_state import (
+    ITEM,
+    LORA,
+    MERGE,
+    PAGE,
+    PART,
+    PART_PAGES,
+    QUERIES,
+    SAMPLED,
+    numbered,
+)
 from treadle.plan.plan import Input
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from treadle.kernels.elementwise.top_logits import (
     TopLogitsKernel,
     slices,
 )
-from treadle.kernels.elementwise.top_records import QUERIES, RESULT
+from treadle.kernels.run_state import QUERIES, RESULT
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.inputs import sampled_inputs
 from treadle.plan.plan import Buffer

@@ -17,7 +17,8 @@ from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown, ExpertUp
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Grid
 from treadle.models.lora import LowRank
 from treadle.models.ops import TensorSlice, tensor_of
 from treadle.plan.lowering.weights import tensor_of_slice

@@ -13,7 +13,8 @@ from treadle.kernels.elementwise.elementwise import Norm, Pack
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.select import gated
 from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Grid
 from treadle.models.lora import EMBEDDINGS, TYPES
 from treadle.models.ops import tensor_of
 from treadle.plan.lowering.deferred import (

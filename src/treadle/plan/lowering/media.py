@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
-from treadle.kernels.spec import MEDIA, MEDIA_HEAD, Grid
+from treadle.kernels.run_state import MEDIA, MEDIA_HEAD
+from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.activation_layout import ActivationLayout
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.matmul.select import SHIPPED, TunedTable
 from treadle.kernels.matmul.sizes import COLUMNS
+from treadle.kernels.run_state import PAGE
 from treadle.kernels.spec import Grid
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import TAPPED, tap_name

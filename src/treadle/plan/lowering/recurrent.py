@@ -20,7 +20,8 @@ from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, Unit
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import BLOCK as SOME
 from treadle.kernels.recurrent.scan import Scan
-from treadle.kernels.spec import LINE, Grid, Spec, round_up
+from treadle.kernels.run_state import LINE, round_up
+from treadle.kernels.spec import Grid, Spec
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.plan import Buffer
 

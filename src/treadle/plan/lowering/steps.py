@@ -10,8 +10,9 @@ from treadle.kernels.attention.page_layout import kv_formats
 from treadle.kernels.attention.work_item import WORD_DIMS
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import TunedTable, matmul, narrowed, tokens_per_item
-from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
-from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.kernels.matmul.sizes import COLUMNS
+from treadle.kernels.run_state import GEMV_TOKENS, round_up
+from treadle.kernels.spec import Grid, Spec
 from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT

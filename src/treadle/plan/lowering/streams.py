@@ -20,7 +20,8 @@ from treadle.kernels.elementwise.streams import (
     ScoreStreams,
 )
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.plan import ALIGN, Buffer
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
-from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 from treadle.plan.plan import Const, Storage
 
 if TYPE_CHECKING:
@@ -90,6 +89,8 @@ class Weights:
         key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
         key += f".T{int(turned)}" if turned else ""
         if key not in self.consts:
+            from treadle.kernels.matmul.sizes import COLUMNS  # runs of stored plans make no vector
+
             values = self.tensor(name).dequantize()
             if turned:
                 size = turned if turned > 1 else len(values)

@@ -22,8 +22,8 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.work_item import LOWEST, AttentionItem
+from treadle.kernels.run_state import ITEM, PAGE
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:

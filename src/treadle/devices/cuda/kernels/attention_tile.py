@@ -25,8 +25,8 @@ from treadle.jit.types import f32, i8, i32, u32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import PageSide
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.work_item import AttentionItem
+from treadle.kernels.run_state import ITEM, PAGE
 from treadle.kernels.spec import Frame
 
 ROWS = 16  # of a warp

@@ -14,9 +14,9 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32, ptr
 from treadle.kernels.attention.merge_splits import Merge
-from treadle.kernels.attention.records import MERGE
 from treadle.kernels.attention.work_item import LOWEST
-from treadle.kernels.spec import Frame, load_record, numbered
+from treadle.kernels.run_state import MERGE, numbered
+from treadle.kernels.spec import Frame, load_record
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step

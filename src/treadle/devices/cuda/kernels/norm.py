@@ -16,7 +16,8 @@ from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS
 from treadle.kernels.elementwise.elementwise import SLICE, Norm, Pack
-from treadle.kernels.spec import Frame, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step

@@ -14,9 +14,9 @@ from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
-from treadle.kernels.spec import Frame, numbered, round_up
+from treadle.kernels.run_state import PAGE, numbered, round_up
+from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step

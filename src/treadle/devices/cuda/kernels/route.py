@@ -15,7 +15,8 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.matmul.matmul import TILE
 from treadle.kernels.moe.route import SOFTMAX, Route, Sort, common_factor, gate
-from treadle.kernels.spec import Frame, round_up
+from treadle.kernels.run_state import round_up
+from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step

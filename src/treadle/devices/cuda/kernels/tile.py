@@ -28,7 +28,7 @@ from treadle.formats import Format
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.format_blocks import BlockAddress
-from treadle.kernels.spec import round_up
+from treadle.kernels.run_state import round_up
 
 PIECE = 16  # bytes of one copy
 DEEP = 16  # values of K in a matrix instruction

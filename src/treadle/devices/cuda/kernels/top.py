@@ -33,7 +33,7 @@ from treadle.kernels.elementwise.top_logits import (
     to_float,
     to_key,
 )
-from treadle.kernels.elementwise.top_records import N_TOP, RESULT, SAMPLED, TOTAL
+from treadle.kernels.run_state import N_TOP, RESULT, SAMPLED, TOTAL
 from treadle.kernels.spec import Frame, load_record
 
 if TYPE_CHECKING:
