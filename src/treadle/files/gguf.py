@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
-from treadle.files.gguf_header import Header
 from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.splits import model_inside, shard_path
 from treadle.files.tensor import Tensor
 
 if TYPE_CHECKING:
+    from treadle.files.gguf_header import Header
     from treadle.files.gguf_writer import GGUFWriter as GGUFWriter
+    from treadle.files.stored_header import KnownHeader
 
 __all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "open_gguf"]
 
@@ -36,7 +37,7 @@ class GGUF:
 
     closed = False
 
-    def __init__(self, headers: list[Header]) -> None:
+    def __init__(self, headers: Sequence[Header | KnownHeader]) -> None:
         first = headers[0]
         self.path: Path = first.path
         self.paths: list[Path] = [header.path for header in headers]
@@ -104,18 +105,18 @@ def open_gguf(path: str | os.PathLike[str], *, stored: bool = False) -> GGUF:
     reading them; store those that are not there. Raises FileError (damaged, or not GGUF) and
     UnsupportedError (version 1, big-endian, a type that ggml removed).
     """
-    first = Header(model_inside(path), stored=stored)
-    count = first.integer("split.count", 1)
+    first = _open_header(model_inside(path), stored)
+    count = _integer(first, "split.count", 1)
     if count <= 1:
         return GGUF([first])
-    no = first.integer("split.no", 0)
+    no = _integer(first, "split.no", 0)
     if no != 0:
         start = shard_path(first.path, 0, count)
         hint = str(start) if start else "the shard whose split.no is 0"
         raise FileError(f"is shard {no + 1} of {count}", path=first.path, expected=hint)
     headers = [first, *(_open_shard(first.path, i, count, stored) for i in range(1, count))]
     found = sum(len(header.tensors) for header in headers)
-    expected = first.integer("split.tensors.count", found)
+    expected = _integer(first, "split.tensors.count", found)
     if found != expected:
         raise FileError(
             f"the {count} shards hold {found} tensors",
@@ -126,7 +127,7 @@ def open_gguf(path: str | os.PathLike[str], *, stored: bool = False) -> GGUF:
     return GGUF(headers)
 
 
-def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header:
+def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header | KnownHeader:
     path = shard_path(first, no, count)
     if path is None:
         raise FileError(
@@ -134,8 +135,8 @@ def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header:
             path=first,
             expected=f"a name ending in -00001-of-{count:05d}.gguf",
         )
-    header = Header(path, stored=stored)
-    says = header.integer("split.no", 0), header.integer("split.count", 1)
+    header = _open_header(path, stored)
+    says = _integer(header, "split.no", 0), _integer(header, "split.count", 1)
     if says != (no, count):
         raise FileError(
             f"says it is shard {says[0] + 1} of {says[1]}",
@@ -144,3 +145,25 @@ def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header:
             expected=f"shard {no + 1} of {count}",
         )
     return header
+
+
+def _open_header(path: Path, stored: bool) -> Header | KnownHeader:
+    """Return a file's header; ``stored``: as of ``open_gguf``. A stored header needs no parser."""
+    if stored:
+        from treadle.files.stored_header import open_header
+
+        return open_header(path)
+    from treadle.files.gguf_header import Header
+
+    return Header(path)
+
+
+def _integer(header: Header | KnownHeader, key: str, default: int) -> int:
+    """Return the metadata value ``key``, or ``default``. Raises FileError unless it is an
+    integer from 0 to 2**31 - 1.
+    """
+    value = header.metadata.get(key, default)
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        expected = "an integer below 2**31"
+        raise FileError(f"is {value!r}", path=header.path, where=key, expected=expected)
+    return value

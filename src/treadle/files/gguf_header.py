@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,10 @@ from treadle.files.reader import FileReader
 from treadle.files.tensor import LateTensor, Tensor
 from treadle.formats import REMOVED, GGMLType, type_of
 
+if TYPE_CHECKING:
+    from treadle.files.mapping import MappedFile
+
+EXPECTED = "a GGUF file"
 MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 16  # keys or tensors, each a Python object: far above any real model
 MAX_KEY = (1 << 16) - 1  # bytes, by the specification
@@ -61,31 +66,14 @@ class Header(FileReader):
     min_info = 24  # bytes of the smallest tensor description
     last_type = ValueType.FLOAT64
 
-    def __init__(self, path: Path, *, stored: bool = False) -> None:
-        """Map the file and read its header. ``stored``: take the header that an earlier process has
-        stored (``stored_header.py``); if there is none, read it from the file and store it.
-        """
-        super().__init__(path, "a GGUF file")
+    def __init__(self, path: Path, mapped: MappedFile | None = None) -> None:
+        """Read the header; map the file, unless it is ``mapped`` already."""
+        super().__init__(path, EXPECTED, mapped)
         self.metadata: dict[str, Value] = {}
         self.types: dict[str, ValueType] = {}  # for an array, its element type
         self.tensors: dict[str, Tensor] = {}
         self.header_only = False
-        if not stored:
-            self._read()
-            return
-        from treadle.files import stored_header as store  # only for models that will run
-
-        key = store.header_key(self.map)
-        found = None if key is None else store.read_header(key)
-        if found is not None:
-            self.version, self.alignment = found.version, found.alignment
-            self.metadata, self.types = store.metadata_of(found, self.file)
-            self.tensors = store.tensors_of(found, path, self.file)
-            return
         self._read()
-        if key is not None and not self.header_only:
-            about = self.metadata, self.types, self.tensors
-            store.write_header(key, self.version, self.alignment, *about)
 
     def _read(self) -> None:
         self._read_magic()
@@ -100,16 +88,6 @@ class Header(FileReader):
                 raise self.error("appears twice", info.at, info.name)
             infos[info.name] = info
         self.tensors = self._place(list(infos.values()))
-
-    def integer(self, key: str, default: int) -> int:
-        """Return the metadata value ``key``, or ``default``. Raises FileError unless it is an
-        integer from 0 to 2**31 - 1.
-        """
-        value = self.metadata.get(key, default)
-        if type(value) is not int or not 0 <= value < 1 << 31:
-            expected = "an integer below 2**31"
-            raise FileError(f"is {value!r}", path=self.path, where=key, expected=expected)
-        return value
 
     # -- the parts, in file order -------------------------------------------------------
 

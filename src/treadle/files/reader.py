@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from treadle.base.humanize import why
 from treadle.errors import FileError
-from treadle.files.mapping import map_file
+from treadle.files.mapping import MappedFile, map_file
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,10 +38,12 @@ class MappedReader:
 
     tensors: Any = ()  # by name
 
-    def __init__(self, path: Path, expected: str) -> None:
-        """Map the file. Raises FileError, with the text ``expected``, on failure."""
+    def __init__(self, path: Path, expected: str, mapped: MappedFile | None = None) -> None:
+        """Map the file, unless it is ``mapped`` already. Raises FileError, with the text
+        ``expected``, on failure.
+        """
         self.path = path
-        self.map = map_file(path, expected)
+        self.map = map_file(path, expected) if mapped is None else mapped
         self.file: Bytes = np.frombuffer(self.map, np.uint8)
 
     def close(self) -> None:
@@ -77,9 +79,9 @@ class FileReader(MappedReader):
     Reading past the end raises FileError.
     """
 
-    def __init__(self, path: Path, expected: str) -> None:
-        """Map the file and start at byte 0."""
-        super().__init__(path, expected)
+    def __init__(self, path: Path, expected: str, mapped: MappedFile | None = None) -> None:
+        """Map the file, unless it is ``mapped`` already, and start at byte 0."""
+        super().__init__(path, expected, mapped)
         self.at = 0
 
     def take(self, n: int, where: str) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
+from treadle.files.mapping import MappedFile, map_file
 from treadle.files.stored_entries import (
     all_sources,
     are_stored,
@@ -23,7 +24,9 @@ from treadle.files.stored_entries import (
 from treadle.files.tensor import LateTensor, Tensor
 
 if TYPE_CHECKING:
-    from treadle.files.mapping import MappedFile
+    from pathlib import Path
+
+    from treadle.files.gguf_header import Header
     from treadle.files.tensor import Bytes
 
 SUFFIX = ".header"
@@ -36,12 +39,14 @@ class StoredHeader:
 
     metadata: key, type, and the value, or an array's place (``_ArrayPlace``).
     tensors: name, shape, type, bytes and offset of each.
+    coded: the types whose weights are integer codes (``Tensor.has_codes``).
     """
 
     version: int
     alignment: int
     metadata: list[tuple[str, int, Any]]
     tensors: list[tuple[str, tuple[int, ...], int, int, int]]
+    coded: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,38 @@ class _ArrayPlace:
     start: int
     n: int
     lengths: tuple[str, bytes] | None
+
+
+class KnownHeader:
+    """A header that an earlier process has read from the file; attributes as of ``Header``."""
+
+    header_only = False  # others are not stored
+
+    def __init__(self, path: Path, mapped: MappedFile, stored: StoredHeader) -> None:
+        self.path = path
+        self.map = mapped
+        self.file: Bytes = np.frombuffer(mapped, np.uint8)
+        self.version = stored.version
+        self.alignment = stored.alignment
+        self.metadata, self.types = metadata_of(stored, self.file)
+        self.tensors = tensors_of(stored, path, self.file)
+
+
+def open_header(path: Path) -> Header | KnownHeader:
+    """Map a GGUF file and return its header: stored by an earlier process, or read and then
+    stored. Raises the errors of ``Header``.
+    """
+    mapped = map_file(path, "a GGUF file")
+    key = header_key(mapped)
+    found = None if key is None else read_header(key)
+    if found is not None:
+        return KnownHeader(path, mapped, found)
+    from treadle.files.gguf_header import Header
+
+    header = Header(path, mapped)
+    if key is not None and not header.header_only:
+        write_header(key, header)
+    return header
 
 
 def header_key(file: MappedFile) -> str | None:
@@ -103,31 +140,29 @@ def tensors_of(stored: StoredHeader, path: Any, file: Bytes) -> dict[str, Tensor
             path=path,
             offset=offset,
             file=file,
+            codes_known=ggml_type in stored.coded,
         )
         for name, shape, ggml_type, n_bytes, offset in stored.tensors
     }
 
 
-def write_header(
-    key: str,
-    version: int,
-    alignment: int,
-    metadata: dict[str, Value],
-    types: dict[str, ValueType],
-    tensors: dict[str, Tensor],
-) -> None:
-    """Store the given fields of a header under ``key``, unless its arrays have more than
-    ``MOST_STRINGS`` strings together.
+def write_header(key: str, header: Header) -> None:
+    """Store a header under ``key``, unless its arrays have more than ``MOST_STRINGS`` strings
+    together.
     """
+    metadata = header.metadata
     arrays = [value for value in metadata.values() if isinstance(value, GGUFArray)]
     if sum(len(each) for each in arrays if each.type is ValueType.STRING) > MOST_STRINGS:
         return
     kept = [
-        (name, int(types[name]), _place(value) if isinstance(value, GGUFArray) else value)
+        (name, int(header.types[name]), _place(value) if isinstance(value, GGUFArray) else value)
         for name, value in metadata.items()
     ]
-    described = [(t.name, t.shape, t.ggml_type, t.n_bytes, t.offset) for t in tensors.values()]
-    write_object(key, SUFFIX, StoredHeader(version, alignment, kept, described))
+    tensors = header.tensors.values()
+    described = [(t.name, t.shape, t.ggml_type, t.n_bytes, t.offset) for t in tensors]
+    coded = frozenset(t.ggml_type for t in tensors if t.has_codes)
+    stored = StoredHeader(header.version, header.alignment, kept, described, coded)
+    write_object(key, SUFFIX, stored)
 
 
 def _place(array: GGUFArray) -> _ArrayPlace:

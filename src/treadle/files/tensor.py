@@ -14,7 +14,6 @@ import numpy.typing as npt
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
-from treadle.formats import FORMATS, type_of
 
 if TYPE_CHECKING:
     from treadle.formats import Format
@@ -65,6 +64,8 @@ class Tensor(TensorData):
         """The name of the format, such as ``Q8_0``, or of the ggml type if there is no format."""
         if self.format is not None:
             return self.format.name
+        from treadle.formats import type_of
+
         kind = type_of(self.ggml_type)
         return kind.name if kind else f"type {self.ggml_type}"
 
@@ -128,21 +129,30 @@ class LateTensor(Tensor):
     stored plan never use it.
     """
 
+    codes_known: bool | None = None  # ``has_codes``, if it is known without the format
+
     @classmethod
     def of(cls, **fields: Any) -> LateTensor:
-        """Return a tensor with these ``fields``: all but ``format``."""
+        """Return a tensor with these ``fields``: all but ``format``; perhaps ``codes_known``."""
         tensor = cls.__new__(cls)
         tensor.__dict__.update(fields)
         return tensor
 
     @cached_property
     def format(self) -> Format | None:
+        from treadle.formats import FORMATS
+
         return FORMATS.get(self.ggml_type)
 
     @property
     def has_codes(self) -> bool:
-        is_known = "format" in self.__dict__  # used before, or replaced
-        return super().has_codes if is_known else FORMATS.has_codes(self.ggml_type)
+        if "format" in self.__dict__:  # used before, or replaced
+            return super().has_codes
+        if self.codes_known is not None:
+            return self.codes_known
+        from treadle.formats import FORMATS
+
+        return FORMATS.has_codes(self.ggml_type)
 
 
 @dataclass(frozen=True, eq=False)
