@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from treadle.devices.cpu.team_memory import STEP
+from treadle.devices.cpu.memory_layouts import STEP
 from treadle.devices.cpu.thread_team import Team
 from treadle.isa import choose
 from treadle.jit.host import host_features

@@ -204,7 +204,7 @@ from treadle.kvcache.cache import KVCache
 from treadle.models.load import load_config
 from treadle.plan.lowering.ops import build_plan
 from treadle.models.graphs import GRAPHS
-from treadle.plan.lowering.weights import Weights
+from treadle.plan.weights import Weights
 gguf = open_gguf(sys.argv[1])
 config = load_config(gguf)
 device = Cpu(ROWS["portable"], 2)

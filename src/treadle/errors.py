@@ -23,12 +23,22 @@ may quote a file, so its text is made safe to print: no control characters, and 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 MAX_SHOWN = 2000  # characters of an error's text
+# Replacements of system messages that do not help or suggest no fix.
+WHY = {
+    errno.ELOOP: "a loop of symbolic links",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is too large for the file system or ulimit -f",
+    errno.EMFILE: "this process has too many files open (ulimit -n)",
+    errno.EIO: "the disk failed to read or write it",
+}
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -42,6 +52,15 @@ def printable(text: str, keep: str = "") -> str:
         c if fine else c.encode("unicode_escape").decode()
         for c, fine in zip(text, safe, strict=True)
     )
+
+
+def why(error: OSError | ValueError) -> str:
+    """Return the reason why a file cannot be opened, read or written, without its path and the
+    errno.
+    """
+    if isinstance(error, OSError):
+        return WHY.get(error.errno or 0) or error.strerror or str(error)
+    return "its name holds a NUL byte" if "null byte" in str(error) else str(error)
 
 
 class TreadleError(Exception):

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from treadle.base.humanize import n_bytes, n_weights, scaled, why
+from treadle.base.humanize import n_bytes, n_weights, scaled
+from treadle.errors import why
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from treadle.cli.ui.table import n_weights
+from treadle.base.humanize import n_weights
 from treadle.formats import FORMATS, by_name
 
 

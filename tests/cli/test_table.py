@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.cli.ui.table import (
-    heading,
-    n_bytes,
-    print_json,
-    print_table,
-    printable,
-    say,
-    scaled,
-    shorten,
-    typed,
-)
+from treadle.base.humanize import n_bytes, scaled
+from treadle.cli.ui.table import heading, print_json, print_table, printable, say, shorten, typed
 from treadle.errors import TreadleError
 
 

@@ -21,8 +21,8 @@ from treadle.convert.recipe import plan_entries
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.tokenizer.normalizer import SPACES
 from treadle.tokenizer.tokenizer import load_tokenizer
+from treadle.tokenizer.vocab import SPACES
 
 _ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}

@@ -38,9 +38,8 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.gguf_array import ValueType, number_array
 from treadle.tokenizer.bpe import BYTE_OF_LETTER
-from treadle.tokenizer.normalizer import SPACES
 from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from treadle.tokenizer.vocab import LSTRIP, RSTRIP, TokenType
+from treadle.tokenizer.vocab import LSTRIP, RSTRIP, SPACES, TokenType
 
 
 def model(keys: dict[str, Any]) -> GGUF:

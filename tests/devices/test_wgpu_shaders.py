@@ -24,8 +24,8 @@ from treadle.files.gguf import open_gguf
 from treadle.kvcache.cache import KVCache
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
-from treadle.plan.lowering.weights import Weights
 from treadle.plan.plan import Buffer, Const, Plan
+from treadle.plan.weights import Weights
 
 MOST = 65535  # workgroups in a dimension
 

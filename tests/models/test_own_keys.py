@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.models import rope, sentence
-from treadle.tokenizer import normalizer, vocab
+from treadle.tokenizer import vocab
 
 
 def test_names_of_keys() -> None:
@@ -11,7 +11,7 @@ def test_names_of_keys() -> None:
     assert sentence.PROMPT == "treadle.embedding.default_prompt"
     assert sentence.MAX_TOKENS == "treadle.embedding.max_seq_length"
     assert sentence.HEAD_ACTIVATION == "treadle.classifier.activation"
-    assert normalizer.SPACES == "treadle.tokens.spaces"
+    assert vocab.SPACES == "treadle.tokens.spaces"
     assert vocab.LSTRIP == "treadle.tokens.lstrip"
     assert vocab.RSTRIP == "treadle.tokens.rstrip"
     assert vocab.BEFORE == "treadle.tokens.before"

@@ -34,8 +34,8 @@ from treadle.kvcache.cache import KVCache
 from treadle.models.archs import STANDALONE
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
-from treadle.plan.lowering.weights import Weights
 from treadle.plan.plan import ALIGN, Buffer, Input, Plan, Step
+from treadle.plan.weights import Weights
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")

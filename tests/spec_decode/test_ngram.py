@@ -18,6 +18,7 @@ from tests.conftest import WriteTiny
 from tests.kvcache.test_cache import check_pages
 from tests.scheduler.fake_engine import Bytes, FakeEngine, check_scheduler
 from treadle.api.session import Session
+from treadle.engine.batch import MOST_DRAFTED
 from treadle.grammar.grammar import Grammar
 from treadle.kernels.run_state import PAGE
 from treadle.scheduler.output import RequestOutput
@@ -25,7 +26,6 @@ from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.spec_decode.ngram import (
     LOSS,
-    MOST,
     RECENT,
     STALE_STEPS,
     WIDTH,
@@ -209,7 +209,7 @@ def test_a_track_learns_from_guesses_that_were_never_run() -> None:
         None,
         1.0,
     ]
-    assert (track.acceptance, track.length) == (1.0, MOST)
+    assert (track.acceptance, track.length) == (1.0, MOST_DRAFTED)
     track.note_guess(3, [4, 8, 6])
     assert track.compare_guess([*text, 4, 5]) == 0.5
     assert track.acceptance is not None
@@ -234,7 +234,7 @@ def test_a_gate_bounds_what_is_lost(steps: list[tuple[int, float, float]]) -> No
     """
     gate = DraftController()
     for n, share, seconds in steps:
-        n_drafted = n * MOST if gate.allows(n, n * MOST) else 0
+        n_drafted = n * MOST_DRAFTED if gate.allows(n, n * MOST_DRAFTED) else 0
         if n_drafted:
             extra = gate.times.predicted(n + n_drafted) - gate.times.predicted(n)
             assert extra <= gate.loss_left_s + 1e-9

@@ -126,7 +126,7 @@ import pytest
 from tests.system.elsewhere import become
 become(sys.argv[1])
 from treadle.isa.portable import PORTABLE
-from treadle.devices.cpu.step_loop import SLEEPERS
+from treadle.devices.cpu.memory_layouts import SLEEPERS
 from treadle.devices.cpu.thread_team import Team
 from tests.devices.cpu.test_thread_team import SIZES, Chain
 team, chain = Team(3, PORTABLE, 64), Chain(PORTABLE, SIZES)

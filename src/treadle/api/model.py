@@ -33,7 +33,6 @@ from treadle.api.options import (
     shared,
     token_limit,
 )
-from treadle.api.session import Session
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from treadle.api.control_vector import ControlVectors
     from treadle.api.hooks import AttentionWeights, LensLogits, PatchFunction, Trace
     from treadle.api.media import ModelMedia
+    from treadle.api.session import Session
     from treadle.api.tool_chat import Reply, Tool
     from treadle.chat.messages import ChatMessages
     from treadle.chat.prompt import ChatPrompt
@@ -316,7 +316,7 @@ class Model:
                 if draft is None
                 else open_model(find_path(draft, "draft", progress), drafter=True)
             )
-            self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
+            self.speculate = self.stepper.scheduler.open_drafter(second, speculate)
             self._mmproj = mmproj
             self._progress = progress
             self.image_max_tokens = image_max_tokens
@@ -455,6 +455,8 @@ class Model:
         ``generate``. ``source``: for an encoder-decoder model, the text or ids that the encoder
         reads; the session's tokens are the decoder's, which begin with ``config.start_id``.
         """
+        from treadle.api.session import Session  # requests have none of their own
+
         scales = adapter_scales(lora, control_vectors, self.engine)
         return Session(self.engine, scales, self._source_ids(source))
 
@@ -1034,7 +1036,7 @@ class Model:
     def close(self) -> None:
         """Stop the threads and close the file."""
         with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
-            self.stepper.scheduler.drafting.close()
+            self.stepper.scheduler.close_drafter()
             if self._media is not None:
                 self._media.close()
             self.engine.close()

@@ -321,8 +321,10 @@ def output_tokenizer(model: Model, stop: list[str]) -> Tokenizer:
     """Return the tokenizer that decodes a request's output. For a file without a vocabulary it is a
     stand-in that decodes ids to no text, unless there are ``stop`` strings.
     """
-    from treadle.tokenizer.ids_only import NoVocabulary, has_vocabulary
+    from treadle.tokenizer.vocab import has_vocabulary
 
     if stop or has_vocabulary(model.gguf):
         return model.tokenizer
+    from treadle.tokenizer.ids_only import NoVocabulary
+
     return NoVocabulary(model.config.n_vocab)

@@ -1,28 +1,8 @@
-"""Formatting for messages: sizes, counts, and reasons of file errors."""
+"""Formatting for messages: sizes and counts."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
-
-# Replacements of system messages that do not help or suggest no fix.
-WHY = {
-    errno.ELOOP: "a loop of symbolic links",
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file is too large for the file system or ulimit -f",
-    errno.EMFILE: "this process has too many files open (ulimit -n)",
-    errno.EIO: "the disk failed to read or write it",
-}
-
-
-def why(error: OSError | ValueError) -> str:
-    """Return the reason why a file cannot be opened, read or written, without its path and the
-    errno.
-    """
-    if isinstance(error, OSError):
-        return WHY.get(error.errno or 0) or error.strerror or str(error)
-    return "its name holds a NUL byte" if "null byte" in str(error) else str(error)
 
 
 def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import listed, why
+from treadle.base.humanize import listed
 from treadle.catalog.records import forget
 from treadle.catalog.stored import StoredModel, files_below
-from treadle.errors import FileError
+from treadle.errors import FileError, why
 from treadle.files.projector_files import is_projector_name
 from treadle.hub.cache import cache_folder, repository
 from treadle.machine.mapped_files import mapping_processes

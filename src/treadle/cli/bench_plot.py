@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import atan2, degrees, hypot
 
+from treadle.base.humanize import scaled
 from treadle.cli.bench_results import Result
 from treadle.cli.speed import ARITHMETIC, reading
 from treadle.cli.ui.svg import (
@@ -26,7 +27,7 @@ from treadle.cli.ui.svg import (
     log_scale,
     spread,
 )
-from treadle.cli.ui.table import scaled, shorten
+from treadle.cli.ui.table import shorten
 
 # x of the panels' axes; labels lie outside
 LEFT = 110

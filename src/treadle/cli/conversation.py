@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import counted, listed, why
+from treadle.base.humanize import counted, listed
 from treadle.cli.media_files import (
     MediaFile,
     dropped_files,
@@ -27,7 +27,7 @@ from treadle.cli.media_files import (
 from treadle.cli.settings import SETTINGS, AnswerSettings, find
 from treadle.cli.transcript import CALLS, REASONING, Message, path_of, read_record, write_record
 from treadle.cli.ui.table import typed
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, why
 from treadle.files.target import check_target
 
 if TYPE_CHECKING:

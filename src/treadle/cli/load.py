@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 from treadle.base.gc_pause import garbage_kept, imports_kept
-from treadle.base.humanize import listed, n_bytes
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
 from treadle.errors import FileError, TemplateError, TreadleError
@@ -202,6 +201,8 @@ def near_names(path: Path) -> str:
 
 def listing(folder: Path) -> str:
     """Return the end of an error message, at most five models in ``folder``; "" if it has none."""
+    from treadle.base.humanize import listed
+
     models = sorted(folder.glob("*.gguf"))
     return "; the folder has " + listed([*map(str, models)], 5) if models else ""
 
@@ -294,6 +295,7 @@ def _warnings_said(progress: ProgressBar) -> Iterator[None]:
 
 def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBar) -> None:
     """Warn about variables that the chat template does not use, probably misspelt."""
+    from treadle.base.humanize import listed
     from treadle.chat.template.variables import PRESERVE, unread
 
     try:
@@ -372,6 +374,7 @@ def device_name(model: Model) -> str | None:
 
 def from_disk(model: Model) -> str:
     """Return a warning that tokens will read weights from disk; "" if the model fits in memory."""
+    from treadle.base.humanize import n_bytes
     from treadle.devices.cpu.residence import shortage
 
     short = shortage(model.gguf.paths)

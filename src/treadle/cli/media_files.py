@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import counted, why
-from treadle.errors import FileError, TemplateError, TreadleError, UnsupportedError
+from treadle.base.humanize import counted
+from treadle.errors import FileError, TemplateError, TreadleError, UnsupportedError, why
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -158,31 +158,3 @@ def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
             n = counted(len(n_tokens), noun) if len(n_tokens) > 1 else noun
             counts.append(f"{n} of {counted(sum(n_tokens), 'token')}")
     return ", ".join(counts) + (f", encoded in {seconds:.1f} s" if seconds else "")
-
-
-class MediaPath(click.ParamType[MediaFile]):
-    """Parameter type of a picture or a sound, given as a path or an address."""
-
-    name = "file"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> MediaFile:
-        """Return the file that ``value`` names. Raises FileError for a missing one, before a model
-        is loaded.
-        """
-        if isinstance(value, MediaFile):
-            return value
-        return open_media_file(value)
-
-
-MEDIA_FILES = click.option(
-    "--image",
-    "--audio",
-    "files",
-    type=MediaPath(),
-    multiple=True,
-    metavar="FILE",
-    help="A picture or a sound, before the prompt's text or where it has <__media__>; may be "
-    "repeated.",
-)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treadle.base.humanize import n_bytes
 from treadle.catalog.facts import SPEECH_TEXT, ModelFacts, facts_of, memory_fit
 from treadle.catalog.names import NamedModel
 from treadle.catalog.records import last_used, usual_speed
 from treadle.catalog.stored import StoredModel
-from treadle.cli.ui.table import n_bytes
 
 NOUNS = {"image": "pictures", "audio": "sounds"}
 MINUTE = 60

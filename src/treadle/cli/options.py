@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.cli.usage import as_usage
 from treadle.errors import SamplingError, TreadleError, UnsupportedError
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
+
+if TYPE_CHECKING:
+    from treadle.cli.media_files import MediaFile
 
 Function = Callable[..., Any]
 SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
@@ -52,6 +55,24 @@ class Number(click.FloatRange):
         if math.isnan(number) or (math.isinf(number) and not self.min_open):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
+
+
+class MediaPath(click.ParamType[Any]):
+    """Parameter type of a picture or a sound, given as a path or an address."""
+
+    name = "file"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> MediaFile:
+        """Return the file that ``value`` names. Raises FileError for a missing one, before a model
+        is loaded.
+        """
+        from treadle.cli.media_files import MediaFile, open_media_file  # few prompts have some
+
+        if isinstance(value, MediaFile):
+            return value
+        return open_media_file(value)
 
 
 class ModelCommand(click.Command):
@@ -633,3 +654,15 @@ def build_sampling(values: dict[str, Any]) -> Sampling:
         given["dry_sequence_breakers"] = ()
     with as_usage(SamplingError):
         return Sampling(**given)
+
+
+MEDIA_FILES = click.option(
+    "--image",
+    "--audio",
+    "files",
+    type=MediaPath(),
+    multiple=True,
+    metavar="FILE",
+    help="A picture or a sound, before the prompt's text or where it has <__media__>; may be "
+    "repeated.",
+)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.base.humanize import counted
+from treadle.base.humanize import counted, n_bytes
 from treadle.cli.conversation import AnswerCost, decode_text, with_speed
 from treadle.cli.load import device_name
-from treadle.cli.ui.table import n_bytes, printable
+from treadle.cli.ui.table import printable
 
 if TYPE_CHECKING:
     from treadle.api.model import Model

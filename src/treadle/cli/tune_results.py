@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import counted
+from treadle.base.humanize import counted, scaled
 from treadle.cli.speed import products_of
-from treadle.cli.ui.table import heading, print_table, say, scaled
+from treadle.cli.ui.table import heading, print_table, say
 
 if TYPE_CHECKING:
     from treadle.kernels.matmul.select import TunedTable

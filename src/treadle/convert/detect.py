@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import why
 from treadle.convert.legacy.ggml import open_gguf_v1, open_legacy
 from treadle.convert.legacy.llama2c import open_llama2c
 from treadle.convert.legacy.meta_llama import PARAMS, SHARD, open_meta
 from treadle.convert.sources.gguf import open_gguf_source
 from treadle.convert.sources.source import Source
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, why
 from treadle.files.checkpoint import ZIP_MAGIC
 from treadle.files.legacy import MAGICS
 from treadle.files.llama2c import HEADER, MAGIC, n_bytes_of

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
-    from treadle.plan.lowering.weights import Weights
+    from treadle.plan.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)

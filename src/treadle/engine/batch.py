@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 ROPE_ROWS = 64  # a rotation table grows by this many positions
 NO_STATE = 0, 0
+# Drafted ids of a sequence at most: with its last id, as many as the largest plan for few tokens.
+MOST_DRAFTED = 7
 NEVER = 1 << 62  # a position beyond all tokens
 COUNTS = Struct("=4q")  # the head of RUN_STATE
 COUNT = Struct("=q")
@@ -289,7 +291,7 @@ class RunInputs(Inputs):
             for i, pool in enumerate(pools)
         ]
         self._pools, self._cross = self._all_pools[: len(own)], self._all_pools[len(own) :]
-        self._registry = cache.media
+        self._cache = cache
         self._components = [  # of positions, by rope table; empty: all are the same
             np.array(traits.component_of(rope.shape[2])) if traits.sections else np.empty(0, int)
             for _, rope in self._ropes
@@ -442,9 +444,9 @@ class RunInputs(Inputs):
         """
         assert self.media is not None
         self.media[row : row + len(ids), 0] = 0.0
-        registry = self._registry
-        if not registry.any_in(ids):
+        if not self._cache.has_media(ids):
             return ids, []
+        registry = self._cache.media
         plain = list(ids)
         for begin, end, entry, which in registry.runs_in(ids):
             assert entry.rows is not None
@@ -461,12 +463,12 @@ class RunInputs(Inputs):
         of the sequence before ``ids``.
         """
         end = row + len(ids)
-        if not self._registry.any_in(ids):
+        if not self._cache.has_media(ids):
             first = start + (seq.shifts[-1][1] if seq.shifts else 0)
             for table, rope in self._ropes:
                 rope[row:end] = table.table_up_to(first + len(ids))[first : first + len(ids)]
             return
-        where = self._registry.positions(seq.shifts, ids, start)
+        where = self._cache.media.positions(seq.shifts, ids, start)
         most = int(where.max()) + 1
         for (table, rope), components in zip(self._ropes, self._components, strict=True):
             rows = table.table_up_to(most)

@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.engine.batch import RunInputs
 from treadle.models.graphs.cross import ENCODED
-from treadle.plan.lowering.weights import Weights
+from treadle.plan.weights import Weights
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device

@@ -31,8 +31,8 @@ from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.run_state import GEMV_TOKENS, RESULT
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.models.config import N_BATCH
-from treadle.plan.lowering.weights import Weights
 from treadle.plan.plan import Plan
+from treadle.plan.weights import Weights
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
@@ -556,7 +556,8 @@ class Engine:
         """
         with self.lock:
             again: list[int] = []
-            n = self.media.truncation_length(seq.ids, n)
+            if self.cache.has_media(seq.ids):
+                n = self.media.truncation_length(seq.ids, n)
             with interrupts_held():
                 if self.cache.truncation_length(seq, n) < n:
                     again = seq.ids[:n]
@@ -666,9 +667,9 @@ class Engine:
             if self.cache.cross and (seq.encoded is None or not seq.encoded.is_stored):
                 raise self._no_prompt_error(output)
             self.check_ids(ids)
-            entries = self.media.entries_in(ids)
-            media = media or bool(entries)
-            self._check_rows(entries)
+            if self.cache.has_media(ids):
+                media = True
+                self._check_rows(self.media.entries_in(ids))
             n_tokens = n_tokens + n
             n_outputs = n_outputs + n_wanted
             has_adapters, has_vectors = self.needs_of(seq, ids)

@@ -12,7 +12,7 @@ from treadle.engine.engine import CHUNK, Engine
 from treadle.engine.prepared_plan import PlanKey
 from treadle.engine.step_slices import StepSlices
 from treadle.models.graphs.encoder_decoder import encoder_config, encoder_view, keys_config
-from treadle.plan.lowering.weights import Weights
+from treadle.plan.weights import Weights
 
 if TYPE_CHECKING:
     from treadle.engine.prepared_plan import PreparedPlan

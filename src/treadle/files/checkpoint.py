@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import why
-from treadle.errors import UnsupportedError
+from treadle.errors import UnsupportedError, why
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
 from treadle.files.reader import MappedReader
 from treadle.files.tensor import TensorData

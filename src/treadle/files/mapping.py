@@ -15,14 +15,13 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.humanize import why
-from treadle.errors import FileError
-from treadle.files.bundled import read_bundled
+from treadle.errors import FileError, why
 from treadle.system import SYSTEM
 
 # Table of the SIGBUS handler: one row per mapped file. ``end`` is exclusive; ``fault`` is the
@@ -214,15 +213,26 @@ def map_file(path: Path, expected: str) -> MappedFile:
         with path.open("rb", buffering=0) as f:
             if os.fstat(f.fileno()).st_size == 0:
                 raise FileError("an empty file", path=path, offset=0, expected=expected)
-            bundled = read_bundled(f, path)
-            part = (bundled.start, bundled.n_bytes) if bundled else ()
-            mapped = MappedFile(f.fileno(), path, *part)
+            mapped = MappedFile(f.fileno(), path, *_model_part(f, path))
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
         raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
     # Use 2 MB pages where the file system supports them: a cold file loads in two thirds of the
     # time, and decoding reads it a tenth faster.
     SYSTEM.want_huge_pages(mapped)
     return mapped
+
+
+def _model_part(file: IO[bytes], path: Path) -> tuple[int, int] | tuple[()]:
+    """Return the first byte of the model in a bundle and its size; () for any other file, which is
+    mapped as a whole. Raises the errors of ``read_bundled``.
+    """
+    if file.read(2) != b"#!":  # a bundle begins as a script
+        return ()
+    from treadle.files.bundled import read_bundled
+
+    file.seek(0)
+    bundled = read_bundled(file, path)
+    return (bundled.start, bundled.n_bytes) if bundled else ()
 
 
 def resident_pages(mapped: mmap.mmap) -> npt.NDArray[np.bool_]:

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from treadle.base.humanize import why
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, why
 
 Name: TypeAlias = str | os.PathLike[str]
 

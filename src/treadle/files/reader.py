@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.humanize import why
-from treadle.errors import FileError
+from treadle.errors import FileError, why
 from treadle.files.mapping import MappedFile, map_file
 
 Bytes = npt.NDArray[np.uint8]

@@ -6,8 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from treadle.base.humanize import listed, why
-from treadle.errors import FileError
+from treadle.errors import FileError, why
 
 # Files of a Hugging Face directory: configuration, and weights as one file or by an index.
 CONFIG = "config.json"
@@ -73,6 +72,8 @@ def model_inside(path: str | os.PathLike[str]) -> Path:
             return given / CTRANSLATE2
         if not firsts:
             raise FileError("is a folder that contains no GGUF file", path=given)
+        from treadle.base.humanize import listed
+
         found = listed([p.name for p in firsts], SHOWN)
         raise FileError(f"is a folder with several models: choose one of {found}", path=given)
     if os.path.exists(given):

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from treadle.base.humanize import n_bytes, why
-from treadle.errors import FileError
+from treadle.base.humanize import n_bytes
+from treadle.errors import FileError, why
 from treadle.files.paths import ABSENT, Name
 from treadle.files.splits import shards_beside
 

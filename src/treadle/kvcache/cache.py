@@ -21,7 +21,6 @@ from treadle.base.cached_property import cached_property
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.page_sizes import kv_of, kv_sizes
 from treadle.kernels.run_state import PAGE, most_partials
-from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import FREED, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
 from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree, n_ids
@@ -43,6 +42,7 @@ from treadle.models.config import N_BATCH
 
 if TYPE_CHECKING:
     from treadle.kvcache.encoded_inputs import EncodedInputs
+    from treadle.kvcache.media import MediaRegistry
     from treadle.models.switch import ControlTokens
     from treadle.plan.plan import Storage
 
@@ -147,8 +147,21 @@ class KVCache:
         self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: PageStoreLike | None = None  # full pages on disk
         self.lora: Lora = ()  # default of new sequences
-        self.media = MediaRegistry(n_vocab)
+        self._n_vocab = n_vocab
         self.control_tokens: ControlTokens | None = None  # that choose adapters within the model
+
+    @cached_property
+    def media(self) -> MediaRegistry:
+        """The pictures and sounds whose rows texts may have as tokens. Imported on first use: most
+        texts have none.
+        """
+        from treadle.kvcache.media import MediaRegistry
+
+        return MediaRegistry(self._n_vocab)
+
+    def has_media(self, ids: Seq[int]) -> bool:
+        """Return whether any of ``ids`` is a row of a picture or sound."""
+        return "media" in self.__dict__ and self.media.any_in(ids)
 
     @cached_property
     def inputs(self) -> EncodedInputs:
@@ -436,7 +449,7 @@ class KVCache:
         MIN_SAVING tokens after the last checkpoint. Otherwise see ``MediaRegistry.run_length``.
         """
         if not self.states or seq.is_unshared:
-            return self.media.run_length(ids)
+            return self.media.run_length(ids) if self.has_media(ids) else len(ids)
         start = len(seq.ids)
         end = start + len(ids)
         saved = max(last_saved(seq.nodes), seq.tail_end)
@@ -465,8 +478,10 @@ class KVCache:
         bidirectional span, so a slice may be shorter or longer.
         """
         at = 0
+        has_media = self.has_media(ids)
         while at < len(ids):
-            end = at + self.media.run_length(ids[at : at + n])
+            chunk = ids[at : at + n]
+            end = at + (self.media.run_length(chunk) if has_media else len(chunk))
             yield ids[at:end]
             at = end
 
@@ -656,7 +671,7 @@ class KVCache:
         """
         if self.control_tokens is not None:
             self.control_tokens.add_marks(seq.marks, seq.ids, start)
-        if self.media.any_in(seq.ids[start:] if start else seq.ids):
+        if self.has_media(seq.ids[start:] if start else seq.ids):
             self.media.add_shifts(seq.shifts, seq.ids, start)
 
     def _own_last_page(self, seq: Sequence) -> None:

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import scaled, why
-from treadle.errors import FileError, UnsupportedError
+from treadle.base.humanize import scaled
+from treadle.errors import FileError, UnsupportedError, why
 from treadle.media.address_policy import AddressPolicy
 from treadle.media.public_addresses import is_public
 

@@ -16,8 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from treadle.base.fork_safety import declare_harmless
-from treadle.base.humanize import why
-from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.errors import FileError, TreadleError, UnsupportedError, why
 from treadle.media.address_policy import is_address
 from treadle.media.data_urls import is_data_url
 from treadle.media.file_formats import WAV, MediaFormat

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.humanize import why
 from treadle.base.validate import positive
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, why
 from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.data_urls import decode_data_url, is_data_url
 from treadle.media.kinds import NOUNS, MediaKind

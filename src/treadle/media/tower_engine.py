@@ -23,7 +23,7 @@ from treadle.kvcache.cache import KVCache
 from treadle.kvcache.page_pool import Pool
 from treadle.models.cache_spec import PoolSpec
 from treadle.models.towers.tower import GIVEN, STATES, TOWER, checked, deep
-from treadle.plan.lowering.weights import Weights
+from treadle.plan.weights import Weights
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.devices.cpu.team_memory import STEP
+from treadle.devices.cpu.memory_layouts import STEP
 from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.errors import CacheError, CompileError
 from treadle.jit.language import Isa

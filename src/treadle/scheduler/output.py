@@ -14,7 +14,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.text_overlap import overlap
 from treadle.base.validate import listed
 from treadle.errors import TreadleError
 from treadle.kvcache.prefix_hit import PrefixHit
@@ -242,8 +241,11 @@ class RequestOutput:
             text = text[:at]
             stopped = True
         elif not last:
-            keep = max((overlap(matchable, stop) for stop in self.stop), default=0)
-            keep += len(text) - len(matchable)
+            keep = len(text) - len(matchable)
+            if self.stop:
+                from treadle.base.text_overlap import overlap  # few requests have stop strings
+
+                keep += max(overlap(matchable, stop) for stop in self.stop)
         self._pending = text[len(text) - keep :]
         self._matchable = matchable[len(text) - keep :]
         if piece := text[: len(text) - keep]:

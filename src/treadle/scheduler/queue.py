@@ -58,8 +58,9 @@ class RequestQueue:
                     self.engine.check_ids(ids)
                     self.engine.cache.check_context(len(ids))
                 self.waiting.append(request)
-                self.engine.cache.media.hold(request.media)
-                request.holds_media = True
+                if request.media:
+                    self.engine.cache.media.hold(request.media)
+                    request.holds_media = True
             except TreadleError as error:
                 self.fail(request, error)
 

@@ -8,10 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.engine.batch import MOST_DRAFTED
 from treadle.engine.logits import N_TOP, LogitsQuery
 from treadle.errors import NoRoomError, SamplingError
-from treadle.kvcache.page_pool import PAGE
-from treadle.spec_decode.ngram import MOST, AcceptanceTracker, Draft, Lookup
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
     from treadle.sampling import Sampler
     from treadle.scheduler.output import RequestOutput
+    from treadle.spec_decode.ngram import AcceptanceTracker, Lookup
 
 
 MEASURED = LogitsQuery(total=True)  # for log-probabilities
@@ -133,7 +133,8 @@ class Request:
         self.lora = lora if session is None else session.seq.lora  # adapters to run with
         self.reuse = reuse
         self.system_end = system_end
-        self.lookup = Lookup() if speculate else None
+        self.speculates = speculate
+        self.lookup: Lookup | None = None  # of n-grams in its text, from the first draft on
         self.tracks: dict[str, AcceptanceTracker] = {}  # by source of its drafts
         self.n_accepted = 0  # tokens accepted of its last draft
         self.cancelled = False
@@ -194,35 +195,6 @@ class Request:
             )  # with a grammar: log-probabilities are measured without its mask
         return () if query is None else (query,)
 
-    def propose_draft(self) -> Draft | None:
-        """Return a draft from the grammar or from repetition in the request's own tokens, or
-        None.
-        """
-        room = self.max_draft_ids
-        if self.lookup is None or room <= 0:
-            return None
-        source = "grammar"
-        found = self.sampler.forced()[:room]
-        if not found:
-            source = "text"
-            found = self.lookup.guess(self.text_ids, min(room, self.track(source).length))
-        if not found:
-            return None
-        track = self.track(source)
-        track.note_guess(len(self.ids), found)
-        return Draft(found, source, track)
-
-    @property
-    def max_draft_ids(self) -> int:
-        """Number of draft tokens that fit the sequence's last page and the token limit; 0 or less
-        means no draft.
-        """
-        if self.lookup is None or self.seq is None:
-            return 0
-        n = len(self.ids) - 1
-        again = len(self.ids) - 1 - len(self.seq.ids)
-        return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
-
     def is_decoding(self, left: int) -> bool:
         """Return whether the request decodes in this step, with ``left`` ids missing from its
         sequence: the last id, and perhaps those that a layer state must recompute because a draft
@@ -231,13 +203,7 @@ class Request:
         if left == 1 or not self.answer.ids:
             return bool(self.answer.ids)
         seq = self.seq
-        return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
-
-    def track(self, source: str) -> AcceptanceTracker:
-        """Return the acceptance tracker of this request's drafts from ``source``, the name of a
-        kind of draft.
-        """
-        return self.tracks.setdefault(source, AcceptanceTracker())
+        return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST_DRAFTED + 1
 
     def take(self, rows: Seq[LogitsRow], draft: Seq[int]) -> None:
         """Sample a token from each of ``rows``, the logits after the last token and after each
@@ -250,7 +216,7 @@ class Request:
             self.choose(row)
             if self.answer.done or self.ids[-1] != expected:
                 break
-        if self.lookup is not None and draft:
+        if self.speculates and draft:
             self.n_accepted = max(len(self.ids) - n - 1, 0)
             self.answer.timings.note_draft(len(draft), self.n_accepted)
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import BatchItem
@@ -24,11 +25,14 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.logits import LogitsRow
 from treadle.errors import NoRoomError, TreadleError
 from treadle.scheduler.batch_builder import Batch, BatchBuilder
-from treadle.scheduler.encoder_queue import EncoderQueue
-from treadle.scheduler.media_queue import MediaQueue
 from treadle.scheduler.queue import RequestQueue
 from treadle.scheduler.request import Request
 from treadle.scheduler.step_budget import TARGET_S, StepCostModel
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.scheduler.media_queue import MediaQueue
+    from treadle.spec_decode.proposer import Drafting
 
 Interruptible = Callable[[], AbstractContextManager[object]]
 
@@ -50,11 +54,31 @@ class Scheduler:
         self._clock = clock or time.perf_counter
         self.queue = RequestQueue(engine, self._clock)
         self._cost_model = StepCostModel(target_s, engine.few)
-        self.media = MediaQueue(engine, self._clock)
-        self._encoder_queue = EncoderQueue(engine, self._clock)
-        self._builder = BatchBuilder(self.queue, self._cost_model, self.media, self._encoder_queue)
-        self.drafting = self._builder.drafting
+        self._builder = BatchBuilder(self.queue, self._cost_model)
         self.n_tokens = 0  # of the last step
+
+    @property
+    def media(self) -> MediaQueue:
+        """The pictures and sounds that requests wait for."""
+        return self._builder.media
+
+    @property
+    def drafting(self) -> Drafting:
+        """Chooses the drafts of each step."""
+        return self._builder.drafting
+
+    def open_drafter(self, draft: GGUF | None, speculate: bool | None) -> bool:
+        """Open a drafter, as ``Drafting.open`` does for these arguments; return what that returns.
+        Without a file, for a model that cannot draft itself, there is nothing to open.
+        """
+        if draft is None and not speculate and not self.engine.config.arch.nextn:
+            return False
+        return self.drafting.open(draft, self.engine, speculate)
+
+    def close_drafter(self) -> None:
+        """Close the drafter, if one is open. The caller holds the engine's lock."""
+        if self._builder.has_drafting:
+            self.drafting.close()
 
     def add(self, request: Request) -> None:
         """Queue a request for the next step that has room. Any thread may call this."""
@@ -145,7 +169,7 @@ class Scheduler:
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
-            for request, failure in (*self.media.run_slice(), *self._encoder_queue.run_slice()):
+            for request, failure in self._builder.encode():
                 self.queue.fail(request, copy.copy(failure))
             drafted = any(part.n_outputs > 1 for _, part in batch)
             if drafted:  # other threads must not see drafted tokens in a sequence
@@ -181,7 +205,7 @@ class Scheduler:
         """Run all items in ``parts``, in several runs if one run cannot take them; return their
         logits rows in order. ``meanwhile``: as of ``step``.
         """
-        observer = self.drafting.observer
+        observer = self._builder.observer
         if len(parts) == 1:
             return iter(self.engine.sample(parts, observer, meanwhile))
         most = n_tokens = n_outputs = self.engine.max_tokens
@@ -221,7 +245,7 @@ class Scheduler:
         if n_read:
             for request in self.queue.waiting:
                 request.n_known = -1  # the cache may have more of it now
-            if not compiled:
+            if not compiled and self._builder.has_drafting:
                 self.drafting.controller.read(run)
         if batch and not compiled:
             self._cost_model.note(n_read, self.n_tokens - n_read, context, run)
@@ -247,7 +271,7 @@ class Scheduler:
         """Report the ``seconds`` of the batch and the accepted tokens of its drafts to the
         controller of drafting; do nothing for a batch with prompts or without drafting requests.
         """
-        writing = any(request.lookup is not None for request, _ in batch)
+        writing = any(request.speculates for request, _ in batch)
         if writing and all(part.n_outputs for _, part in batch):
             n_drafted = sum(len(part.ids) - 1 for _, part in batch)
             n_accepted = sum(request.n_accepted for request, part in batch if part.n_outputs > 1)

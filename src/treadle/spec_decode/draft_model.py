@@ -23,8 +23,7 @@ from treadle.kvcache.cache import Sequence
 from treadle.models.cache_spec import StateSpec
 from treadle.models.graphs import GRAPHS
 from treadle.spec_decode.ngram import StepTimes
-from treadle.tokenizer.ids_only import has_vocabulary
-from treadle.tokenizer.vocab import TokenType, Vocab
+from treadle.tokenizer.vocab import TokenType, Vocab, has_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,7 +25,7 @@ from treadle.spec_decode.draft_model import (
     check_vocabularies,
     drafter_engine,
 )
-from treadle.tokenizer.ids_only import has_vocabulary
+from treadle.tokenizer.vocab import has_vocabulary
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine

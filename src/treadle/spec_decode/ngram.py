@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence as Seq
 
 from treadle.base.fast_named_tuple import NamedTuple
+from treadle.engine.batch import MOST_DRAFTED
 
 WIDTH = 3  # length of the n-grams that are looked up
-MOST = 7  # ids of a draft at most: with the last id, as many as the largest plan for few tokens
 FIRST = 3
 LOSS = 0.02  # share of recent step time that drafts may cost
 GUESS = 0.15  # cost of each further token, as a share of a step, before it is measured
@@ -61,7 +61,7 @@ class AcceptanceTracker:
         self._ids = []
         self.acceptance = moving_average(self.acceptance, share)
         if right == len(said):
-            self.length = min(2 * self.length + 1, MOST)
+            self.length = min(2 * self.length + 1, MOST_DRAFTED)
         elif not right:
             self.length = max(self.length // 2, 1)
         return share

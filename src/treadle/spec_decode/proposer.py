@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from treadle.engine.batch import MOST_DRAFTED
 from treadle.engine.observer import NO_OBSERVER
 from treadle.errors import FileError, TreadleError
-from treadle.spec_decode.ngram import DraftController
+from treadle.kvcache.page_pool import PAGE
+from treadle.spec_decode.ngram import AcceptanceTracker, Draft, DraftController, Lookup
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
@@ -95,9 +97,7 @@ class Drafting:
             began = self._clock()
             compiled = self.drafter.engine.kernels.seconds
             left = [
-                request
-                for request in decoding
-                if request not in drafts and request.max_draft_ids > 0
+                request for request in decoding if request not in drafts and most_ids(request) > 0
             ]
             drafter = self.drafter
             try:
@@ -118,7 +118,7 @@ class Drafting:
         for request in decoding:
             for source, track in request.tracks.items():
                 controller.note_share(source, track.compare_guess(request.ids))
-            if guess := request.propose_draft():
+            if guess := propose(request):
                 found.append((controller.expected_of_draft(guess), request, guess))
         if not found:
             return {}, 0.0
@@ -139,8 +139,8 @@ class Drafting:
         controller = self.controller
         promised = []
         for request in left:
-            track = request.track(MODEL)
-            length = min(request.max_draft_ids, track.length)
+            track = track_of(request, MODEL)
+            length = min(most_ids(request), track.length)
             promised.append((controller.expected_of_source(MODEL, track, length), length, request))
         promised.sort(key=lambda each: -each[0] / each[1])
         n_drafted = sum(map(len, drafts.values()))
@@ -172,6 +172,44 @@ class Drafting:
         return {request: own for request in known if (own := _usable(request, made[request]))}
 
 
+def propose(request: Request) -> Draft | None:
+    """Return a draft from the request's grammar or from repetition in its own tokens, or None."""
+    room = most_ids(request)
+    if room <= 0:
+        return None
+    source = "grammar"
+    found = request.sampler.forced()[:room]
+    if not found:
+        source = "text"
+        if request.lookup is None:
+            request.lookup = Lookup()
+        length = min(room, track_of(request, source).length)
+        found = request.lookup.guess(request.text_ids, length)
+    if not found:
+        return None
+    track = track_of(request, source)
+    track.note_guess(len(request.ids), found)
+    return Draft(found, source, track)
+
+
+def most_ids(request: Request) -> int:
+    """Return the number of draft tokens that fit the sequence's last page and the token limit; 0 or
+    less means no draft.
+    """
+    if not request.speculates or request.seq is None:
+        return 0
+    n = len(request.ids) - 1
+    again = len(request.ids) - 1 - len(request.seq.ids)
+    return min(PAGE - 1 - n % PAGE, request.answer.n_left - 1, MOST_DRAFTED - again)
+
+
+def track_of(request: Request, source: str) -> AcceptanceTracker:
+    """Return the acceptance tracker of a request's drafts from ``source``, the name of a kind of
+    draft.
+    """
+    return request.tracks.setdefault(source, AcceptanceTracker())
+
+
 def _usable(request: Request, ids: list[int]) -> list[int]:
     """Cut a draft before its first end token, since ending is decided by the sampler, and record
     the rest as the request's guess. Return it.
@@ -179,5 +217,5 @@ def _usable(request: Request, ids: list[int]) -> list[int]:
     eog = request.answer.tokenizer.eog
     end = next((i for i, token in enumerate(ids) if token in eog), len(ids))
     if end:
-        request.track(MODEL).note_guess(len(request.ids), ids[:end])
+        track_of(request, MODEL).note_guess(len(request.ids), ids[:end])
     return ids[:end]

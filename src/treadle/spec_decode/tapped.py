@@ -15,7 +15,7 @@ from treadle.models.drafters.target import bound
 from treadle.models.graphs.decoder import TAPPED, tap_name
 from treadle.spec_decode.draft_model import check_vocabularies
 from treadle.spec_decode.mtp import ModelStates
-from treadle.tokenizer.ids_only import has_vocabulary
+from treadle.tokenizer.vocab import has_vocabulary
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine

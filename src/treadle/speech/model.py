@@ -17,7 +17,7 @@ from treadle.engine.cross_keys import CrossKeys
 from treadle.engine.engine import Engine
 from treadle.errors import TreadleError
 from treadle.machine.topology import usable_threads
-from treadle.plan.lowering.weights import Weights
+from treadle.plan.weights import Weights
 from treadle.speech.alignment import cross_weights
 from treadle.speech.batch import DecoderBatch, EncodedWindow
 from treadle.speech.encoder import SoundEncoder

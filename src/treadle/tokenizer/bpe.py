@@ -8,7 +8,6 @@ from typing import Any
 from treadle.base.cached_property import cached_property
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray
-from treadle.tokenizer.normalizer import SPACES
 from treadle.tokenizer.pretokenizers import (
     DEFAULT,
     PRE_OF_ARCH,
@@ -24,7 +23,7 @@ from treadle.tokenizer.short_texts import (
     merge,
 )
 from treadle.tokenizer.tokenizer import PRE, Tokenizer
-from treadle.tokenizer.vocab import TokenType, Vocab, joined, texts
+from treadle.tokenizer.vocab import SPACES, TokenType, Vocab, joined, texts
 
 
 def _byte_letters() -> dict[str, int]:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from treadle.errors import UnsupportedError
 from treadle.tokenizer.tokenizer import Tokenizer
-from treadle.tokenizer.vocab import NONE
-
-if TYPE_CHECKING:
-    from treadle.files.gguf import GGUF
 
 T = TypeVar("T")
-
-
-def has_vocabulary(gguf: GGUF) -> bool:
-    """Return whether a file states that it has a vocabulary, of any kind."""
-    return gguf.metadata.get("tokenizer.ggml.model", NONE[0]) not in NONE
 
 
 REFUSAL = "the model has no vocabulary: pass token ids instead of text"

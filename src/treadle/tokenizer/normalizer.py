@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-SPACES = "treadle.tokens.spaces"
 MARK = "▁"
 CHARSMAP = "charsmap"  # uses the table of tokenizer.ggml.precompiled_charsmap
 STRIPS = {"strip": (True, True), "strip_left": (True, False), "strip_right": (False, True)}

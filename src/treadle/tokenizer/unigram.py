@@ -8,16 +8,9 @@ import numpy as np
 
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray
-from treadle.tokenizer.normalizer import (
-    CHARSMAP,
-    SPACES,
-    is_sound,
-    normalizer,
-    pre_tokenizer,
-    usual_steps,
-)
+from treadle.tokenizer.normalizer import CHARSMAP, is_sound, normalizer, pre_tokenizer, usual_steps
 from treadle.tokenizer.tokenizer import Tokenizer
-from treadle.tokenizer.vocab import TokenType, Vocab, texts
+from treadle.tokenizer.vocab import SPACES, TokenType, Vocab, texts
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 _FLAGS = ("remove_extra_whitespaces", "add_space_prefix")

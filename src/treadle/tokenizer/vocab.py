@@ -74,6 +74,7 @@ _OF_MESSAGES = (b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>")
 # the ids of tokens that drop it before them, and after them; ``treadle convert`` writes them.
 LSTRIP = "treadle.tokens.lstrip"
 RSTRIP = "treadle.tokens.rstrip"
+SPACES = "treadle.tokens.spaces"  # the steps of normalization (``normalizer.py``)
 BEFORE = "treadle.tokens.before"  # ids put before a text in place of BOS: ChatGLM's two
 # Phi 3 and 3.5 have such tokens, but files of other converters do not say so. By architecture and
 # vocabulary: the control tokens and added pieces that keep white space after them.
@@ -83,6 +84,11 @@ _RSTRIP = dict.fromkeys(
 NONE = ("no_vocab", "none")  # tokenizer.ggml.model of files that have no vocabulary
 # Keys of tokens that end generation too, if the file has them.
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+
+
+def has_vocabulary(gguf: GGUF) -> bool:
+    """Return whether a file states that it has a vocabulary, of any kind."""
+    return gguf.metadata.get("tokenizer.ggml.model", NONE[0]) not in NONE
 
 
 class Vocab(MetadataReader):

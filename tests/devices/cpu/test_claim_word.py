@@ -28,8 +28,8 @@ from tests.devices.cpu.weak_memory import (
     Use,
     WrongError,
 )
+from treadle.devices.cpu.memory_layouts import NEXT
 from treadle.devices.cpu.step_loop import StepLoop
-from treadle.devices.cpu.team_memory import NEXT
 from treadle.isa import ROWS
 from treadle.jit.kernel import trace
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from treadle.devices.cpu.team_memory import STEP
+from treadle.devices.cpu.memory_layouts import STEP
 from treadle.devices.cpu.thread_team import Team, step_times
 from treadle.errors import TreadleError
 from treadle.isa import choose

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from treadle.base.humanize import n_bytes
 from treadle.cli.load import find_model
 from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, printable, remark, show
+from treadle.cli.ui.table import printable, remark, show
 
 MACHINES = ("x86_64", "aarch64")
 MINORS = tuple(f"3.{minor}" for minor in range(10, 15))

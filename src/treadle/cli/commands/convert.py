@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from treadle.base.humanize import n_bytes
 from treadle.cli.load import find_model
 from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, print_json, printable, remark
+from treadle.cli.ui.table import print_json, printable, remark
 from treadle.cli.usage import as_usage, refuse_options
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.splits import is_hf

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.base.humanize import n_bytes, scaled
 from treadle.cli.default_options import CHAT_TEMPLATE, build_defaults
 from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, printable, say, scaled, show, terminal_width
+from treadle.cli.ui.table import printable, say, show, terminal_width
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

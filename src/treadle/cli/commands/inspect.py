@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.api.summary import bytes_by_type
+from treadle.base.humanize import n_bytes, n_weights
 from treadle.cli.load import find_model, find_projector
 from treadle.cli.metadata import described, written
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import MMPROJ
 from treadle.cli.projector import CLIP, describe_projector, projector_text
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import heading, n_bytes, n_weights, print_table, printable, say, show
+from treadle.cli.ui.table import heading, print_table, printable, say, show
 from treadle.errors import TreadleError
 from treadle.files.projector_files import named_for_another
 

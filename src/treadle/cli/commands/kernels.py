@@ -6,7 +6,8 @@ from difflib import get_close_matches
 
 import click
 
-from treadle.cli.ui.table import n_bytes, print_json, print_table
+from treadle.base.humanize import n_bytes
+from treadle.cli.ui.table import print_json, print_table
 from treadle.errors import TreadleError
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from treadle.base.humanize import n_bytes, n_weights
 from treadle.catalog.names import fitting, name_models, resume_name
 from treadle.catalog.stored import StoredModel, find_stored
 from treadle.cli.model_report import ago, fits, progress_of, rate, reads, report_of
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, n_weights, print_json, print_table, printable, remark, say
+from treadle.cli.ui.table import print_json, print_table, printable, remark, say
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from treadle.base.humanize import counted
+from treadle.base.humanize import counted, n_bytes, scaled
 from treadle.cli.load import find_model, load_model
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import IMAGE_MAX_TOKENS, load_options
@@ -24,7 +24,7 @@ from treadle.cli.projector import (
 )
 from treadle.cli.speed import Peaks, explain_caches, measured_peaks, peaks_of
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import heading, n_bytes, print_json, print_table, say, scaled
+from treadle.cli.ui.table import heading, print_json, print_table, say
 from treadle.errors import TreadleError
 
 ROOM = 4096  # least context of a profile in tokens: smaller ones have other plans

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from treadle.base.humanize import n_bytes, n_weights
 from treadle.cli.server_client import ADDRESS, API_KEY, StatusError, get, mapping
-from treadle.cli.ui.table import n_bytes, n_weights, print_json, print_table, remark
+from treadle.cli.ui.table import print_json, print_table, remark
 from treadle.errors import TreadleError
 
 NOUNS = {"image": "pictures", "audio": "sounds"}

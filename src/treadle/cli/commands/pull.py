@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from treadle.base.humanize import n_bytes
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, print_json, printable, remark
+from treadle.cli.ui.table import print_json, printable, remark
 from treadle.errors import FileError
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.base.humanize import listed
+from treadle.base.humanize import listed, n_bytes, scaled
 from treadle.cli.load import find_model
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import THREADS, adapter
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, print_table, printable, remark, scaled, show
+from treadle.cli.ui.table import print_table, printable, remark, show
 from treadle.cli.usage import as_usage
 from treadle.errors import TreadleError, UnsupportedError
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import click
 
-from treadle.base.humanize import counted, listed
+from treadle.base.humanize import counted, listed, n_bytes
 from treadle.catalog.names import SHOWN, fitting, shortest, similar_names
 from treadle.catalog.removal import RemovalPlan, check_unused, plan_removal, remove
 from treadle.catalog.stored import StoredModel, find_stored
 from treadle.cli.model_type import ModelType
-from treadle.cli.ui.table import n_bytes, printable, remark, say
+from treadle.cli.ui.table import printable, remark, say
 from treadle.errors import FileError
 
 

@@ -12,9 +12,8 @@ import click
 from treadle.cli.default_options import option_names, template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.load import is_model, load_model, read_bytes
-from treadle.cli.media_files import MEDIA_FILES, MediaFile, check_reads, message_parts
 from treadle.cli.model_type import ModelType
-from treadle.cli.options import ModelCommand, writing_load_options
+from treadle.cli.options import MEDIA_FILES, ModelCommand, writing_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import emit, print_json, remark
 from treadle.cli.usage import as_usage
@@ -23,6 +22,7 @@ from treadle.errors import FileError, SamplingError
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
     from treadle.api.model import Model
+    from treadle.cli.media_files import MediaFile
 
 
 @click.command(cls=ModelCommand)
@@ -70,11 +70,16 @@ def command(
         prompt = read_prompt(raw=raw)
     elif not is_utf8(prompt):
         raise click.UsageError("PROMPT is not UTF-8")
-    parts = message_parts(prompt, files)
+    parts = [{"type": "text", "text": prompt}]
+    if files:
+        from treadle.cli.media_files import check_reads, message_parts
+
+        parts = message_parts(prompt, files)
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, reads_media=bool(files), **load, **defaults)
         options = options.with_model_defaults(model)
-        check_reads(model, files)
+        if files:
+            check_reads(model, files)
         with options.naming_file():
             with as_usage(SamplingError):  # settings that do not fit this vocabulary
                 generation = begin(model, prompt, parts, options, raw=raw, asks=asks)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.base.humanize import listed
+from treadle.base.humanize import listed, n_bytes
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.door_options import check_files, door_options
 from treadle.cli.engine_options import CheckedOptions, ServeCommand, ServeRole
@@ -28,7 +28,7 @@ from treadle.cli.router import SOURCES, check_alone, router_options, serve_model
 from treadle.cli.speech import left_out, load_recognizer, speech_model_path
 from treadle.cli.tool_servers import ToolServerOptions, tell_servers, tool_server_options
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import n_bytes, remark
+from treadle.cli.ui.table import remark
 from treadle.files.splits import shown_name
 
 if TYPE_CHECKING:

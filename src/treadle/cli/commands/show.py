@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from treadle.base.humanize import n_bytes, n_weights
 from treadle.cli.load import find_model
 from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import heading, n_bytes, n_weights, printable, say, show
+from treadle.cli.ui.table import heading, printable, say, show
 
 
 @click.command()

@@ -204,7 +204,7 @@ def check_targets(
 
 def check_files(files: Sequence[str]) -> None:
     """Raise FileError for a file that cannot be opened, before a model is loaded."""
-    from treadle.base.humanize import why
+    from treadle.errors import why
 
     for file in files:
         if file == PIPE:
@@ -300,7 +300,7 @@ class TranscriptWriter:
 
 def write_file(path: Path, text: str) -> None:
     """Write a text file atomically, and create its folder. Raises FileError if that fails."""
-    from treadle.base.humanize import why
+    from treadle.errors import why
     from treadle.files.target import write_text
 
     try:

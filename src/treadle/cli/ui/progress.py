@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from treadle.base.humanize import scaled
 from treadle.errors import printable
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ class ProgressBar:
         assert self._task is not None
         self._drawn.update(self._task, completed=done, total=total or None)
         if stage == self.metered:
+            from treadle.base.humanize import scaled
+
             rate = scaled(done / max(time.monotonic() - self._started, 1e-9), f"{self.unit}/s")
             told = "  ".join(filter(None, (stage, rate, self.note)))
             self._drawn.update(self._task, description=told)

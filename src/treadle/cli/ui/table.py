@@ -13,11 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TextIO
 
-from treadle.base.humanize import n_bytes as n_bytes
-from treadle.base.humanize import n_weights as n_weights
-from treadle.base.humanize import scaled as scaled
-from treadle.base.humanize import why
 from treadle.errors import printable as printable
+from treadle.errors import why
 
 CONTROL = r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # except \n, \t, and \r before \n
 # Settings of treadle.load in messages that advise to change them, and their options.

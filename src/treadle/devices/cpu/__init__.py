@@ -5,7 +5,7 @@ memory.
 
     device.py            Cpu: the device; plans come from ``plan/lowering/ops.py``
     thread_team.py       Team: Python's threads that run the compiled loop; HostMemory
-    team_memory.py       the memory that a team's threads share: steps, the job of a run
+    memory_layouts.py    memory that Python and compiled code share: a team's job, its steps
     step_loop.py         the compiled loop: threads claim items of a step, then go to the next
     step_table.py        StepTable: a plan's steps as arrays of offsets, before addresses are known
     stored_plan.py       plans on disk, so that a later process lowers nothing

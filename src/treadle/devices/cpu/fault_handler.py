@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cpu.mapping_faults import FIELDS, HANDLER, IGNORE
+from treadle.devices.cpu.memory_layouts import HANDLER, HANDLER_FIELDS, IGNORE
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import Spec
 
@@ -24,8 +24,8 @@ class Handler(Spec):
     """The signal handler ``void (int, siginfo_t *, void *)``, compiled as a kernel: its arguments
     arrive in the registers of a kernel's first three.
 
-    One call before installation, with a null siginfo_t, passes the address of its ``FIELDS`` as the
-    first argument.
+    One call before installation, with a null siginfo_t, passes the address of its
+    ``HANDLER_FIELDS`` as the first argument.
     """
 
     op: ClassVar[str] = HANDLER
@@ -61,7 +61,7 @@ class Handler(Spec):
     def _mend(self, k: Builder, own: Val, row: Val, address: Val, stop: Val, mended: Any) -> None:
         """Emit: map zeros from the page of ``address`` to ``stop``; earlier pages stay as they are.
         If that succeeds, store ``address`` in ``row`` (of FAULTS), and 1 in the variable
-        ``mended``. ``own``: address of FIELDS.
+        ``mended``. ``own``: address of HANDLER_FIELDS.
         """
         at = address & -self.page
         args = [at, stop - at, k.const(PROT_READ, i32), k.const(self.map_flags, i32)]
@@ -73,9 +73,9 @@ class Handler(Spec):
     def _pass_on(self, k: Builder, own: Val, info: Val, context: Val, code: Val) -> None:
         """Emit: call the previous handler, else let the default action end the process.
 
-        ``own``: address of FIELDS; ``info``, ``context``: the signal handler's arguments; ``code``:
-        si_code. A signal raised by the processor recurs when the instruction is run again; one sent
-        by a process is raised anew.
+        ``own``: address of HANDLER_FIELDS; ``info``, ``context``: the signal handler's arguments;
+        ``code``: si_code. A signal raised by the processor recurs when the instruction is run
+        again; one sent by a process is raised anew.
         """
         number = _field(k, own, "signal").to(i32)
         previous = _field(k, own, "previous")
@@ -91,4 +91,4 @@ class Handler(Spec):
 
 
 def _field(k: Builder, own: Val, name: str, ty: Any = i64) -> Val:
-    return k.load(own, ty, align=8, offset=8 * FIELDS.index(name))
+    return k.load(own, ty, align=8, offset=8 * HANDLER_FIELDS.index(name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treadle.devices.cpu.team_memory import STEP
+from treadle.devices.cpu.memory_layouts import STEP
 
 
 class ItemRangeStep:

@@ -24,6 +24,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import free_lock
 from treadle.devices.cpu.chosen_isa import PORTABLE
+from treadle.devices.cpu.memory_layouts import HANDLER, HANDLER_FIELDS, IGNORE
 from treadle.devices.cpu.thread_team import ENTRY, HostMemory
 from treadle.errors import CacheError, CompileError
 from treadle.files.mapping import FAULTS
@@ -45,19 +46,6 @@ class SignalLayout:
     map_flags: int  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
 
 
-IGNORE = 1  # SIG_IGN
-HANDLER = "sigbus"  # what the name of the compiled handler begins with
-FIELDS = (
-    "faults",  # *row of FAULTS
-    "signal",  # SIGBUS
-    "previous",  # the previous handler, DEFAULT or IGNORE
-    "default",  # *struct sigaction of SIG_DFL
-    "mmap",
-    "sigaction",
-    "raise",
-)
-
-
 class FaultHandler:
     """This process's SIGBUS handler: compiled and initialised; ``install`` makes it active."""
 
@@ -71,7 +59,7 @@ class FaultHandler:
         }
         self.layout, self.libc = layout, ctypes.CDLL(None)
         self.address = _compiled(sizes)
-        self.memory, self.default = HostMemory(8 * len(FIELDS)), HostMemory(layout.n_bytes)
+        self.memory, self.default = HostMemory(8 * len(HANDLER_FIELDS)), HostMemory(layout.n_bytes)
         self.before: Any = None  # the previous struct sigaction, once installed
         self._set("faults", int(FAULTS.ctypes.data))
         self._set("signal", layout.number)
@@ -81,7 +69,7 @@ class FaultHandler:
         ENTRY(self.address)(self.memory.address, 0, 0, 0, 0)
 
     def _set(self, field: str, value: int) -> None:
-        self.memory.bytes.view(np.int64)[FIELDS.index(field)] = value
+        self.memory.bytes.view(np.int64)[HANDLER_FIELDS.index(field)] = value
 
     def install(self) -> None:
         """Install the handler in front of the current one.

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cpu.team_memory import (
+from treadle.devices.cpu.memory_layouts import (
     CALLER,
     CLAIM,
     CLOSED,

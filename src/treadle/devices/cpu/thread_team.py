@@ -18,7 +18,7 @@ import numpy as np
 
 from treadle.base import fork_safety
 from treadle.devices.cpu.chosen_isa import row_of
-from treadle.devices.cpu.team_memory import (
+from treadle.devices.cpu.memory_layouts import (
     CALLER,
     JOB,
     JOB_FIELDS,

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from treadle.base.humanize import why
-from treadle.errors import FileError
+from treadle.errors import FileError, why
 from treadle.jit.cache import write_whole
 from treadle.system import SYSTEM
 

@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import why
 from treadle.base.interrupts import interrupts_held
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, why
 from treadle.files.paths import file_name
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, new_file

@@ -7,7 +7,6 @@
     materialize.py  Materializer: emits the steps of a deferred value on first use
     steps.py        Steps: the plan under construction, its buffers and constants
     inputs.py       the inputs of each run: tokens, sequences, pages, rope tables
-    weights.py      Weights: a model's tensors as constants of plans
     observed.py     ObservedOps: plans with places for hooks
     logits.py       softcap, and the largest logits of each row
     lora.py         the products of LoRA adapters

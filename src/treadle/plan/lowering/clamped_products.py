@@ -11,7 +11,7 @@ from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.run_state import round_up
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
-from treadle.plan.lowering.weights import bound_of, tensor_of_slice
+from treadle.plan.weights import bound_of, tensor_of_slice
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows, TensorName

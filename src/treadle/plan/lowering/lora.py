@@ -21,8 +21,8 @@ from treadle.kernels.run_state import round_up
 from treadle.kernels.spec import Grid
 from treadle.models.lora import LowRank
 from treadle.models.ops import TensorSlice, tensor_of
-from treadle.plan.lowering.weights import tensor_of_slice
 from treadle.plan.plan import Buffer, Const
+from treadle.plan.weights import tensor_of_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import TensorName
     from treadle.plan.lowering.deferred import Branch, ExpertMatrix, Products
     from treadle.plan.lowering.steps import Steps
-    from treadle.plan.lowering.weights import Weights
+    from treadle.plan.weights import Weights
 
 FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step exactly
 

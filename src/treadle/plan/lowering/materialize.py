@@ -30,7 +30,7 @@ from treadle.plan.lowering.deferred import (
     Value,
     is_per_output,
 )
-from treadle.plan.lowering.weights import tensor_of_slice
+from treadle.plan.weights import tensor_of_slice
 
 if TYPE_CHECKING:
     from treadle.models.config import Config

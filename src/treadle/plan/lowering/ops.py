@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
     from treadle.models.ops import TensorName
-    from treadle.plan.lowering.weights import Weights
+    from treadle.plan.weights import Weights
 
 
 def build_plan(

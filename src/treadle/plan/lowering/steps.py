@@ -17,8 +17,8 @@ from treadle.models.archs import LORA_A, LORA_B
 from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan.lowering.inputs import inputs_of, lora_inputs
-from treadle.plan.lowering.weights import factor_of, tensor_of_slice
 from treadle.plan.plan import ANY, Buffer, Const, Plan, Step
+from treadle.plan.weights import factor_of, tensor_of_slice
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
     from treadle.models.ops import TensorName
-    from treadle.plan.lowering.weights import Weights
+    from treadle.plan.weights import Weights
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
 FEW_TOKENS = GEMV_TOKENS[-1]  # of a sequence; the queries of more tokens are tiled

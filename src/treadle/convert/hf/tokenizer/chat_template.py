@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from treadle.base.humanize import why
-from treadle.errors import FileError
+from treadle.errors import FileError, why
 from treadle.files.safetensors import read_json
 
 _KEY = "tokenizer.chat_template"

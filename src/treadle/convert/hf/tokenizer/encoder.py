@@ -19,14 +19,13 @@ from treadle.tokenizer.normalizer import (
     FORMS,
     PREPENDS,
     REPLACES,
-    SPACES,
     STRIPS,
     WHOLE,
     WORDS,
     is_sound,
     usual_steps,
 )
-from treadle.tokenizer.vocab import TokenType
+from treadle.tokenizer.vocab import SPACES, TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"

@@ -33,8 +33,8 @@ from treadle.convert.hf.tokenizer.special_tokens import (
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
-from treadle.tokenizer.normalizer import CHARSMAP, PREPENDS, SPACES, WORDS
-from treadle.tokenizer.vocab import END_OF_GENERATION, TokenType
+from treadle.tokenizer.normalizer import CHARSMAP, PREPENDS, WORDS
+from treadle.tokenizer.vocab import END_OF_GENERATION, SPACES, TokenType
 
 JSON = "tokenizer.json"
 SPM = "tokenizer.model"

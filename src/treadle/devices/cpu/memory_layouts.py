@@ -1,6 +1,7 @@
-"""The memory of a thread team: the layout of what its threads share, of the steps that they run,
-and of the job that describes a run. Without the loop that reads it (``step_loop.py``): a start that
-finds it compiled needs only its name.
+"""Layouts of the memory that Python and the device's compiled code share: what the threads of a
+team share, the steps that they run, the job that describes a run, and what the SIGBUS handler reads.
+Without that code (``step_loop.py``, ``fault_handler.py``): a start that finds it compiled needs
+only its name.
 """
 
 from __future__ import annotations
@@ -50,3 +51,15 @@ WORKER, CALLER, STOP = range(3)  # roles in which ``StepLoop`` is called
 EVERYONE = 1 << 30
 OFFER_EVERY = 4096  # polls inside a run before a thread yields the processor
 TIMESPEC = 16  # bytes
+
+HANDLER = "sigbus"  # what the name of the compiled SIGBUS handler begins with
+IGNORE = 1  # SIG_IGN
+HANDLER_FIELDS = (
+    "faults",  # *row of FAULTS
+    "signal",  # SIGBUS
+    "previous",  # the previous handler, DEFAULT or IGNORE
+    "default",  # *struct sigaction of SIG_DFL
+    "mmap",
+    "sigaction",
+    "raise",
+)
