@@ -1,5 +1,6 @@
-"""Layouts of the memory that Python and the device's compiled code share: what the threads of a
-team share, the steps that they run, the job that describes a run, and what the SIGBUS handler reads.
+"""Layouts of the memory that Python and the device's compiled code share: what a team's threads
+share, their steps, the job that describes a run, and what the SIGBUS handler reads.
+
 Without that code (``step_loop.py``, ``fault_handler.py``): a start that finds it compiled needs
 only its name.
 """
