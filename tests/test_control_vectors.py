@@ -21,9 +21,9 @@ from tests.server.test_openai import post
 from tests.tiny import rounding
 from tests.twins import logits_of_twins
 from treadle.api.model import Model
+from treadle.api.model_path import packaged_model
 from treadle.cli import main
 from treadle.cli.options import control_vector
-from treadle.convert.open import packaged_model
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter

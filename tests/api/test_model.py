@@ -20,8 +20,8 @@ from tests.conftest import WriteTiny
 from tests.kernels.rows import ALL
 from tests.kvcache.test_cache import check_pages
 from tests.tiny import without_vocabulary
+from treadle.api.model_path import packaged_model
 from treadle.chat.template.template import ChatTemplate
-from treadle.convert.open import packaged_model
 from treadle.errors import (
     ContextFullError,
     FileError,

@@ -251,9 +251,9 @@ def test_reasoning_that_cannot_be_switched(
 def test_doctor_and_inspect_say_where_it_came_from(
     run: Run, template: str, data: Path, tmp_path: Path
 ) -> None:
+    from treadle.api.model_path import packaged_model
     from treadle.cli.commands import doctor
     from treadle.cli.ui.progress import ProgressBar
-    from treadle.convert.open import packaged_model
 
     path = str(packaged_model())
     about = doctor.read_model_file(path, ProgressBar(), template)

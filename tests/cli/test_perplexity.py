@@ -8,9 +8,9 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.evaluate.test_perplexity import GOLDEN
+from treadle.api.model_path import packaged_model
 from treadle.cli.ui import progress
 from treadle.cli.ui.progress import ProgressBar
-from treadle.convert.open import packaged_model
 
 KNOWN = GOLDEN["measured"]["64/Q4_0"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from treadle.api.defaults import Given, read_defaults
 from treadle.api.generation import Generation, in_order
-from treadle.api.model_path import find_path
+from treadle.api.model_path import find_path, open_found
 from treadle.api.options import (
     RULES,
     SAMPLING_FIELDS,
@@ -36,7 +36,6 @@ from treadle.api.options import (
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
-from treadle.convert.open import open_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
@@ -265,7 +264,7 @@ class Model:
         wanted = mmproj if mmproj is None or isinstance(mmproj, bool) else False
         self.path = find_path(path, progress=progress, projector=wanted)
         guard_mappings()
-        self.gguf = open_model(self.path, progress)
+        self.gguf = open_found(self.path, progress)
         self.config = open_config(self.gguf)
         refuse_drafter(self.config, self.path)
         if self.defaults.template is not None or self.defaults.reasoning_budget_message:
@@ -314,7 +313,7 @@ class Model:
             second = (
                 None
                 if draft is None
-                else open_model(find_path(draft, "draft", progress), drafter=True)
+                else open_found(find_path(draft, "draft", progress), drafter=True)
             )
             self.speculate = self.stepper.scheduler.open_drafter(second, speculate)
             self._mmproj = mmproj

@@ -1,19 +1,28 @@
-"""The path that an argument of ``load`` means: a file, a name on the hub, or a short name."""
+"""The path that an argument of ``load`` means (a file, a name on the hub, or a short name), and the
+model there.
+"""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.convert.open import packaged_model
-from treadle.errors import FileError
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
+    from treadle.files.tensor import Progress
     from treadle.hub.fetch import ProgressCallback
 
 HUB = "hf:"
+
+
+def packaged_model() -> Path:
+    """Return the path of the small model that ships inside the package."""
+    return Path(__file__).resolve().parent.parent / "data" / "demo.gguf"
 
 
 def find_path(
@@ -54,3 +63,15 @@ def find_path(
     if similar := similar_models(given):
         raise FileError(f"no such file; {similar}", path=given)
     return path
+
+
+def open_found(path: Path, progress: Progress | None = None, *, drafter: bool = False) -> GGUF:
+    """Open the model at ``path`` as ``convert.open.open_model`` does, with its errors. A GGUF file
+    needs no reader of other files.
+    """
+    if path.suffix == ".gguf" and not path.is_dir():
+        with suppress(FileError, UnsupportedError):
+            return open_gguf(path, stored=True)
+    from treadle.convert.open import open_model
+
+    return open_model(path, progress, drafter=drafter)

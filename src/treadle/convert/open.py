@@ -5,17 +5,11 @@ in place.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.splits import is_hf
 from treadle.files.tensor import Progress
-
-
-def packaged_model() -> Path:
-    """Return the path of the small model that ships inside the package."""
-    return Path(__file__).resolve().parent.parent / "data" / "demo.gguf"
 
 
 def open_model(

@@ -9,11 +9,11 @@ import pytest
 
 from tests.chat.tools.families import GPT_OSS
 from tests.chat.tools.test_guide import guide_of, own_dialect, planned, put, told
+from treadle.api.model_path import packaged_model
 from treadle.chat.tools import TemplateDialect, Thought
 from treadle.chat.tools.answer_plan import AnswerPlan
 from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.chat.tools.formats import HERMES, THOUGHTS
-from treadle.convert.open import packaged_model
 from treadle.errors import GrammarError
 from treadle.files.gguf import open_gguf
 from treadle.grammar.compiled_cache import Grammars
