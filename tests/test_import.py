@@ -16,7 +16,8 @@ from tests.tokenizer.vocabularies import LETTER_OF_BYTE, NORMAL, Piece, write_vo
 
 HEAVY = ["numpy", "llvmlite", "sentencepiece", "tokenizers", "jinja2", "llguidance", "rich"]
 HEAVY += ["huggingface_hub", "safetensors", "prompt_toolkit", "click"]
-MOST_MODULES = 133  # of treadle, in a warm start from Python
+MOST_MODULES = 104  # of treadle, in a warm start from Python
+MOST_OF_COMMAND = 117  # and of a warm start of ``treadle run``
 # Packages and modules that read a file, build a graph, lower it, or emit a kernel.
 COLD = [f"treadle.{name}." for name in ("kernels.moe", "kernels.quantize", "kernels.recurrent")]
 COLD += [
@@ -24,13 +25,16 @@ COLD += [
     for name in ("archs", "graphs", "mixers", "ffns", "keys", "ops", "structure", "load", "layer")
 ]
 COLD += [f"treadle.models.{name}." for name in ("digest", "ignored_tensors", "pooling_head")]
-COLD += [f"treadle.formats.{name}." for name in ("format", "floats", "blocks32", "rounding")]
-COLD += [f"treadle.formats.{name}." for name in ("numbers", "k_search", "k_offset", "k_signed")]
-COLD += [f"treadle.plan.lowering.{name}." for name in ("ops", "steps", "inputs", "materialize")]
 COLD += [f"treadle.files.{name}." for name in ("gguf_writer", "gguf_strings", "mistaken")]
-COLD += [f"treadle.kernels.{name}." for name in ("activation_layout", "matmul.select", "transpose")]
+COLD += [f"treadle.kernels.{name}." for name in ("activation_layout", "transpose")]
 COLD += [f"treadle.jit.{name}." for name in ("values", "builder", "compile", "math")]
-COLD += ["treadle.convert.hf."]
+COLD += [f"treadle.isa.{name}." for name in ("isa", "portable", "x86", "amx", "arm")]
+COLD += [f"treadle.{name}." for name in ("jit.types", "jit.ir", "kernels.spec", "kernels.matmul")]
+COLD += [f"treadle.{name}." for name in ("kernels.attention", "kernels.elementwise", "formats")]
+COLD += [f"treadle.files.{name}." for name in ("gguf_header", "reader", "bundled")]
+COLD += [f"treadle.{name}." for name in ("plan.lowering", "spec_decode", "kvcache.media")]
+COLD += [f"treadle.scheduler.{name}." for name in ("media_queue", "encoder_queue")]
+COLD += ["treadle.convert.", "treadle.devices.cpu.step_loop.", "treadle.devices.cpu.fault_handler."]
 
 
 def run(script: str, *args: str, **environment: str) -> Any:
@@ -110,6 +114,14 @@ model.logits([5] * 40)
 print(json.dumps({"ids": made.ids, "modules": sorted(sys.modules)}))
 """
 
+COMMAND = """
+import io, json, sys
+from treadle.cli import main
+shown, sys.stdout = sys.stdout, io.StringIO()
+main(["run", sys.argv[1], "once upon", "-n", "1", "-t", "2"])
+print(json.dumps(sorted(sys.modules)), file=shown)
+"""
+
 
 @pytest.mark.parametrize(
     "arch",
@@ -134,6 +146,12 @@ def test_a_warm_run_compiles_and_traces_nothing(tiny: WriteTiny, tmp_path: Path,
     for absent in ("treadle.jit.values", "numpy.random", *others):
         assert absent not in warm["modules"]
     assert len([name for name in warm["modules"] if name.startswith("treadle")]) <= MOST_MODULES
+    if arch != "llama":
+        return
+    run(COMMAND, path, **settings)
+    modules = run(COMMAND, path, **settings, TREADLE_NO_COMPILE="1")
+    assert [name for name in modules if f"{name}.".startswith(tuple(COLD))] == []
+    assert len([name for name in modules if name.startswith("treadle")]) <= MOST_OF_COMMAND
 
 
 def test_a_prompt_of_ascii_needs_no_library(tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ class Session:
                     between()
                 n = min(step, len(ids) - at)
                 if every:
-                    n = self.engine.media.run_length(ids[at : at + n])
+                    if self.engine.cache.has_media(ids):
+                        n = self.engine.media.run_length(ids[at : at + n])
                     if n > OUTPUTS:
                         raise UnsupportedError(
                             f"the logits of each of {n} tokens that attend to each other (a "

@@ -69,11 +69,13 @@ class Scheduler:
 
     def open_drafter(self, draft: GGUF | None, speculate: bool | None) -> bool:
         """Open a drafter, as ``Drafting.open`` does for these arguments; return what that returns.
-        Without a file, for a model that cannot draft itself, there is nothing to open.
+        Without a file, for a model that has no layer to draft with, there is nothing to open.
         """
-        if draft is None and not speculate and not self.engine.config.arch.nextn:
+        engine = self.engine
+        own = engine.config.arch.nextn and any(".nextn." in name for name in engine.gguf.tensors)
+        if draft is None and not speculate and not own:
             return False
-        return self.drafting.open(draft, self.engine, speculate)
+        return self.drafting.open(draft, engine, speculate)
 
     def close_drafter(self) -> None:
         """Close the drafter, if one is open. The caller holds the engine's lock."""
