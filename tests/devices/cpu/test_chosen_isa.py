@@ -62,12 +62,17 @@ def test_a_damaged_entry_is_written_anew(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["neon", "unheard_of"])
-def test_a_name_that_cannot_be_chosen(folder: Path, name: str) -> None:
+def test_a_name_that_cannot_be_chosen(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnsupportedError) as ours:
         choose_stored(AVX2, name)
     with pytest.raises(UnsupportedError) as theirs:
         choose(AVX2, name)
     assert str(ours.value) == str(theirs.value)
+    monkeypatch.setenv("TREADLE_ISA", name)
+    with pytest.raises(UnsupportedError, match=f"^TREADLE_ISA={name}: "):
+        choose_stored(AVX2)
     assert not list(folder.glob("*.isa"))
 
 

@@ -65,8 +65,8 @@ def choose_stored(features: Set[str], forced: str | None = None) -> ChosenIsa:
     """Return what ``treadle.isa.choose`` returns for a CPU with these features (LLVM's names), with
     the same errors: stored by an earlier process, or chosen and then stored.
     """
-    forced = forced or os.environ.get("TREADLE_ISA")
-    key = key_of(source_hash(), sorted(features), forced) if are_stored() else None
+    name = forced or os.environ.get("TREADLE_ISA")
+    key = key_of(source_hash(), sorted(features), name) if are_stored() else None
     if key is not None and (body := read_entry(key + SUFFIX)) is not None:
         return ChosenIsa(*json.loads(bytes(body)))
     from treadle.isa import choose
