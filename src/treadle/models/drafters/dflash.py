@@ -14,7 +14,7 @@ which make each of them depend on the one before.
                                                  DFlash 2: of each place's largest logits
 
 The sublayers of DFlash 2's layers have a short convolution within the block before them and one
-behind (``mixers/block_convolved.py``).
+after them (``mixers/block_convolved.py``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ MASK = "tokenizer.ggml.mask_token_id"
 USUAL_BLOCK = 16
 BLOCK_MAX = 128  # logits rows of a run
 RANK_MAX = 1 << 16
-CHOOSING = "choosing"  # the output with logits and what a selector makes of each row's states
+# The output with logits, and with the vector that a selector reads of each row.
+SELECTOR_VECTORS = "selector_vectors"
 SELECTOR_TOP = "selector_top_k"
 SELECTOR_RANK = "selector_rank"
 CONV_TAPS = "conv_kernel_size"
@@ -74,16 +75,16 @@ def logits(g: Ops, x: Rows) -> None:
     decoder.logits(g, decoder.build(g))
 
 
-def choosing(g: Ops, x: Rows) -> None:
-    """Declare the outputs "logits", of a block's rows, and CHOOSING: the products of their normed
-    states with the selector's matrix, f32 ``[N, n_selector]``. ``x`` is not used.
+def selector_vectors(g: Ops, x: Rows) -> None:
+    """Declare the outputs "logits", of a block's rows, and SELECTOR_VECTORS: the products of their
+    normed states with the selector's matrix, f32 ``[N, n_selector]``. ``x`` is not used.
     """
     x = g.outputs(decoder.build(g))
     h = decoder.normed(g, x, g.config.logit_scale)
     g.result("logits", g.linear("output", h, "output"))
     if g.config.logit_scale != 1.0:
         h = g.norm(f"{SELECTOR}.norm", x, "output_norm")
-    g.result(CHOOSING, g.linear(SELECTOR, h, SELECTOR))
+    g.result(SELECTOR_VECTORS, g.linear(SELECTOR, h, SELECTOR))
 
 
 def keys(g: Ops, x: Rows) -> None:
@@ -248,7 +249,7 @@ def block_sizes(config: Config) -> Sizes:
 DFLASH = replace(
     DECODER,
     build=build_nothing,
-    outputs={"logits": logits, KEYS: keys, MARKOV: markov, CHOOSING: choosing},
+    outputs={"logits": logits, KEYS: keys, MARKOV: markov, SELECTOR_VECTORS: selector_vectors},
     rows=BLOCK_ROWS,
     sizes=block_sizes,
     sublayers=halves_of,
