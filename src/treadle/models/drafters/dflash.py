@@ -142,7 +142,13 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
     layers = tuple(map(made, config.layers))
     drafter = with_traits(keys, replace(config, layers=layers), found)
-    return _with_selector(keys, drafter, config)
+    assert drafter.draft is not None
+    traits = _with_selector(keys, drafter.draft)
+    if not traits.n_candidates:
+        return drafter
+    # A selector's scores are added to the logits, which therefore keep their scale and softcap.
+    scale, softcap = config.logit_scale, config.logit_softcap
+    return replace(drafter, draft=traits, logit_scale=scale, logit_softcap=softcap)
 
 
 def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:
@@ -191,26 +197,20 @@ def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> 
     )
 
 
-def _with_selector(keys: ArchMetadata, config: Config, read: Config) -> Config:
-    """Return the drafter's ``config`` with the sizes of its selector; unchanged if the file has
-    none. Logits get back the scale and softcap of ``read``, the config as first read, since the
-    selector's scores are added to them. Raises FileError for a missing tensor, UnsupportedError for
-    a Markov head beside the selector.
+def _with_selector(keys: ArchMetadata, traits: DraftTraits) -> DraftTraits:
+    """Return ``traits`` with the sizes of the drafter's selector; unchanged if the file has none.
+    Raises FileError for a missing tensor, UnsupportedError for a Markov head beside the selector.
     """
     n_candidates = keys.integer(SELECTOR_TOP, 0, lo=0, hi=N_TOP)
     if not n_candidates:
-        return config
-    assert config.draft is not None
-    if config.draft.n_markov:
+        return traits
+    if traits.n_markov:
         keys.refuse(SELECTOR_TOP, "a selector beside a Markov head is not supported")
     for name in (PREDECESSOR, SUCCESSOR, f"{SELECTOR}.weight"):
         if name not in keys.gguf.tensors:
             raise FileError("the tensor is missing", path=keys.gguf.path, where=name)
     rank = keys.integer(SELECTOR_RANK, lo=1, hi=RANK_MAX)
-    traits = replace(config.draft, n_selector=rank, n_candidates=n_candidates)
-    return replace(
-        config, draft=traits, logit_scale=read.logit_scale, logit_softcap=read.logit_softcap
-    )
+    return replace(traits, n_selector=rank, n_candidates=n_candidates)
 
 
 def _mask(keys: ArchMetadata, n_vocab: int) -> int:
