@@ -207,7 +207,7 @@ class BlockTaps:
     channels share a value.
     """
 
-    n: int  # taps: the token itself, and those before it
+    n: int  # taps of a convolution: the token itself, and n - 1 tokens before it
     group: int  # divides n_channels
     n_channels: int  # width of the hidden states
 
