@@ -14,10 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash")
 COREUTILS = ("cat", "dirname", "id", "mkdir", "mktemp", "rm", "sleep", "tail", "tee", "touch")
 STUBS = {
-    # Ends well before a second has passed, unless it is stopped.
-    "apt-get": '[ "$2" = update ] && exit 0\necho begun >>$OUT/apt; sleep 0.5; echo ended >>$OUT/apt',
-    "make": 'for _ in $(seq 200); do [ -e "$OUT/$1.when" ] && break; sleep 0.05; done\nexit 3',
-    "python": 'echo "python $1"; [ "$1" = tools/fetch_models.py ] && touch $OUT/models && sleep 60',
+    "apt-get": '[ "$2" = update ] && exit\necho begun >>$OUT/apt\nsleep 0.5\necho ended >>$OUT/apt',
+    "make": 'for _ in $(seq 200); do [ -e "$OUT/$WHEN" ] && break; sleep 0.05; done\nexit 3',
+    "python": 'echo "$1"\n[ "$1" != tools/fetch_models.py ] || { touch $OUT/models; sleep 60; }',
     "sudo": 'shift; exec "$@"',
 }
 
@@ -34,12 +33,17 @@ def test_a_failure_waits_for_apt_and_for_nothing_else(fails_during: str, tmp_pat
     out = tmp_path / "out"
     out.mkdir()
     for name, text in STUBS.items():
-        text = text.replace("$OUT/$1.when", f"$OUT/{fails_during}")
         (programs / name).write_text(f"#!{BASH}\n{text}\n")
         (programs / name).chmod(0o755)
     (tmp_path / ".ci").mkdir()
     script = shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-    variables = {"PATH": str(programs), "OUT": str(out), "PYTHON": "python", "TMPDIR": str(out)}
+    variables = {
+        "PATH": str(programs),
+        "OUT": str(out),
+        "TMPDIR": str(out),
+        "PYTHON": "python",
+        "WHEN": fails_during,
+    }
     ran = subprocess.run(
         [str(programs / "bash"), str(script)],
         capture_output=True,
