@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 # Replacements of system messages that do not help or suggest no fix.
 WHY = {
+    errno.EISDIR: "is a folder: expected a file",
     errno.ELOOP: "a loop of symbolic links",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
