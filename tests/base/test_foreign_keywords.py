@@ -51,7 +51,7 @@ def test_load(name: str) -> None:
 
 def test_no_hint_without_a_similar_name() -> None:
     load: Any = treadle.load_speech
-    with pytest.raises(TypeError, match="argument 'zzz'$"):
+    with pytest.raises(TypeError, match=r"argument 'zzz'$"):
         load("no such file", zzz=1)
 
 
@@ -66,14 +66,14 @@ def test_sampling() -> None:
         with pytest.raises(TypeError, match=f"Sampling\\(\\) got .* '{name}'; {said}"):
             sampling(**{name: 1})
     load: Any = treadle.load
-    with pytest.raises(TypeError, match="sampling: 'temp' is not a field .*'temperature'"):
+    with pytest.raises(TypeError, match=r"sampling: 'temp' is not a field .*'temperature'"):
         load(sampling={"temp": 1})
 
 
 def test_classes_of_other_libraries() -> None:
     with pytest.raises(AttributeError, match=r"'Llama': treadle.load\(path\) opens a model"):
         treadle.Llama  # noqa: B018
-    with pytest.raises(AttributeError, match="no attribute 'laod'$") as raised:
+    with pytest.raises(AttributeError, match=r"no attribute 'laod'$") as raised:
         treadle.laod  # noqa: B018
     assert (raised.value.name, raised.value.obj) == ("laod", treadle)
     model: Any = treadle.Model

@@ -171,9 +171,10 @@ def suggesting(
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        code = function.__code__  # type: ignore[attr-defined]
+        code = function.__code__
         named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         known = tuple(name for name in named if name != "self")
+        known_set = frozenset(known)
 
         @wraps(function)
         def checked(*args: P.args, **given: P.kwargs) -> T:
@@ -181,7 +182,7 @@ def suggesting(
                 check_keywords(function.__name__, given, known, elsewhere)
             return function(*args, **given)
 
-        known_set = frozenset(known)
+        # For callers that read the defaults, as the packages of other frameworks do.
         checked.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
         return checked
 
