@@ -9,7 +9,13 @@ import pytest
 
 import treadle
 from treadle.api.model import SETTINGS, Model
-from treadle.base.foreign_keywords import ADVICE, CHAT_SETTINGS, LOAD_SETTINGS, RENAMED
+from treadle.base.foreign_keywords import (
+    ADVICE,
+    CHAT_SETTINGS,
+    GENERATE_SETTINGS,
+    LOAD_SETTINGS,
+    RENAMED,
+)
 
 LOAD = inspect.signature(treadle.load).parameters.keys()
 CHAT = inspect.signature(Model.chat).parameters.keys()
@@ -21,7 +27,8 @@ def test_each_name_stands_for_a_keyword() -> None:
     assert set(RENAMED.values()) <= ours
     assert not (RENAMED.keys() | ADVICE.keys()) & ours
     assert not RENAMED.keys() & ADVICE.keys()
-    assert LOAD_SETTINGS.keys() <= LOAD
+    assert LOAD_SETTINGS.keys() == LOAD
+    assert list(Model.generate.__kwdefaults__ or ()) == GENERATE_SETTINGS
 
 
 LLAMA_CPP_PYTHON = {

@@ -330,19 +330,14 @@ def keywords_elsewhere() -> dict[str, str]:
     """Return where each keyword of ``load``, ``generate`` and ``chat`` belongs, in words, for
     errors of a function that does not take it.
     """
-    import inspect
+    from treadle.base.foreign_keywords import CHAT_SETTINGS, GENERATE_SETTINGS, LOAD_SETTINGS
 
-    from treadle.api.model import SETTINGS, Model, load  # which imports this module
-
-    of_load = inspect.signature(load).parameters
-    of_chat = inspect.signature(Model.chat).parameters
+    both = "a setting of generate() and chat()"
     return {
-        **dict.fromkeys(of_chat, "a setting of chat()"),
-        **dict.fromkeys(SETTINGS, "a setting of generate() and chat()"),
-        **dict.fromkeys(
-            SAMPLING_FIELDS, "a setting of generate() and chat(); its default: load(sampling={...})"
-        ),
-        **dict.fromkeys(of_load, "a setting of load()"),
+        **dict.fromkeys(CHAT_SETTINGS, "a setting of chat()"),
+        **dict.fromkeys(GENERATE_SETTINGS, both),
+        **dict.fromkeys(SAMPLING_FIELDS, f"{both}; its default: load(sampling={{...}})"),
+        **LOAD_SETTINGS,
     }
 
 

@@ -73,8 +73,57 @@ RENAMED = {
 }
 """Treadle's name for a name of another program; ``OF_LOAD`` has those of ``load`` alone."""
 
-LOAD_SETTINGS = dict.fromkeys(OF_LOAD.values(), "a setting of load()")
+# A test compares them with the functions, which stand above this package.
+_LOAD = [
+    "path",
+    "threads",
+    "context",
+    "deterministic",
+    "kv",
+    "n_sequences",
+    "kv_bytes",
+    "kv_tokens",
+    "cache_dir",
+    "cache_bytes",
+    "speculate",
+    "draft",
+    "lora",
+    "control_vectors",
+    "control_vector_layers",
+    "mmproj",
+    "image_max_tokens",
+    "media_urls",
+    "device",
+    "isa",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning",
+    "reasoning_budget",
+    "reasoning_budget_message",
+    "reasoning_preserve",
+    "sampling",
+    "seed",
+    "max_tokens",
+    "strict",
+    "progress",
+]
+GENERATE_SETTINGS = [
+    "max_tokens",
+    "sampling",
+    "stop",
+    "grammar",
+    "json_schema",
+    "regex",
+    "session",
+    "logprobs",
+    "constraint",
+    "lora",
+    "control_vectors",
+    "cache_prompt",
+    "media",
+]
 CHAT_SETTINGS = ("tools", "template", "reasoning", "reasoning_budget")
+LOAD_SETTINGS = dict.fromkeys(_LOAD, "a setting of load()")
 
 _NONE = "leave it out: treadle chooses"
 _MAPPED = "leave it out: files are mapped"
