@@ -131,13 +131,10 @@ class Commands(click.Group):
             except click.UsageError as error:
                 asked = _asked(ctx)
                 error.ctx = error.ctx or asked
-                if isinstance(error, click.BadParameter):
-                    name_range(error)
-                if said := advised(error, ctx):
-                    raise said from error
+                said = advised(error, ctx) or with_range(error) or error
                 if "treadle.cli.environment" not in sys.modules:
-                    raise
-                raise sys.modules["treadle.cli.environment"].named_in_error(error, asked) from None
+                    raise said from None
+                raise sys.modules["treadle.cli.environment"].named_in_error(said, asked) from None
             sys.stdout.flush()
             return result
 
@@ -189,16 +186,21 @@ def advised(error: click.UsageError, ctx: click.Context) -> click.UsageError | N
     return None if said is None else click.UsageError(said, error.ctx)
 
 
-def name_range(error: click.BadParameter) -> None:
-    """Add the range to the message about a text that is no number; click's lacks it."""
-    kind = error.param.type if error.param else None
-    if isinstance(kind, click.IntRange | click.FloatRange) and " is not a valid " in error.message:
-        what = "whole number" if isinstance(kind, click.IntRange) else "number"
-        more = "more than" if kind.min_open else "from"
-        least = "" if kind.min is None else f" {more} {kind.min}"
-        most = "" if kind.max is None else f"{' to' if least else ' up to'} {kind.max}"
-        found = error.message.partition(" is not a valid ")[0]
-        error.message = f"{found}: expected a {what}{least}{most}"
+def with_range(error: click.UsageError) -> click.BadParameter | None:
+    """Return an error with the option's range for one about a text that is no number, which lacks
+    it in click's words; None for other errors.
+    """
+    if not isinstance(error, click.BadParameter) or error.param is None:
+        return None
+    kind = error.param.type
+    found, is_no_number, _ = error.message.partition(" is not a valid ")
+    if not isinstance(kind, click.IntRange | click.FloatRange) or not is_no_number:
+        return None
+    what = "whole number" if isinstance(kind, click.IntRange) else "number"
+    least = "" if kind.min is None else f" {'more than' if kind.min_open else 'from'} {kind.min}"
+    most = "" if kind.max is None else f"{' to' if least else ' up to'} {kind.max}"
+    text = f"{found}: expected a {what}{least}{most}"
+    return click.BadParameter(text, error.ctx, error.param, error.param_hint)
 
 
 def unknown_command(name: str) -> str:
