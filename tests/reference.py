@@ -110,7 +110,7 @@ def states(
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
     weight = np.ones(1) if config.has_bare_norms else tensor("output_norm.weight")
     y = np.asarray(normed(x, weight, config) + bias)
-    return y if config.norm_gain is None else gated_norm(config, y, tensor, "output_norm")
+    return gated_norm(config, y, tensor, "output_norm") if config.norm_gate_up_first else y
 
 
 def stacked(config: Config, x: Array, tensor: Tensors) -> Array:
@@ -291,7 +291,7 @@ class Layer:
     def norm(self, x: Array, stem: str, without: Array | None = None) -> Array:
         """``without``, or ``x`` itself, where the file lacks the norm that another one has."""
         optional = {f"{name}.weight" for name in OPTIONAL_NORMS} | self.config.arch.lacks
-        if self.config.norm_gain is not None:
+        if self.config.norm_gate_up_first:
             optional = {"ffn_sub_norm.weight"}
         if self.config.has_bare_norms and stem in ("attn_norm", "ffn_norm"):
             return normed(x, np.ones(1), self.config)
@@ -307,18 +307,18 @@ class Layer:
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
 
     def _gated_norms(self) -> tuple[str, ...]:
-        """Norms with a gate behind them: that of experts, and of any mixer."""
-        if self.config.norm_gain is not None:
+        """Norms that have a gate: that of experts, and of any mixer."""
+        if self.config.norm_gate_up_first:
             return "attn_norm", POST, "ffn_norm", "post_ffw_norm"
         return ("attn_norm", "ffn_norm") if self.at.experts else ("attn_norm",)
 
 
 def gated_norm(config: Config, y: Array, tensor: Tensors, stem: str) -> Array:
     """The normed ``y`` times its gate, by a rank that the matrix "down" makes, or "up" does."""
-    first, second = ("down", "up") if config.norm_gain is None else ("up", "down")
+    first, second = ("up", "down") if config.norm_gate_up_first else ("down", "up")
     rank = activate(y @ tensor(f"{stem}_gate_{first}.weight").T, "silu")
     gate = rank @ tensor(f"{stem}_gate_{second}.weight").T
-    return np.asarray(y / (1 + np.exp(-gate)) * (config.norm_gain or 1.0))
+    return np.asarray(y / (1 + np.exp(-gate)) * config.norm_gate_gain)
 
 
 OPTIONAL_NORMS = (
@@ -336,7 +336,7 @@ def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None =
     from tests.reference_states import MIXED
 
     maps = Layer(config, i, tensor)
-    if maps.at.mixer == "attention_behind":
+    if maps.at.mixer == "attention_post_norm":
         return x + maps.norm(attended(maps, x), POST)
     mix = MIXED.get(maps.at.mixer) or partial(attended, kept=kept)
     if maps.at.mixer.startswith("wkv"):
@@ -362,7 +362,7 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None =
         from tests.reference_wkv import channel_mix
 
         return x + channel_mix(maps, x)
-    if maps.at.ffn == "gated_behind":
+    if maps.at.ffn == "gated_post_norm":
         return x + normed(gated(maps, x), tensor(f"blk.{i}.post_ffw_norm.weight"), config)
     if maps.at.ffn.endswith("_convolved"):
         from tests import reference_inkling
@@ -572,7 +572,12 @@ def gated(maps: Layer, h: Array) -> Array:
         return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
-    if maps.at.ffn in ("gated", "gated_behind", "gated_block_convolved", "gated_norms_gated"):
+    if maps.at.ffn in (
+        "gated",
+        "gated_post_norm",
+        "gated_block_convolved",
+        "gated_both_norms_gated",
+    ):
         gate = maps.linear(h, "ffn_gate")
         up = maps.linear(h, "ffn_up")
     else:

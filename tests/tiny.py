@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.changed_gguf import write_changed
 from tests.models.hf_tiny import N_VOCAB, byte_vocabulary
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS, EXPERTS_ROUTED, PATTERN, WINDOW
 from treadle.models.config import Config
@@ -369,17 +370,8 @@ def without_vocabulary(source: Path, path: Path, said: str | None = "no_vocab") 
     """Write a model's file again without its vocabulary. ``said``: the kind that it names, None for
     none. Return ``path``.
     """
-    with open_gguf(source) as gguf:
-        writer = GGUFWriter(path)
-        for key, value in gguf.metadata.items():
-            if not key.startswith("tokenizer."):
-                writer.add(key, value)
-        if said:
-            writer.add("tokenizer.ggml.model", said)
-        for name, t in gguf.tensors.items():
-            writer.add_tensor(name, t.shape, t.ggml_type, t.data)
-        writer.write()
-    return path
+    keys = {"tokenizer.ggml.model": said}
+    return write_changed(source, path, keys, without=lambda name: name.startswith("tokenizer."))
 
 
 def rounding(config: Config) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import unigram, wordpiece
 from tests.models.hf_cases import Case
@@ -18,7 +19,7 @@ from tests.models.hf_tiny import build, float64_only, require_transformers
 from tests.tiny import rounding
 from treadle.api.rerank import QWEN3, Reranker
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import open_gguf
 
 QUERY = "Hello world"
 DOCUMENTS = ["spaces and lines", "this is a test.", "hello unaffable worlds, a test of lines", "a"]
@@ -171,22 +172,6 @@ def test_a_decoder_that_scores(tmp_path: Path) -> None:
         treadle.load(tmp_path / "hf")
 
 
-def with_tensors(path: Path, made: Path, changes: dict[str, np.ndarray | None]) -> Path:
-    """A copy of a file with other tensors."""
-    from treadle.formats import by_name
-
-    writer = GGUFWriter(made)
-    with open_gguf(path) as gguf:
-        for key, value in gguf.metadata.items():
-            writer.add(key, value)
-        tensors = {name: t.dequantize() for name, t in gguf.tensors.items()}
-    for name, values in {**tensors, **changes}.items():
-        if values is not None:
-            writer.add_tensor(name, values.shape, by_name("F32"), values.astype(np.float32))
-    writer.write()
-    return made
-
-
 def test_files_that_lost_what_they_need(tmp_path: Path) -> None:
     """llama.cpp's converter drops BERT's pooler, and calls its classifier ``cls``."""
     save("bert", tmp_path / "hf")
@@ -200,12 +185,13 @@ def test_files_that_lost_what_they_need(tmp_path: Path) -> None:
         ({"cls.output.weight": np.zeros((3, 64))}, "3 rows: a classifier"),
     ]
     for changes, why in losses:
-        path = with_tensors(whole, tmp_path / "lost.gguf", changes)
+        path = write_changed(whole, tmp_path / "lost.gguf", tensors=changes)
         with (
             treadle.load(path, threads=1) as model,
             pytest.raises(UnsupportedError, match=why),
         ):
             model.rerank(QUERY, DOCUMENTS)
-    path = with_tensors(whole, tmp_path / "lost.gguf", {"token_types.weight": None})
+    lost: dict[str, Any] = {"token_types.weight": None}
+    path = write_changed(whole, tmp_path / "lost.gguf", tensors=lost)
     with pytest.raises(FileError, match=r"token_types\.weight: the tensor is missing"):
         treadle.load(path, threads=1)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from tests.changed_gguf import write_changed
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from treadle.cli.conversation import AnswerCost, Conversation, Outcome
@@ -228,20 +229,11 @@ def test_run_asks_by_the_chat_template_of_the_file(
 @pytest.fixture
 def with_template() -> Any:
     """Copies a model and its projector, with a chat template in the model's file."""
-    from treadle.files.gguf import GGUFWriter, open_gguf
 
     def write(folder: Path, to: Path, template: str) -> Path:
         copy(folder / "mmproj.gguf", to / "mmproj.gguf")
-        path = to / "text.gguf"
-        with open_gguf(folder / "text.gguf") as file:
-            writer = GGUFWriter(path)
-            for key, value in file.metadata.items():
-                writer.add(key, value)
-            writer.add("tokenizer.chat_template", template)
-            for tensor in file.tensors.values():
-                writer.add_tensor(tensor.name, tensor.shape, tensor.type_name, tensor.data)
-            writer.write()
-        return path
+        keys = {"tokenizer.chat_template": template}
+        return write_changed(folder / "text.gguf", to / "text.gguf", keys)
 
     return write
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -10,6 +12,7 @@ import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
+from treadle.cli.commands import run as run_module
 from treadle.cli.commands.serve import SHARED_BYTES, SHARED_TOKENS, shared_room
 from treadle.cli.options import KV_TYPES, SAMPLING_OPTIONS, build_sampling, kv_options
 from treadle.kernels.attention.page_layout import KV_FORMATS
@@ -54,6 +57,59 @@ def test_options_reach_sampling(
     assert getattr(sampling, field) == value
     changed = dataclasses.replace(sampling, **{field: getattr(Sampling(), field)})
     assert changed == Sampling()  # and nothing else was touched
+
+
+# Arguments of ``run`` with the values that they give, or a part of the message of an error.
+ARGUMENTS: list[tuple[list[str], dict[str, Any] | str]] = [
+    (["-n", "1"], {"max_tokens": 1}),
+    (["-n1"], {"max_tokens": 1}),
+    (["--max-tokens", "1"], {"max_tokens": 1}),
+    (["--max-tokens=1"], {"max_tokens": 1}),
+    (["--temp", "0.5", "-n", "2"], {"temperature": 0.5, "max_tokens": 2}),
+    (["-l", "3-inf"], {"logit_bias": ((3, -float("inf")),)}),
+    (["--no-speculate"], {"speculate": False}),
+    (["text", "--", "-n"], {"max_tokens": None}),
+    (["--max-token", "1"], "Did you mean"),  # the beginning of a name is no option
+    (["--ignore-eos=1"], "does not take a value"),
+    (["-y"], "-y"),
+    (["-n"], "requires an argument"),
+]
+
+
+def parsed(args: list[str]) -> dict[str, Any] | str:
+    """Values of options that click's parser and types make of ``args``, or an error's message."""
+    try:
+        return run_module.command.make_context("run", ["model.gguf", *args]).params
+    except click.UsageError as error:
+        return error.format_message()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_parser_without_private_names_parses_the_same(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not own:  # a click whose parser has other private names, besides one of click's own uses
+
+        def make_parser(self: click.Command, ctx: click.Context) -> Any:
+            parser = theirs(self, ctx)
+            return SimpleNamespace(parse_args=parser.parse_args, _opt_prefixes=parser._opt_prefixes)
+
+        theirs = click.Command.make_parser
+        monkeypatch.setattr(click.Command, "make_parser", make_parser)
+    for args, expected in ARGUMENTS:
+        found = parsed(args)
+        if isinstance(expected, str):
+            assert expected in found
+        else:
+            assert isinstance(found, dict)
+            assert {name: found[name] for name in expected} == expected
+
+
+def test_short_options_are_compared_with_no_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "difflib", None)  # its import is an error
+    assert isinstance(parsed(["-n", "1", "-l", "3-inf", "--temp", "0"]), dict)
+    with pytest.raises(ImportError):
+        parsed(["--max-token", "1"])  # only this error needs it
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

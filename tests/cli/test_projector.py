@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.changed_gguf import write_changed
 from tests.cli.conftest import Run
 from tests.media.bounded_tower import bounds_of_all, write_bounded_tower
 from treadle.api.projector_choice import NO_PROJECTOR
@@ -17,7 +18,6 @@ from treadle.cli.commands import bench, plan
 from treadle.cli.projector import ImageSize, prepare, steps_of
 from treadle.cli.speed import PassCost
 from treadle.devices.registry import open_device
-from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.media.projector import open_projector
 
 PEAKS = {"bandwidth": 1e10, "stream": 1e10, "int8": 1e11, "f32": 1e11}
@@ -68,17 +68,12 @@ def test_inspect_says_a_models_projector(run: Run, media: Path, tmp_path: Path) 
 
 def with_sounds(source: Path, to: Path) -> Path:
     """A projector file that also has a sound encoder, of a type that is not supported."""
-    with open_gguf(source) as file:
-        writer = GGUFWriter(to)
-        for key, value in file.metadata.items():
-            writer.add(key, value)
-        writer.add("clip.has_audio_encoder", True)
-        writer.add("clip.audio.projector_type", "gemma4a")
-        writer.add("clip.audio.embedding_length", 8)
-        for tensor in file.tensors.values():
-            writer.add_tensor(tensor.name, tensor.shape, tensor.type_name, tensor.data)
-        writer.write()
-    return to
+    keys = {
+        "clip.has_audio_encoder": True,
+        "clip.audio.projector_type": "gemma4a",
+        "clip.audio.embedding_length": 8,
+    }
+    return write_changed(source, to, keys)
 
 
 def test_pictures_are_read_though_sounds_are_not(run: Run, media: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import treadle
 from tests.api.test_rerank import DOCUMENTS, QUERY, theirs
+from tests.changed_gguf import write_changed
 from tests.convert.test_hf import convert, prompt, worst
 from tests.convert.test_hf_encoders import TEXTS, save, unigram, wordpiece
 from tests.models.hf_cases import Case
@@ -22,7 +23,7 @@ from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.convert.llamacpp_differences import reading_differences
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import open_gguf
 from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.tokenizer.tokenizer import load_tokenizer
 
@@ -121,19 +122,6 @@ def test_scores(name: str, tmp_path: Path) -> None:
             assert error <= allowed, (path, error / allowed)
 
 
-def rewritten(path: Path, made: Path, **keys: Any) -> Path:
-    """The same file with other keys; None takes one away."""
-    writer = GGUFWriter(made)
-    with open_gguf(path) as file:
-        for key, value in {**file.metadata, **keys}.items():
-            if value is not None:
-                writer.add(key, value)
-        for name, tensor in file.tensors.items():
-            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
-        writer.write()
-    return made
-
-
 def test_what_is_between_the_matrices_of_a_head(tmp_path: Path) -> None:
     """llama.cpp's converter does not say it: a file of DistilBERT is known by its lack of types."""
     score("distilbert", tmp_path / "hf")
@@ -146,7 +134,7 @@ def test_what_is_between_the_matrices_of_a_head(tmp_path: Path) -> None:
         changes: dict[str, Any] = {HEAD_ACTIVATION: said}
         if said is None:  # nor that the head has the first state
             changes["bert.pooling_type"] = None
-        path = rewritten(whole, tmp_path / f"{said}.gguf", **changes)
+        path = write_changed(whole, tmp_path / f"{said}.gguf", changes)
         with treadle.load(path, threads=1) as model:
             if said == "swish":
                 with pytest.raises(UnsupportedError, match="expected one of tanh, relu, gelu_erf"):

@@ -17,6 +17,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.conftest import WriteTiny
 from tests.convert.test_hf import convert
 from tests.models.hf_cases import Case
@@ -234,14 +235,7 @@ def test_scales_of_awq_are_refused(
 ) -> None:
     """Of MPT's activations: without them every layer would compute something else."""
     made = convert(saved("mpt")[0], tmp_path / "made.gguf")
-    writer = GGUFWriter(tmp_path / "awq.gguf")
-    with open_gguf(made) as file:
-        for key, value in file.metadata.items():
-            writer.add(key, value, file.types[key])
-        for name, tensor in file.tensors.items():
-            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
-        writer.add_tensor("blk.1.ffn_act.scales", (256,), "F32", np.ones(256, np.float32))
-        writer.write()
+    write_changed(made, tmp_path / "awq.gguf", tensors={"blk.1.ffn_act.scales": np.ones(256)})
     with pytest.raises(UnsupportedError, match=r"blk\.1\.ffn_act\.scales: AWQ activation scales"):
         treadle.load(tmp_path / "awq.gguf")
 

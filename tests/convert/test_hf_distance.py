@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.convert.test_hf import convert, keys_of
 from tests.convert.test_hf_encoders import TEXTS, put_dense, save
 from tests.lowered import lowered
@@ -22,7 +23,7 @@ from treadle.convert.hf.families.registry import FAMILIES
 from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.convert.recipe import plan_entries
 from treadle.errors import UnsupportedError
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import open_gguf
 from treadle.formats import by_name
 from treadle.kernels.attention.paged import Attention
 
@@ -221,19 +222,14 @@ def test_sentences_of_t5(tmp_path: Path) -> None:
     (matrix,) = put_dense(tmp_path / "hf", (48, 64))
     reader.save(str(tmp_path / "hf" / "tokenizer.json"))
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
-    silent = GGUFWriter(tmp_path / "silent.gguf")
-    with open_gguf(made) as file:
-        for key, value in file.metadata.items():
-            if not key.startswith(("tokenizer.ggml.add_bos", "tokenizer.ggml.add_eos")):
-                silent.add(key, value, file.types[key])
-        for name, tensor in file.tensors.items():
-            silent.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
-        silent.write()
+    flags = "tokenizer.ggml.add_bos", "tokenizer.ggml.add_eos"
+    silent = tmp_path / "silent.gguf"
+    write_changed(made, silent, without=lambda name: name.startswith(flags))
     ids = reader.encode(TEXTS[0]).ids
     assert ids[-1] == 1
     expected = compute_logits(model, ids).mean(0) @ matrix.T
     expected /= np.linalg.norm(expected)
-    for path in (tmp_path / "hf", made, tmp_path / "silent.gguf"):
+    for path in (tmp_path / "hf", made, silent):
         with treadle.load(path, kv="f32") as loaded:
             assert loaded.tokenizer.encode(TEXTS[0]) == ids
             found = np.array(loaded.embed(TEXTS[0]))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.convert.test_hf import convert, worst
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_indexed import LATENT
@@ -146,22 +147,12 @@ def test_pairs_in_halves(tmp_path: Path) -> None:
 
 def test_without_an_indexer(tmp_path: Path) -> None:
     """A file whose layers see all keys, as llama.cpp reads it, is one that chooses all of them."""
-    from treadle.files.gguf import GGUFWriter
-
     folder, _ = saved(tmp_path)
-    with open_gguf(convert(folder, tmp_path / "made.gguf")) as file:
-        for few in (False, True):
-            writer = GGUFWriter(tmp_path / f"{few}.gguf")
-            for key, value in file.metadata.items():
-                if "indexer" not in key:
-                    writer.add(key, value)
-                elif not few:
-                    writer.add(key, 64 if key.endswith("top_k") else value)
-            for tensor in file.tensors.values():
-                if not few or "indexer" not in tensor.name:
-                    args = tensor.name, tensor.shape, tensor.ggml_type
-                    writer.add_tensor(*args, tensor.data)
-            writer.write()
+    made = convert(folder, tmp_path / "made.gguf")
+    with open_gguf(made) as file:
+        all_keys = {key: 64 for key in file.metadata if key.endswith("indexer.top_k")}
+    write_changed(made, tmp_path / "False.gguf", all_keys)
+    write_changed(made, tmp_path / "True.gguf", without=lambda name: "indexer" in name)
     found = []
     for few in (False, True):
         with treadle.load(tmp_path / f"{few}.gguf", threads=2, kv="f32") as model:

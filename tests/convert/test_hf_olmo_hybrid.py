@@ -68,7 +68,8 @@ def test_in_every_way(tmp_path: Path) -> None:
     assert "llama.cpp has no architecture olmo_hybrid" in note
     states = [layer.state for layer in config.layers]
     assert {(state.norm_eps, state.beta_most) for state in states if state} == {(1e-5, 2.0)}
-    assert [layer.mixer for layer in config.layers] == ["delta_signed"] * 3 + ["attention_behind"]
+    mixers = [layer.mixer for layer in config.layers]
+    assert mixers == ["delta_signed"] * 3 + ["attention_post_norm"]
 
 
 @pytest.mark.parametrize("more", MORE)

@@ -1,8 +1,15 @@
-"""Which plan serves a batch."""
+"""Which plan serves a batch, and the rows of its inputs."""
 
 from __future__ import annotations
 
-from treadle.engine.prepared_plan import plan_sizes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from treadle.engine.prepared_plan import plan_sizes, write_rows
+from treadle.plan.plan import Buffer
 
 SIZES = (1, 2, 4, 16, 512, 1024)
 LIMITS = (700, 128)
@@ -26,3 +33,22 @@ def test_many_have_about_as_many_as_are_wanted() -> None:
 def test_a_limit_is_the_largest_size() -> None:
     assert sizes(3, 2, (3, 128)) == (3, 2)
     assert sizes(2, 2, (3, 128)) == (2, 2)
+
+
+@pytest.mark.parametrize(("width", "column"), [(4, 0), (2, 0), (2, 1), (1, 3)])
+def test_rows_of_an_input(width: int, column: int) -> None:
+    """At their column, with zeros beside them; later rows and other memory stay."""
+    held = np.full((5, 4), 7.0, np.float32)
+
+    def write(at: int, data: np.ndarray) -> None:
+        held.reshape(-1).view(np.uint8)[at : at + len(data)] = data
+
+    buffer = Buffer("given", 3, 16)
+    plan: Any = SimpleNamespace(takes={"given": buffer}, offsets={buffer: 16})
+    memory: Any = SimpleNamespace(write=write)
+    rows = np.arange(1.0, 1 + 2 * width).reshape(2, width).astype(np.float32)
+    write_rows(plan, memory, "given", rows[:, ::-1], column)
+    expected = np.full((5, 4), 7.0)
+    expected[1:3] = 0
+    expected[1:3, column : column + width] = rows[:, ::-1]
+    assert np.array_equal(held, expected)

@@ -680,7 +680,7 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
-    LatentStore("norm", "f16", 3, 48, 32, 40, 16, 0.2, EPS, normed=False),
+    LatentStore("norm", "f16", 3, 48, 32, 40, 16, 0.2, EPS, norms=False),
     LatentStore("none", "q4_0", 2, 64, 64, 32, 0, 0.2, EPS),
     LatentStore("neox", "f32", 2, 40, 32, 24, 8, 0.2, EPS),
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),

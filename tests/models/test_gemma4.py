@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.stepwise import walk
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import open_gguf
 from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.media import MediaEntry
 from treadle.models.cache_spec import PoolSpec
@@ -87,7 +88,7 @@ def test_who_keeps_keys_and_values(data: Path, tmp_path: Path) -> None:
         assert found == [((5,), 0, 64), ((0, 1, 2, 3, 4), 16, 32)]
         expected = model.logits(text(20))
     more = "blk.6.attn_k.weight"
-    rewrite(path, tmp_path / "more.gguf", {}, {more: np.zeros((64, 64), np.float32)})
+    write_changed(path, tmp_path / "more.gguf", tensors={more: np.zeros((64, 64))})
     with treadle.load(tmp_path / "more.gguf", threads=1) as model:
         assert model.config.ignored == (more,)
         assert np.array_equal(model.logits(text(20)), expected)
@@ -105,29 +106,11 @@ def test_who_keeps_keys_and_values(data: Path, tmp_path: Path) -> None:
 def test_files_that_are_not_whole(
     changes: dict[str, int], lost: str, message: str, data: Path, tmp_path: Path
 ) -> None:
-    rewrite(data / "arch" / "gemma4-e.gguf", tmp_path / "bad.gguf", changes, {}, lost)
+    keys = {f"gemma4.{key}": value for key, value in changes.items()}
+    source = data / "arch" / "gemma4-e.gguf"
+    write_changed(source, tmp_path / "bad.gguf", keys, {lost: None} if lost else {})
     with pytest.raises(FileError, match=message):
         treadle.load(tmp_path / "bad.gguf")
-
-
-def rewrite(
-    source: Path,
-    to: Path,
-    changes: dict[str, int],
-    more: dict[str, np.ndarray],
-    lost: str = "",
-) -> None:
-    """The file with other keys, and more tensors or one less."""
-    with open_gguf(source) as gguf:
-        writer = GGUFWriter(to)
-        keys = {f"gemma4.{key}": value for key, value in changes.items()}
-        for key, value in {**gguf.metadata, **keys}.items():
-            writer.add(key, value)
-        tensors = {name: tensor.dequantize() for name, tensor in gguf.tensors.items()} | more
-        for name, values in tensors.items():
-            if name != lost:
-                writer.add_tensor(name, values.shape, "F32", values)
-        writer.write()
 
 
 def test_rows_of_media_have_the_first_per_layer_embeddings(data: Path, tmp_path: Path) -> None:
@@ -145,7 +128,7 @@ def test_rows_of_media_have_the_first_per_layer_embeddings(data: Path, tmp_path:
         embeddings = gguf.tensors["token_embd.weight"].dequantize()[inside].copy()
     assert all(np.abs(own[id] - own[0]).max() > 0.1 for id in inside)
     own[inside] = own[0]
-    rewrite(source, tmp_path / "same.gguf", {}, {table: own})
+    write_changed(source, tmp_path / "same.gguf", tensors={table: own})
     with treadle.load(tmp_path / "same.gguf", kv="f32", threads=1, context=64) as model:
         expected = model.logits(ids)
         entry = model.engine.media.enter(MediaEntry(b"rows".ljust(32), len(inside)))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.reference import forward
@@ -19,7 +20,7 @@ from tests.tiny import INDEXERS, rounding
 from tests.twins import logits_of_twins
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.gguf import open_gguf
 from treadle.kernels.attention.records import PAGE
 
 ARCHS = "deepseek32", "glm-dsa", "minimax-m3"
@@ -27,18 +28,11 @@ TOP = int(INDEXERS["attention.indexer.top_k"])
 
 
 def changed(source: Path, path: Path, prefix: str = "attention.", /, **changes: Any) -> Path:
-    """Write a file again with other keys; None: without one."""
+    """Write a file again with other keys of its architecture; None: without one."""
     with open_gguf(source) as gguf:
         arch = gguf.metadata["general.architecture"]
-        given = {f"{arch}.{prefix}{key}": value for key, value in changes.items()}
-        writer = GGUFWriter(path)
-        for key, value in {**gguf.metadata, **given}.items():
-            if value is not None:
-                writer.add(key, value)
-        for name, tensor in gguf.tensors.items():
-            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
-        writer.write()
-    return path
+    keys = {f"{arch}.{prefix}{key}": value for key, value in changes.items()}
+    return write_changed(source, path, keys)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.reference import forward
@@ -27,21 +28,6 @@ from treadle.quantize.write import write
 
 ARCHS = (("minicpm3", 0), ("minicpm3", 32), ("plm", 0))
 IDS = ids_of(70)
-
-
-def changed(source: Path, target: Path, keys: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """The file with other keys and tensors; None: without it."""
-    writer = GGUFWriter(target)
-    with open_gguf(source) as gguf:
-        for key, value in {**gguf.metadata, **keys}.items():
-            if value is not None:
-                writer.add(key, value)
-        found = {name: tensor.dequantize() for name, tensor in gguf.tensors.items()}
-        for name, value in {**found, **tensors}.items():
-            if value is not None:
-                writer.add_tensor(name, value.shape, "F32", np.ascontiguousarray(value))
-        writer.write()
-    return target
 
 
 @pytest.mark.slow
@@ -129,7 +115,7 @@ def old_kind(source: Path, target: Path, **more: Any) -> Path:
     keys: dict[str, Any] = {f"{arch}.attention.head_count_kv": n_head}
     for n, size in sizes.items():
         keys |= {f"{arch}.attention.{n}_length": size, f"{arch}.attention.{n}_length_mla": None}
-    return changed(source, target, keys, maps | more)
+    return write_changed(source, target, keys, maps | more)
 
 
 def test_files_of_the_old_kind(data: Path, tmp_path: Path) -> None:
@@ -154,7 +140,7 @@ def test_as_the_converter_of_llama_cpp_writes_it(tiny: WriteTiny, tmp_path: Path
     """MiniCPM 3's files have no scales, nor how wide a value is."""
     path = tiny("minicpm3", n_embd=128)
     keys = {"minicpm3.attention.value_length": None}
-    less = changed(path, tmp_path / "less.gguf", keys, {})
+    less = write_changed(path, tmp_path / "less.gguf", keys)
     with treadle.load(path, threads=1) as whole, treadle.load(less, threads=1) as model:
         residual = 1.4 / 3**0.5
         assert model.config.embd_scale == pytest.approx(12.0 / residual)
@@ -203,7 +189,7 @@ def test_what_is_refused(tiny: WriteTiny, tmp_path: Path) -> None:
         ({"blk.0.attn_kv_b.scale": rows[:1, 0]}, {}, UnsupportedError, "not supported"),
         ({}, {"minicpm3.attention.value_length": 24}, UnsupportedError, "multiple of 16"),
     ):
-        made = changed(path, tmp_path / "x.gguf", keys, dict(tensors))
+        made = write_changed(path, tmp_path / "x.gguf", keys, dict(tensors))
         with open_gguf(made) as gguf, pytest.raises(error, match=says):
             load_config(gguf)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.changed_gguf import write_changed
 from tests.convert.random_folder import softmax, write_random
 from tests.convert.test_hf import convert, worst
 from tests.models.test_arch_truth import check_truth, ids_of
@@ -175,18 +176,13 @@ def test_on_another_instruction_set(tmp_path: Path) -> None:
 
 def test_a_file_of_llama_cpp(tmp_path: Path) -> None:
     """Its converter writes the folder's window, and its graph counts the current token in."""
-    from treadle.files.gguf import GGUFWriter
-
     tensors = write(tmp_path / "hf")
     truth = exact(tensors, ids_of(), WINDOW)[0]
-    with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
-        writer = GGUFWriter(tmp_path / "theirs.gguf")
-        for key, value in file.metadata.items():
-            if not key.endswith("feed_forward_length") or "expert" in key:
-                writer.add(key, WINDOW if key.endswith("sliding_window") else value)
-        for tensor in file.tensors.values():
-            writer.add_tensor(tensor.name, tensor.shape, tensor.ggml_type, tensor.data)
-        writer.write()
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    with open_gguf(made) as file:
+        arch = file.metadata["general.architecture"]
+    keys = {f"{arch}.attention.sliding_window": WINDOW, f"{arch}.feed_forward_length": None}
+    write_changed(made, tmp_path / "theirs.gguf", keys)
     with treadle.load(tmp_path / "theirs.gguf", threads=2, kv="f32") as model:
         assert worst(model.logits(ids_of()), truth) <= rounding(model.config)
 

@@ -203,7 +203,10 @@ def test_drafts_against_float64(name: str, files: dict[str, Path]) -> None:
         for sizes in ((1, 1), (4, 4), (16, 16)):
             more = [
                 word
-                for word, n in (("markov", traits.n_markov), ("choosing", traits.n_selector))
+                for word, n in (
+                    ("markov", traits.n_markov),
+                    ("selector_vectors", traits.n_selector),
+                )
                 if n
             ]
             for output in ("logits", "keys", *more):

@@ -58,7 +58,7 @@ BOTH_WAYS = Sublayer(
     label="attn",
     before="",
     after="",
-    behind="attn_output_norm",
+    after_sum="attn_output_norm",
     build=attend,
     rows=(
         *(row for row in ATTENTION.rows if "norm" not in row.name),
@@ -71,7 +71,7 @@ FEED = Sublayer(
     label="ffn",
     before="",
     after="",
-    behind="layer_output_norm",
+    after_sum="layer_output_norm",
     build=feed,
     rows=(
         TensorRow("ffn_gate.weight", ("n_ff", "n_embd")),

@@ -53,7 +53,7 @@ ROUTER = Sublayer(
     label="ffn",
     before="ffn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         TensorRow("ffn_norm.weight", ("n_embd",)),

@@ -53,7 +53,7 @@ DECAY = Sublayer(
     label="mix",
     before="mix_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         TensorRow("mix_norm.weight", ("n_embd",)),

@@ -254,7 +254,9 @@ def aider(server: Endpoint, folder: Path) -> AgentSettings:
 
 
 def goose(server: Endpoint, folder: Path) -> AgentSettings:
-    """Return settings for goose: variables, which override its configuration file."""
+    """Return settings for goose: variables, which override its configuration file; nothing is
+    written to ``folder``.
+    """
     return AgentSettings(
         variables={
             "GOOSE_PROVIDER": "openai",

@@ -268,8 +268,9 @@ class ModelDifference:
     """The result of a comparison: ``steps`` in the order of the plan.
 
     missing: keys that only one of the models has. same_top: number of tokens, of ``n_tokens``,
-    after which both have the same likeliest next token; None without logits. aligned: whether there
-    was an aligned run.
+    after which both have the same likeliest next token; None without logits. aligned: whether the
+    models ran a second time, in which every layer began with the reference's states
+    (``StepDifference.own`` is from that run).
     """
 
     steps: tuple[StepDifference, ...]

@@ -36,12 +36,13 @@ class Result:
     # The peak that bounds most of the time: "bandwidth" ("caches" if memory could not be
     # measured), "int8", "bf16", "f32".
     peak: str | None
-    shares: dict[str, float] | None  # share of each peak that the steps use
-    peaks: dict[str, float]  # medians during the test: bytes or operations a second
+    shares: dict[str, float] | None  # share of each peak that the steps use, by the peak's name
+    peaks: dict[str, float]  # by name, medians during the test: bytes or operations a second
     # Share of the processor time that the threads wanted and got; None if the test was too short.
     processor_time_share: float | None = None
     device: str | None = None  # its name; None: the CPU
-    # Of a picture: pixels, rows of patches, rows that the model reads, seconds of the median.
+    # Of a test that encodes a picture, else None: "size" and "resized" (pixels), "n_patches" (rows
+    # of patches), "n_rows" (rows that the model reads), "seconds" (of the median repetition).
     picture: dict[str, Any] | None = None
 
     @property

@@ -17,6 +17,7 @@ from treadle.errors import SamplingError, TreadleError, UnsupportedError
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
 Function = Callable[..., Any]
+PARSER_NAMES = "_match_long_opt", "_long_opt", "_opt_prefixes"  # private names in click's parser
 SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
@@ -74,9 +75,12 @@ class ModelCommand(click.Command):
 
     def make_parser(self, ctx: click.Context) -> Any:
         """Make click's parser, without a slow step: click's own compares each short option, such as
-        ``-n``, with the names of all long ones, for a suggestion that it then drops.
+        ``-n``, with the names of all long ones, for a suggestion that it then drops. A click whose
+        parser has other private names keeps that step.
         """
         parser = super().make_parser(ctx)
+        if not all(hasattr(parser, name) for name in PARSER_NAMES):
+            return parser
         match_long = parser._match_long_opt
 
         def match(name: str, *values: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.batch import RunInputs
+from treadle.engine.prepared_plan import write_rows
 from treadle.models.graphs.cross import ENCODED
 from treadle.plan.lowering.weights import Weights
 
@@ -66,10 +67,7 @@ class CrossKeys:
         of ``to``. The caller holds the engine's lock. Raises FileError if the model's file changed.
         """
         made = self.plan_for(len(states))
-        buffer = made.plan.takes[ENCODED]
-        rows = np.zeros((len(states), buffer.row_bytes // 4), np.float32)
-        rows[:, : states.shape[1]] = states
-        made.arena.write(made.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        write_rows(made.plan, made.arena, ENCODED, states)
         made.inputs.lay_out_encoder(to)
         self._device.run(made.program)
         self._weights.gguf.check()

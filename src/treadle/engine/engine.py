@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
 # Outputs with a row for each requested token; others have one per part.
-OF_ROWS = "logits", "ahead", "tapped", "markov", "choosing"
+OF_ROWS = "logits", "ahead", "tapped", "markov", "selector_vectors"
 T = TypeVar("T")
 
 

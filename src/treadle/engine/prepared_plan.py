@@ -49,9 +49,11 @@ class PreparedPlan:
     def write_media(self) -> None:
         """Write the batch's rows of pictures and sound into the plan's memory."""
         assert self.run.media is not None
-        buffer = self.plan.takes[MEDIA]
-        rows = self.run.media[: self.run["n_tokens"]]
-        self.arena.write(self.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        self.write(MEDIA, self.run.media[: self.run["n_tokens"]])
+
+    def write(self, name: str, rows: np.ndarray, column: int = 0) -> None:
+        """Write rows of an input into the plan's memory; see ``write_rows``."""
+        write_rows(self.plan, self.arena, name, rows, column)
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
         """Return the first ``n`` rows of a buffer, float32 ``[n, columns]``: a copy, or a view that
@@ -69,6 +71,23 @@ class PreparedPlan:
         return lambda: np.ndarray(
             (n, columns), np.float32, arena.read(at, n * row_bytes), 0, (row_bytes, 4)
         )
+
+
+def write_rows(
+    plan: Plan, memory: DeviceMemory, name: str, rows: np.ndarray, column: int = 0
+) -> None:
+    """Write ``rows``, f32 ``[n, width]``, into the input ``name`` of ``plan``, whose buffers are in
+    ``memory``: into the input's first ``n`` rows, from ``column`` on, with zeros in their other
+    columns.
+    """
+    buffer = plan.takes[name]
+    n, width = rows.shape
+    if 4 * width < buffer.row_bytes:
+        padded = np.zeros((n, buffer.row_bytes // 4), np.float32)
+        padded[:, column : column + width] = rows
+        rows = padded
+    given = np.ascontiguousarray(rows, np.float32)
+    memory.write(plan.offsets[buffer], given.reshape(-1).view(np.uint8))
 
 
 def plan_sizes(

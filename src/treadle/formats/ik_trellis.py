@@ -88,8 +88,8 @@ def points(bits: int, group: int, table: int = 0, magnitudes: bool = False) -> F
 
 
 def _unpacked(k: Builder, x: Val, n: int) -> Val:
-    """Emit the values of groups of ``n`` plus MIDDLE, u8 in order; ``x``: the indices plus FIRST,
-    u32, one for each group.
+    """Emit the ``n`` values of each group, in order, as one u8 vector; MIDDLE is added to each of
+    them. ``x``: u32, each group's index plus FIRST.
 
     On vectors of over 128 bits, four vectors get the sums of every fourth value, and are merged by
     shifts: narrowing would cross 128-bit lanes.

@@ -46,7 +46,9 @@ Q2_SEARCH = OffsetSearch(
 
 
 def read_2(blocks: Blocks) -> tuple[Any, ...]:
-    """Unpack blocks [...] to ``sc`` [..., 16], codes 0..3 [..., 256] and ``m`` [..., 16]."""
+    """Unpack blocks [...] to uint8 ``sc`` [..., 16], codes 0..3 [..., 256] and ``m`` [..., 16];
+    ``sc`` and ``m`` are integers of four bits, without the block's factors d and dmin.
+    """
     both = blocks["scales"]
     return both & np.uint8(15), split_bits(blocks["qs"], 2, 32), both >> np.uint8(4)
 

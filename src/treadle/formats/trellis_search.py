@@ -46,10 +46,12 @@ class TrellisFit(NamedTuple):
 
 
 class PointLists(NamedTuple):
-    """For each cell, the points that are listed in it."""
+    """For each cell of a ``PointCells``, the ``m`` points p that are listed in it; both lists have
+    one array for each cell.
+    """
 
-    numbers: list[IntArray]  # of each cell: the points' numbers [m]
-    factors: list[F32Array]  # [1 + dim, m]: -|p|^2 / 2, and p
+    numbers: list[IntArray]  # [m]: the points' numbers
+    factors: list[F32Array]  # [1 + dim, m]: -|p|^2 / 2, then the coordinates of p
 
 
 @dataclass(frozen=True)

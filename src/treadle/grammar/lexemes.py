@@ -244,8 +244,9 @@ class Lexemes:
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
 
     def from_edges(self, edges: Edges) -> Iterator[tuple[Key, int]]:
-        """Yield the lexemes that begin with ``edges``: the key of the states where they end, and
-        the regex.
+        """Yield the lexemes that begin with ``edges``, as pairs: the key of the states where they
+        end (it describes the text that may follow, see ``_key``), and the number of the regex of
+        all lexemes that end there.
         """
         for key in dict.fromkeys(self.keys):
             if key is None:

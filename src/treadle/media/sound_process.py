@@ -69,7 +69,7 @@ def serve(request: str) -> NoReturn:
 
 def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any]:
     """Decode a whole sound; return the reply: its first byte, and its data (samples, or the text of
-    an error).
+    an error). ``place`` names the sound in errors.
     """
     buffer: SoundBuffer | None = None
     try:
@@ -86,7 +86,7 @@ def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any
 
 def _stream(blocks: Blocks, limits: MediaLimits, place: str) -> None:
     """Decode a sound; write each block of samples to standard output as one reply, then END or an
-    error.
+    error. The length, where the file tells it, is a reply too. ``place`` names the sound in errors.
     """
     stream: SoundResampling | None = None
     try:

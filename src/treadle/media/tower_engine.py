@@ -16,6 +16,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import UseLock
 from treadle.engine.batch import Inputs
+from treadle.engine.prepared_plan import write_rows
 from treadle.engine.step_slices import StepSlices
 from treadle.errors import TreadleError
 from treadle.kernels.attention.records import ITEM, PAGE
@@ -167,14 +168,7 @@ class TowerPlan:
         """Write a run's input rows, f32 ``[n, width]``, to the buffer ``name``; rows are padded
         with zeros to its width.
         """
-        buffer = self.plan.takes[name]
-        n, width = rows.shape
-        if 4 * width < buffer.row_bytes:
-            padded = np.zeros((n, buffer.row_bytes // 4), np.float32)
-            padded[:, :width] = rows
-            rows = padded
-        given = np.ascontiguousarray(rows, np.float32)
-        self.arena.write(self.plan.offsets[buffer], given.reshape(-1).view(np.uint8))
+        write_rows(self.plan, self.arena, name, rows)
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
         """Return a copy of the last run's output ``name``, f32 ``[n_rows, width]``."""

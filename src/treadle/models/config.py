@@ -207,7 +207,7 @@ class BlockTaps:
     channels share a value.
     """
 
-    n: int  # taps: the token itself, and those before it
+    n: int  # taps of a convolution: the token itself, and n - 1 tokens before it
     group: int  # divides n_channels
     n_channels: int  # width of the hidden states
 
@@ -254,7 +254,7 @@ class Layer:
     indexer: Indexer | None = None  # None: queries see all keys
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
-    n_norm_rank: int = 0  # rank of gates behind its norms; 0: none
+    n_norm_rank: int = 0  # rank of the gates of its norms; 0: none
     relative: RelativeBias | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
@@ -405,9 +405,8 @@ class Config:
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     attn_res_block_size: int = 0  # layers; the states before each block are kept; 0: none
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
-    # Factor of norms with gates, whose matrix "up" makes the rank; None: "down" makes it, without
-    # a factor.
-    norm_gain: float | None = None
+    norm_gate_gain: float = 1.0  # factor of the gates of norms
+    norm_gate_up_first: bool = False  # their matrix "up" makes the rank, and "down" the gate
     n_loops: int = 1  # runs of the file's layers; each run has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too
@@ -420,7 +419,7 @@ class Config:
     media: MediaTraits = MediaTraits()
     with_media: bool = False  # the plan is for batches with rows of media
     encoder: Config | None = None  # of the encoder that reads prompts, if there is one
-    start_id: int = 0  # the token with which text begins behind an encoder's rows
+    start_id: int = 0  # the first token of the text that follows an encoder's rows
     switch: Switch | None = None  # of the adapters within the model, if it has some
 
     def attending_to(self, n_rows: int) -> Config:

@@ -40,11 +40,11 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
             last = half is halves[-1] and g.has(f"{gain}.weight")
             before = x
             x = g.add(x, h, gain=gain if last else "")
-            if g.has(f"blk.{i}.{half.behind}.weight"):
-                x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.behind}")
-            if half.again and g.has(f"blk.{i}.{half.again}.weight"):
+            if g.has(f"blk.{i}.{half.after_sum}.weight"):
+                x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.after_sum}")
+            if half.after_second_sum and g.has(f"blk.{i}.{half.after_second_sum}.weight"):
                 x = g.add(before, x)
-                x = _norm(g, f"L{i}.{half.label}.again_norm", x, f"blk.{i}.{half.again}")
+                x = _norm(g, f"L{i}.{half.label}.again_norm", x, f"blk.{i}.{half.after_second_sum}")
         return x
     mixer, ffn = halves
     h = normed_for(g, i, x, mixer)
@@ -73,20 +73,21 @@ def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
     return gated_norm(g, label, _norm(g, label, x, weight), weight)
 
 
-def gated_norm(g: Ops, label: str, h: Rows, weight: str, scale: float = 1.0) -> Rows:
-    """Return ``h``, a norm's result, times the norm's gate and ``scale``, in place; if it has no
-    gate, ``h`` unchanged, without ``scale``. ``weight``: stem of the norm, "" for one without
-    weights; ``label``: of the norm's step.
+def gated_norm(g: Ops, label: str, h: Rows, weight: str, gate_scale: float = 1.0) -> Rows:
+    """Return ``h``, a norm's result, times the norm's gate, in place; ``h`` unchanged if the norm
+    has no gate. ``weight``: stem of the norm, "" for one without weights; ``label``: of the norm's
+    step; ``gate_scale``: factor of the gate, besides the model's ``norm_gate_gain``.
     """
     if not weight or not g.has(f"{weight}{GATE_DOWN}.weight"):
         return h
     first, second = GATE_DOWN, GATE_UP
-    if (gain := g.config.norm_gain) is not None:
-        first, second = GATE_UP, GATE_DOWN
+    if g.config.norm_gate_up_first:
+        first, second = second, first
     rank = g.linear(f"{label}{first.replace('_', '.', 1)}", h, f"{weight}{first}")
     rank = g.activate(f"{label}.gate_silu", rank, "silu")
     gate = g.linear(f"{label}{second.replace('_', '.', 1)}", rank, f"{weight}{second}")
-    return g.call("sigmoid_gate", f"{label}.gate", h, gate, gain=(gain or 1.0) * scale)
+    gain = g.config.norm_gate_gain * gate_scale
+    return g.call("sigmoid_gate", f"{label}.gate", h, gate, gain=gain)
 
 
 def _norm_after(g: Ops, label: str, h: Rows, weight: str, eps: float | None) -> Rows:

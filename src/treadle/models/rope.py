@@ -65,7 +65,8 @@ class Rope:
 
     def frequencies(self, n_ctx: int = 0) -> tuple[npt.NDArray[np.float64], float]:
         """Return the angle per position of each rotated pair, f64 ``[dims / 2]``, and the factor by
-        which cosines and sines are multiplied, for a context of ``n_ctx`` tokens.
+        which cosines and sines are multiplied, for a context of ``n_ctx`` tokens (0: one so short
+        that no factors for long contexts apply).
         """
         pair = np.arange(self.dims // 2, dtype=np.float64)
         inv_freq = self.base ** (-2.0 * pair / self.dims)

@@ -63,8 +63,10 @@ class Sublayer:
     ``models/layer.py`` combines them.
 
     label: label of its steps, after the layer's number.
-    before, after, behind: stems of its norms: of its input, of its result, and of the residual sum.
-    again: stem of a norm of one more sum: of the normed residual sum and the sublayer's input.
+    before, after, after_sum: stems of its norms: of its input, of its result, and of the residual
+        sum.
+    after_second_sum: stem of the norm of a second sum: of the normed residual sum and the
+        sublayer's input.
     build: ``build(g, i, h)`` returns what is added to the residual stream, computed from the normed
         states ``h``.
     rows: its tensors in each layer that has it, norms included.
@@ -76,12 +78,12 @@ class Sublayer:
     label: str
     before: str
     after: str
-    behind: str
+    after_sum: str
     build: Callable[[Ops, int, Rows], Rows]
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Layer], Sizes]
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: ()
-    again: str = ""
+    after_second_sum: str = ""
     unread: frozenset[str] = frozenset()
 
 
@@ -106,7 +108,7 @@ def gates_of(
 
 
 def with_gates(of: Sublayer, *norms: str, order: tuple[str, str] = UP_FIRST) -> Sublayer:
-    """Return the sublayer ``of`` with gates behind its norms of hidden states ``norms``, which
+    """Return the sublayer ``of`` with gates of its norms of hidden states ``norms``, which
     become required. ``order``: as of ``gates_of``.
     """
 
@@ -137,7 +139,7 @@ def built_by_graph(
         label=label,
         before="",
         after="",
-        behind="",
+        after_sum="",
         build=build,
         rows=rows,
         sizes=sizes,

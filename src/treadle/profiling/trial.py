@@ -212,8 +212,8 @@ class KernelTrial:
         return [arg or 0 for arg in spec.args.in_order(given)]
 
     def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
-        """Multiply by the copies of the weights with the numbers ``order``, one after another;
-        return the seconds of all together.
+        """Multiply ``n`` tokens by the copies of the weights with the numbers ``order``, one after
+        another; return the seconds of all together.
         """
         scratch = spec.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:

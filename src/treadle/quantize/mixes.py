@@ -18,16 +18,18 @@ from treadle.convert.recipe import FLOATS
 
 @dataclass(frozen=True)
 class TensorRole:
-    """The facts about a tensor and its model that a condition may test."""
+    """The facts that a condition may test: ``layer``, ``fits`` and ``expert`` about one tensor, the
+    others about its model and the call.
+    """
 
     layer: int  # its index among the tensors of its role
     n_layer: int
     n_gqa: int  # query heads that share a key head
     n_expert: int
     arch: str
-    deep: bool  # 80 layers and grouped-query attention: the 70B models
-    imatrix: bool  # an importance matrix is given
-    fits: bool  # the row length is a multiple of the base format's block
+    deep: bool  # the model has 80 layers and grouped-query attention, like Llama 2 and 3 70B
+    imatrix: bool  # an importance matrix is given to the call
+    fits: bool  # the tensor's row length is a multiple of the base format's block
     expert: bool  # the tensor holds several experts' matrices
 
 

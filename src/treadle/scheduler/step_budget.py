@@ -123,9 +123,12 @@ class StepCostModel:
         The result has the highest prefill throughput within the target time, or within 1.5 times a
         step without prompt tokens if that is longer. A step may take up to LONGEST times the target
         if throughput then grows more than time squared: on a slow machine 16 tokens may take 1.5
-        times as long as 8, and the prompt is finished sooner. Without measurements the result is
-        the minimum. It is at most about twice the largest step measured in that plan, or in the
-        next smaller one if it has none, so that a guess from few steps does not cause a long one.
+        times as long as 8, and the prompt is finished sooner.
+
+        Without measurements the result is the least that is ever returned: MIN_PROMPT_TOKENS,
+        or up to TILE - 1 more. With measurements it is at most about twice the largest step
+        measured in the plan that would serve the step, or in the next smaller plan if that has
+        none, so that a guess from few steps does not cause a long one.
         """
         least = MIN_PROMPT_TOKENS - (decode + MIN_PROMPT_TOKENS) % -TILE
         none = self._decode_only_s(decode, context)

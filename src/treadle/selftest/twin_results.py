@@ -298,9 +298,10 @@ def _floats(
 
 
 def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.ndarray:
-    """Return the bound ``unit * sqrt(n)`` times the largest value of ``expected``, for each value:
-    that of sums of n terms no larger than that value, each off by some f32 roundings. n: the length
-    of a row, a state or a token's parts, at least 64.
+    """Return the allowed error of each value, in the shape of ``expected``; it is the same for all:
+    ``unit * sqrt(n)`` times the largest magnitude in ``expected``. This is how far off a sum of n
+    terms of that magnitude may be if each term is off by some f32 roundings. n: the largest of
+    the fields ``k``, ``n_state``, ``head_dim`` and ``taps`` that ``spec`` has, at least 64.
     """
     n_terms = max(getattr(spec, name, 0) for name in ("k", "n_state", "head_dim", "taps"))
     top = np.nanmax(np.abs(expected), initial=0.0)

@@ -69,10 +69,7 @@ class GivenStates(EngineObserver):
 
     def before_run(self, ready: PreparedPlan) -> None:
         """Write the rows ``given`` into the plan's input."""
-        buffer = ready.plan.takes[GIVEN]
-        rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
-        rows[:, : self.given.shape[1]] = self.given
-        ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        ready.write(GIVEN, self.given)
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Copy the assistant's next states to ``rows``, and its clusters to ``clusters``, from the

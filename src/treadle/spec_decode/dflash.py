@@ -19,7 +19,7 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.logits import LogitsQuery
 from treadle.errors import ContextFullError
-from treadle.models.drafters.dflash import BASE, CHOOSING, KEYS, MARKOV
+from treadle.models.drafters.dflash import BASE, KEYS, MARKOV, SELECTOR_VECTORS
 from treadle.models.drafters.target import FEATURES, tokens_of
 from treadle.spec_decode.draft_model import (
     ARGMAX_QUERY,
@@ -64,7 +64,7 @@ class BlockDrafter(StatesDrafter):
         logits alone.
         """
         if self._traits.n_selector:
-            return CHOOSING, KEYS
+            return SELECTOR_VECTORS, KEYS
         return "logits", KEYS, *((MARKOV,) if self._traits.n_markov else ())
 
     def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
@@ -165,7 +165,7 @@ class BlockDrafter(StatesDrafter):
         each token in its row, by owner.
         """
         result: dict[K, list[int]] = {owner: [] for owner in lengths}
-        place = 0
+        at = 0
         for owner, n in lengths.items():
             before = last[owner]
             for row in islice(rows, n):
@@ -173,10 +173,10 @@ class BlockDrafter(StatesDrafter):
                 values = row.top.values[: self._traits.n_candidates]
                 ids = row.top.ids[: np.count_nonzero(values > -np.inf) or 1].tolist()
                 tokens = [self.token_of(i) for i in ids]
-                best = selector.choose(before, place, tokens, values[: len(ids)])
+                best = selector.choose(before, at, tokens, values[: len(ids)])
                 result[owner].append(ids[best])
                 before = tokens[best]
-                place += 1
+                at += 1
         return result
 
     def _chained(

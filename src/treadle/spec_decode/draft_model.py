@@ -208,7 +208,9 @@ class Drafter:
         return True
 
     def token_of(self, row: int) -> int:
-        """Return the model's token for a row of the drafter's logits."""
+        """Return the target model's id of the token that has the index ``row`` in the drafter's
+        vocabulary (a row of its output matrix).
+        """
         return row
 
     def _first(self, owner: Hashable) -> int:

@@ -160,10 +160,7 @@ class LayerStates(EngineObserver):
 
     def before_run(self, ready: PreparedPlan) -> None:
         """Write the rows ``given`` into the plan's input, and zeros into its other columns."""
-        buffer = ready.plan.takes[GIVEN]
-        rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
-        rows[:, self._column : self._column + self._width] = self.given
-        ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        ready.write(GIVEN, self.given, self._column)
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
         """Copy the MTP layer's states of the run's tokens from the plan's memory to ``rows``."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.observer import EngineObserver
-from treadle.models.drafters.dflash import CHOOSING
+from treadle.models.drafters.dflash import SELECTOR_VECTORS
 from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
 from treadle.spec_decode.draft_model import TokenTable
 
@@ -26,23 +26,23 @@ class CandidateSelector(EngineObserver):
     the position, which a run computes. ``rank``: the vectors' width.
     """
 
-    output = CHOOSING
+    output = SELECTOR_VECTORS
 
     def __init__(self, gguf: GGUF, rank: int) -> None:
         self._predecessors = TokenTable(gguf, PREDECESSOR)
-        self._behind = TokenTable(gguf, SUCCESSOR)
+        self._successors = TokenTable(gguf, SUCCESSOR)
         self._rank = rank
-        self.places = np.zeros((0, rank), np.float32)  # of the last run's outputs
+        self.vectors = np.zeros((0, rank), np.float32)  # of the last run's outputs
 
     def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
-        """Keep, as ``places``, the vectors of the run's output positions, f32 ``[n, rank]``."""
+        """Keep, as ``vectors``, the vectors of the run's output positions, f32 ``[n, rank]``."""
         n = int(ready.run["n_outputs"])
-        self.places = ready.rows(ready.plan.outputs[CHOOSING], n, self._rank).copy()
+        self.vectors = ready.rows(ready.plan.outputs[SELECTOR_VECTORS], n, self._rank).copy()
 
-    def choose(self, before: int, place: int, tokens: Seq[int], logits: np.ndarray) -> int:
+    def choose(self, before: int, row: int, tokens: Seq[int], logits: np.ndarray) -> int:
         """Return the index of the best of the candidates ``tokens``, whose ``logits`` are given,
-        after the token ``before``; the first of equal ones. ``place``: index of the position among
+        after the token ``before``; the first of equal ones. ``row``: index of the position among
         the run's outputs.
         """
-        weights = self._predecessors.rows([before])[0] * self.places[place]
-        return int(np.argmax(logits + self._behind.rows(tokens) @ weights))
+        weights = self._predecessors.rows([before])[0] * self.vectors[row]
+        return int(np.argmax(logits + self._successors.rows(tokens) @ weights))

@@ -59,10 +59,7 @@ class GivenRows(EngineObserver):
 
     def before_run(self, ready: PreparedPlan) -> None:
         """Write the rows ``given`` into the plan's input ``label``."""
-        buffer = ready.plan.takes[self.label]
-        rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
-        rows[:, : self.given.shape[1]] = self.given
-        ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        ready.write(self.label, self.given)
 
 
 def bind_target(draft: GGUF, config: Config, engine: Engine) -> tuple[GGUF, Config]:

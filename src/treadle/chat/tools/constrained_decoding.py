@@ -135,9 +135,10 @@ class ConstraintPlan:
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def bits_without(self, missing: bytes, heads: Sequence[bytes]) -> bytes | None:
-        """Return a mask that forbids tokens that complete a mark and continue with text that begins
-        none of ``heads``; ``missing``: the part of the mark still to come. None if there are no
-        such tokens.
+        """Return a mask that forbids tokens that complete a mark and continue with text that is no
+        prefix of any of ``heads``, also if it is longer than a head; a token that ends with the
+        mark is allowed. ``missing``: the part of the mark still to come. None if there are no such
+        tokens.
         """
         bad = [
             id

@@ -87,15 +87,15 @@ class Channels:
     """Format of answers that consist of messages: ``start``, a header, text, ``end``.
 
     A header is the text up to ``message``; it names the channel, and perhaps a tool, matched by
-    ``call``. In formats without ``message``, a header is one mark: of reasoning, of text for the
-    user (``final``), or of the row's calls.
+    ``call``. In formats without ``message``, a header is one mark: of reasoning (``thought``), of
+    text for the user (``final``), or of calls (``calls``).
     """
 
     start: str
     end: str
-    thought: Thought
-    final: str
-    known_by: tuple[str, ...]  # strings in templates of this format
+    thought: Thought  # the whole header of reasoning, and the end of its message
+    final: str  # the whole header of text for the user
+    known_by: tuple[str, ...]  # strings by which a template of this format is recognised
     message: str = ""
     call: re.Pattern[str] | None = None
     preamble: str = ""  # header of text for the user before a call

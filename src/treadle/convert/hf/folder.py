@@ -125,10 +125,14 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
     config = read_json(folder / CONFIG)
     place = given if given != folder else _weights_of(folder)
     # Other models are refused by their config before any weights are opened.
-    weights = open_safetensors(place) if _needs_names(config, drafter) else None
+    takes_dspark = drafter and has_dspark(config)
+    has_text_apart = str(config.get("model_type")) in TEXT_APART
+    weights = open_safetensors(place) if takes_dspark or has_text_apart else None
     try:
-        if weights is not None:
-            config = _part_of(config, folder, weights)
+        if weights is not None and takes_dspark:
+            config = _take_dspark(config, weights)
+        elif weights is not None:
+            _check_text(config, folder, weights)
         hyper = read_config(config, folder / CONFIG)
         weights = weights or open_safetensors(place)
         if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
@@ -192,28 +196,17 @@ def _with_mtp(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFold
     return result
 
 
-def _needs_names(config: Mapping[str, Any], drafter: bool) -> bool:
-    """Return whether the names of tensors are needed before the config is read, because
-    ``_part_of`` chooses by them; ``drafter``: as in ``open_hf``.
-    """
-    return (drafter and has_dspark(config)) or str(config.get("model_type")) in TEXT_APART
-
-
-def _part_of(config: dict[str, Any], folder: Path, weights: SafeTensors) -> dict[str, Any]:
+def _take_dspark(config: Mapping[str, Any], weights: SafeTensors) -> dict[str, Any]:
     """Return the config of the DSpark in a DeepSeek V4 folder, and leave only its tensors in
-    ``weights``. For other folders return ``config``; raise UnsupportedError if they have no weights
-    of the text model.
+    ``weights``.
     """
-    if not has_dspark(config):
-        _check_text(config, folder, weights)
-        return config
-    config = {**dspark_config(config, weights.tensors)}
+    taken = dict(dspark_config(config, weights.tensors))
     weights.tensors = {
         at: replace(tensor, name=at)
         for name, tensor in weights.tensors.items()
         if (at := stage_name(name))
     }
-    return config
+    return taken
 
 
 def _check_text(config: Mapping[str, Any], folder: Path, weights: SafeTensors) -> None:

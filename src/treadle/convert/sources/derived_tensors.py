@@ -314,7 +314,9 @@ def transposed(rows: Rows) -> Rows:
 
 
 def times(rows: Rows, factor: Rows | np.float32) -> Rows:
-    """Return elements times a factor, as float32."""
+    """Return ``rows`` times ``factor``, as float32. A ``factor`` that is an array is broadcast to
+    the shape of ``rows``.
+    """
     return np.asarray(rows * factor, np.float32)
 
 

@@ -91,7 +91,9 @@ def check_pages(kv: str, label: str) -> None:
 
 
 def loading(kv: str, label: str) -> str:
-    """Return the WGSL functions that read values of the KV format ``kv`` from the binding ``pool``.
+    """Return the WGSL functions that read values of the KV format ``kv`` from the binding ``pool``:
+    ``load_value(base, e)``, value ``e`` after word ``base`` as f32 and unscaled, and
+    ``load_scale(i)``, the scale in word ``i``; they need constants of ``page_constants``.
     Raises UnsupportedError, with the step's label, for a format without shaders.
     """
     check_pages(kv, label)
@@ -99,7 +101,9 @@ def loading(kv: str, label: str) -> str:
 
 
 def storing(kv: str, label: str) -> str:
-    """Return the WGSL functions that write values of the KV format ``kv`` to the binding ``pool``.
+    """Return the WGSL functions that write values of the KV format ``kv`` to the binding ``pool``:
+    ``narrow(x)``, an f32's bits in that format, and ``store_value(base, e, v)``, which writes such
+    bits as value ``e`` after word ``base``; they need constants of ``page_constants``.
     Raises UnsupportedError, with the step's label, for a format without shaders.
     """
     check_pages(kv, label)

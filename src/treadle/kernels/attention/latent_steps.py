@@ -85,7 +85,7 @@ class PackHeads(Spec):
 class LatentStore(PagedKernel):
     """Rotate the positional dims of queries and keys, and store each token's latent row: the RMS
     norm of its first dims (times ``norm``), then the key's rotated dims. Style ``none``: no
-    rotation. Unless ``normed`` the first dims are stored as they are, without a norm.
+    rotation. Unless ``norms`` the first dims are stored as they are, without a norm.
 
     ``q`` has heads of ``head_dim_q``; the last ``rope_dims`` of each are rotated, scaled, and
     written as the last dims of the head in ``out``, of ``head_dim``. ``kv`` is ``[N, head_dim]``,
@@ -111,11 +111,11 @@ class LatentStore(PagedKernel):
     pool: int = 0  # number of the page pool
     table: int = 0  # number of the rope table
     n_head_kv: int = 1
-    normed: bool = True
+    norms: bool = True
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"norm"} if self.normed else set())
+        return self.args.required | ({"norm"} if self.norms else set())
 
     def scratch(self, lanes: int) -> int:
         return 4 * (self.head_dim + 64)
@@ -139,7 +139,7 @@ class LatentStore(PagedKernel):
                 self._rotate_pairs(k, half, x, to, table, lambda v, i=0: v * self.scale)
                 self._rotate(k, to)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
-            if self.normed:
+            if self.norms:
                 gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
 
                 def normed(v: Val, w: Val, gain: Val = gain) -> Val:
@@ -210,7 +210,7 @@ class LatentStore(PagedKernel):
                 to[:] = rotated(turned(q)[:, head] * self.scale)
         kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
         keys = kv.copy()
-        if self.normed:
+        if self.norms:
             square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
             keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
         keys[:, :rank] = rotated(keys[:, :rank])

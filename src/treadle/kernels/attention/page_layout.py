@@ -323,8 +323,8 @@ class PageSide:
         self, k: Builder, home: Val, row: Val, c: int, n: int, half: Val | int = 0
     ) -> Val:
         """Return dim ``row`` of the ``n`` keys from key ``c`` on, f32, without their scales, of a
-        transposed side. With packed formats ``row`` is a row of bytes, and ``half`` the bit
-        position of the dim.
+        transposed side. ``home``: the side's address in its page. With packed formats ``row`` is a
+        row of bytes, and ``half`` the bit position of the dim.
         """
         fmt = self.fmt
         place = home + (row * PAGE + c) * fmt.n_bytes

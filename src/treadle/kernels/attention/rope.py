@@ -28,8 +28,9 @@ class RopeStore(PagedKernel):
     pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
     ``scale`` and updated in place, f32. With ``queries_only`` nothing is stored: the layer uses the
     pages of another layer. With ``norm_last`` the norm is applied after rotation. With ``v_eps``
-    values have an RMS norm without weight. ``v_column`` may be ``k_column``: values are then the
-    unprocessed keys.
+    values have an RMS norm without weight, of that epsilon. ``v_column`` may be ``k_column``:
+    values are then the unprocessed keys. ``table`` and ``q_table`` are numbers of the run's rope
+    tables: that of keys, and that of queries where it is another (-1: it is the same).
     """
 
     op: ClassVar[str] = "rope"
@@ -47,7 +48,7 @@ class RopeStore(PagedKernel):
     scale: float
     eps: float | None = None  # epsilon of the q/k norm; None: no norm
     pool: int = 0  # number of the page pool
-    table: int = 0  # number of the rope table
+    table: int = 0  # rope table of keys
     head_dim_v: int = 0  # dims of a value; 0: head_dim
     queries_only: bool = False
     norm_last: bool = False

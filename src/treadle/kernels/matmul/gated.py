@@ -46,17 +46,22 @@ class Gated(Matmul):
     a multiple of 32.
 
     ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of tokens.
+
+    fence, folded, unit, matrix, ordered: select the gemm of the two products: MatrixGemm with
+        ``matrix``, OrderedGemm with ``ordered``, else a Gemm with the other three fields.
+    to, to_group, to_sub, to_unit: fields ``kind``, ``group``, ``sub`` and ``unit`` of the result's
+        ActivationLayout.
     """
 
     op: ClassVar[str] = "gated"
-    fence: int = 1  # these five fields select the gemm
+    fence: int = 1
     folded: bool = False
     unit: int = DWORD
     matrix: bool = False
     ordered: bool = False
     fn: str = ""
     m: int = 0
-    to: str = ""  # the result's kind, group, sub and unit
+    to: str = ""
     to_group: int = 1
     to_sub: int = BLOCK
     to_unit: int = DWORD

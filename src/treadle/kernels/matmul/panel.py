@@ -94,9 +94,13 @@ def is_staged(fmt: Format) -> bool:
 
 
 def code_offset(codes: Codes, isa: Isa, unit: int = DWORD) -> int:
-    """Return the zero point of a panel's codes: 0 or OFFSET (which the activations' ``comp`` is
-    for) if that is no slower, else the format's own. Units other than dwords take signed or
-    unsigned bytes: 0.
+    """Return the zero point of a panel's codes: a code minus it is the integer weight.
+
+    It is 0 or OFFSET, the zero point for which the activations' ``comp`` is made, if the codes are
+    then within the operands that ``isa.dot4`` multiplies at full speed; else the format's own. The
+    format's own is also taken where dots are added in i16 (``Isa.shorts``), because more of them
+    fit if codes are small. ``unit``: as in ``emit_pack``; with any but DWORD the result is 0, since
+    those products take signed bytes as well as unsigned ones.
     """
     if unit != DWORD:
         return 0

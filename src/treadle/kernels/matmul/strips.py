@@ -218,7 +218,8 @@ class Strip:
 
 class Tokens:
     """Tokens of an item that a strip is multiplied by, ``first`` to before ``stop``, in groups of
-    nr. ``x``: all activations; ``room``: memory for the sums of the values that share a minimum.
+    ``spec.nr``. ``x``: address of all activations (``spec.layout()``); ``room``: address of memory
+    for the sums of the values that share a minimum.
     """
 
     def __init__(

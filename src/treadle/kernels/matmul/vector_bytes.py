@@ -100,8 +100,10 @@ class LanesGemm(ByteStrips):
     def _dots(
         self, k: Builder, rows: Val, tokens: Tokens, at: Val, start: list[Val], n_rows: int
     ) -> list[list[Val]]:
-        """Return the i32 dots ``[row][vector of tokens]`` of the ``at``-th product, added to
-        ``start``. As many as fit an i16 are added up there first, on machines with such dots.
+        """Return the i32 dots ``[row][vector of tokens]`` of ``per_scale`` values of K, from value
+        ``at * per_scale`` on, of ``n_rows`` unpacked rows with ``tokens``. ``rows``: address of the
+        first unpacked row; ``start``: initial sums, one vector for each vector of tokens. As many
+        dots as fit an i16 are added up there first, on machines with such dots.
         """
         isa = k.isa
         codes = self.codes

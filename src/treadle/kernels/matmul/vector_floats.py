@@ -58,7 +58,8 @@ class FloatLanes(StripGemm):
     def _sums(
         self, k: Builder, strip: Strip, tokens: Tokens, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Yield each of a strip's 16 rows with its sums with ``n`` tokens, a few rows at a time
+        """Yield (number, sums) of each of the 16 rows of ``strip``; the sums, f32 ``[n]``, are the
+        products of the row with ``n`` tokens, a lane a token. A few rows at a time are multiplied
         over all of K.
         """
         size = WIDENED if self.widens else AT_ONCE

@@ -201,8 +201,9 @@ class LadderSearchKernel(SearchKernel):
         return near_f16(k, d * c.load("up")) * c.load("down")
 
     def start_at(self, k: Builder, c: ScratchColumns, d: Val) -> None:
-        """Store ``d`` in ``try_d``, and for each sub-block the rung nearest to its own best scale
-        in ``try_sc``.
+        """Store ``d`` (in each lane the scale of a super-block) in ``try_d``; and in ``try_sc``,
+        for each sub-block, the number of the rung that is nearest to the sub-block's own best scale
+        (``fit_sc``) divided by ``d``.
         """
         c.store("try_d", d)
         unit = reciprocal(k, d)

@@ -139,8 +139,10 @@ class OffsetSearchKernel(SearchKernel):
     ) -> None:
         """Try the AT_ONCE grid points (factor, shift) at address ``row`` for sub-block ``sub``:
         round the weights to codes, fit the line through them by least squares, and keep it in
-        ``best`` if it explains more of the sum of squares. ``known``: 1 / range, the sum of
-        importances, the sum of y, and a mask of the lanes whose offset is free.
+        ``best`` ("gain", "slope", "shift") if its gain, the part of the sum of squares that it
+        explains, is larger. ``known``: 1 / range, the sum of importances, the sum of y (the weights
+        minus the smallest one, as ``from_zero`` stores them), and a mask of the lanes whose offset
+        is free; in other lanes the sums are 1 and 0.
         """
         unit, w, sum_y, free = known
         spots = [

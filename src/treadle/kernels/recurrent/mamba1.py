@@ -52,7 +52,7 @@ class Selective(Spec):
 
     @property
     def items(self) -> int:
-        """Number of items of a sequence."""
+        """Number of work items of a sequence: one for each ``tile`` of its ``k`` channels."""
         return -(-self.k // self.tile)
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:

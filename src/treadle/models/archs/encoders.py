@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from treadle.models.arch import (
     ALIBI,
-    BEHIND,
     BUCKETS,
     DISTANCES,
     EMBD_NORM,
@@ -17,6 +16,7 @@ from treadle.models.arch import (
     LAYER_SCALE,
     LOCAL_BASE,
     N_OWN,
+    NORMS_AFTER_SUMS,
     OUTPUT_NORM,
     PATTERN,
     PER_LAYER,
@@ -38,7 +38,7 @@ ENCODERS = (
         activation="gelu_erf",
         gated=False,
         norm="layer",
-        needs=POSITIONS | EMBD_NORM_BIAS | TYPES | BEHIND,
+        needs=POSITIONS | EMBD_NORM_BIAS | TYPES | NORMS_AFTER_SUMS,
         lacks=PRE_NORM | OUTPUT_NORM,
     ),
     Arch(
@@ -47,7 +47,7 @@ ENCODERS = (
         rope="none",
         activation="gelu_erf",
         norm="layer",
-        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        needs=EMBD_NORM_BIAS | TYPES | NORMS_AFTER_SUMS,
         lacks=PRE_NORM | OUTPUT_NORM,
         keys=((ALIBI, 8.0),),
     ),
@@ -57,7 +57,7 @@ ENCODERS = (
         activation="gelu_erf",
         gated=False,
         norm="layer",
-        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        needs=EMBD_NORM_BIAS | TYPES | NORMS_AFTER_SUMS,
         lacks=PRE_NORM | OUTPUT_NORM,
     ),
     Arch(
@@ -71,14 +71,14 @@ ENCODERS = (
         graph="encoder",
         activation="gelu_erf",
         norm="layer",
-        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        needs=EMBD_NORM_BIAS | TYPES | NORMS_AFTER_SUMS,
         lacks=PRE_NORM | OUTPUT_NORM,
     ),
     Arch(
         "nomic-bert",
         graph="encoder",
         norm="layer",
-        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        needs=EMBD_NORM_BIAS | TYPES | NORMS_AFTER_SUMS,
         lacks=PRE_NORM | OUTPUT_NORM,
     ),
     Arch(
@@ -87,7 +87,7 @@ ENCODERS = (
         activation="gelu_erf",
         gated=False,
         norm="layer",
-        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        needs=EMBD_NORM_BIAS | TYPES | NORMS_AFTER_SUMS,
         lacks=PRE_NORM | OUTPUT_NORM,
     ),
     Arch(
@@ -130,7 +130,7 @@ ENCODERS = (
         activation="gelu_erf",
         gated=False,
         norm="layer",
-        needs=POSITIONS | EMBD_NORM_BIAS | BEHIND | DISTANCES,
+        needs=POSITIONS | EMBD_NORM_BIAS | NORMS_AFTER_SUMS | DISTANCES,
         lacks=PRE_NORM | OUTPUT_NORM,
         keys=((BUCKETS, 32),),
     ),

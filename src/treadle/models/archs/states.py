@@ -150,7 +150,7 @@ STATES = (
         needs=QK_NORM | POST_ATTENTION,
         lacks=FFN_NORM,
         nope="told",
-        mixer="attention_behind",
+        mixer="attention_post_norm",
         state="delta_signed",
     ),
     Arch(

@@ -14,7 +14,7 @@ which make each of them depend on the one before.
                                                  DFlash 2: of each place's largest logits
 
 The sublayers of DFlash 2's layers have a short convolution within the block before them and one
-behind (``mixers/block_convolved.py``).
+after them (``mixers/block_convolved.py``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ MASK = "tokenizer.ggml.mask_token_id"
 USUAL_BLOCK = 16
 BLOCK_MAX = 128  # logits rows of a run
 RANK_MAX = 1 << 16
-CHOOSING = "choosing"  # the output with logits and what a selector makes of each row's states
+# The output with logits, and with the vector that a selector reads of each row.
+SELECTOR_VECTORS = "selector_vectors"
 SELECTOR_TOP = "selector_top_k"
 SELECTOR_RANK = "selector_rank"
 CONV_TAPS = "conv_kernel_size"
@@ -74,16 +75,16 @@ def logits(g: Ops, x: Rows) -> None:
     decoder.logits(g, decoder.build(g))
 
 
-def choosing(g: Ops, x: Rows) -> None:
-    """Declare the outputs "logits", of a block's rows, and CHOOSING: the products of their normed
-    states with the selector's matrix, f32 ``[N, n_selector]``. ``x`` is not used.
+def selector_vectors(g: Ops, x: Rows) -> None:
+    """Declare the outputs "logits", of a block's rows, and SELECTOR_VECTORS: the products of their
+    normed states with the selector's matrix, f32 ``[N, n_selector]``. ``x`` is not used.
     """
     x = g.outputs(decoder.build(g))
     h = decoder.normed(g, x, g.config.logit_scale)
     g.result("logits", g.linear("output", h, "output"))
     if g.config.logit_scale != 1.0:
         h = g.norm(f"{SELECTOR}.norm", x, "output_norm")
-    g.result(CHOOSING, g.linear(SELECTOR, h, SELECTOR))
+    g.result(SELECTOR_VECTORS, g.linear(SELECTOR, h, SELECTOR))
 
 
 def keys(g: Ops, x: Rows) -> None:
@@ -141,7 +142,13 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
     layers = tuple(map(made, config.layers))
     drafter = with_traits(keys, replace(config, layers=layers), found)
-    return _with_selector(keys, drafter, config)
+    assert drafter.draft is not None
+    traits = _with_selector(keys, drafter.draft)
+    if not traits.n_candidates:
+        return drafter
+    # A selector's scores are added to the logits, which therefore keep their scale and softcap.
+    scale, softcap = config.logit_scale, config.logit_softcap
+    return replace(drafter, draft=traits, logit_scale=scale, logit_softcap=softcap)
 
 
 def _block_taps(keys: ArchMetadata, n_embd: int) -> BlockTaps | None:
@@ -190,26 +197,20 @@ def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> 
     )
 
 
-def _with_selector(keys: ArchMetadata, config: Config, read: Config) -> Config:
-    """Return the drafter's ``config`` with the sizes of its selector; unchanged if the file has
-    none. Logits get back the scale and softcap of ``read``, the config as first read, since the
-    selector's scores are added to them. Raises FileError for a missing tensor, UnsupportedError for
-    a Markov head beside the selector.
+def _with_selector(keys: ArchMetadata, traits: DraftTraits) -> DraftTraits:
+    """Return ``traits`` with the sizes of the drafter's selector; unchanged if the file has none.
+    Raises FileError for a missing tensor, UnsupportedError for a Markov head beside the selector.
     """
     n_candidates = keys.integer(SELECTOR_TOP, 0, lo=0, hi=N_TOP)
     if not n_candidates:
-        return config
-    assert config.draft is not None
-    if config.draft.n_markov:
+        return traits
+    if traits.n_markov:
         keys.refuse(SELECTOR_TOP, "a selector beside a Markov head is not supported")
     for name in (PREDECESSOR, SUCCESSOR, f"{SELECTOR}.weight"):
         if name not in keys.gguf.tensors:
             raise FileError("the tensor is missing", path=keys.gguf.path, where=name)
     rank = keys.integer(SELECTOR_RANK, lo=1, hi=RANK_MAX)
-    traits = replace(config.draft, n_selector=rank, n_candidates=n_candidates)
-    return replace(
-        config, draft=traits, logit_scale=read.logit_scale, logit_softcap=read.logit_softcap
-    )
+    return replace(traits, n_selector=rank, n_candidates=n_candidates)
 
 
 def _mask(keys: ArchMetadata, n_vocab: int) -> int:
@@ -248,7 +249,7 @@ def block_sizes(config: Config) -> Sizes:
 DFLASH = replace(
     DECODER,
     build=build_nothing,
-    outputs={"logits": logits, KEYS: keys, MARKOV: markov, CHOOSING: choosing},
+    outputs={"logits": logits, KEYS: keys, MARKOV: markov, SELECTOR_VECTORS: selector_vectors},
     rows=BLOCK_ROWS,
     sizes=block_sizes,
     sublayers=halves_of,

@@ -24,7 +24,7 @@ activation.
     llama4_experts.py  the score scales an expert's input (Llama 4)
     by_token.py        a table chooses the experts by token (DeepSeek V4)
     grove.py           small experts that neighbours share (GroveMoE)
-    norm_gated.py      gates after norms (A.X K2, GigaChat 3.5)
+    norm_gated.py      gates of norms (A.X K2, GigaChat 3.5)
     parallel.py        experts in parallel to a dense FFN (Gemma 4)
 """
 
@@ -41,11 +41,11 @@ ROUTED_EXPERTS = "experts_routed"  # in a space of smaller width, with gates
 WEIGHED_EXPERTS = "experts_weighed"  # one expert per token, whose input is scaled by its score
 CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
-BEHIND = "gated_behind"  # a norm after it, and none before
+POST_NORM = "gated_post_norm"  # a norm after it, and none before
 TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
-NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate after their input norm
-NORMS_GATED = "gated_norms_gated"  # gates behind the norms before and after it
-NORMS_GATED_EXPERTS = "experts_norms_gated"  # gates behind the norms before and after them
+INPUT_NORM_GATED_EXPERTS = "experts_input_norm_gated"  # a gate of their input norm
+BOTH_NORMS_GATED = "gated_both_norms_gated"  # of its input norm and of its post norm
+BOTH_NORMS_GATED_EXPERTS = "experts_both_norms_gated"  # the same
 CONVOLVED = "gated_convolved"  # then a short convolution
 CONVOLVED_EXPERTS = "experts_convolved"  # with scored shared experts, then a convolution
 BLOCK_CONVOLVED = "gated_block_convolved"  # between convolutions within a drafted block
@@ -70,10 +70,10 @@ FFNS = LazyConstants[Sublayer](
         "experts_gate_up_beside": "parallel.EXPERTS_FUSED_BESIDE",
         "gated_sparse": "sparse.GATED_SPARSE",
         "channel_mix": "channel_mix.CHANNEL_MIX",
-        BEHIND: "post_norm.GATED_BEHIND",
-        NORM_GATED_EXPERTS: "norm_gated.EXPERTS_NORM_GATED",
-        NORMS_GATED: "norm_gated.GATED_NORMS_GATED",
-        NORMS_GATED_EXPERTS: "norm_gated.EXPERTS_NORMS_GATED",
+        POST_NORM: "post_norm.GATED_POST_NORM",
+        INPUT_NORM_GATED_EXPERTS: "norm_gated.EXPERTS_INPUT_NORM_GATED",
+        BOTH_NORMS_GATED: "norm_gated.GATED_BOTH_NORMS_GATED",
+        BOTH_NORMS_GATED_EXPERTS: "norm_gated.EXPERTS_BOTH_NORMS_GATED",
         BLOCK_CONVOLVED: "block_convolved.GATED_BLOCK_CONVOLVED",
         CONVOLVED: "convolved.GATED_CONVOLVED",
         CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",

@@ -27,7 +27,7 @@ CHANNEL_MIX = Sublayer(
     label="ffn",
     before="attn_norm_2",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         TensorRow("attn_norm_2.weight", ("n_embd",)),

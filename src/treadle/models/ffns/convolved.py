@@ -60,7 +60,7 @@ GATED_CONVOLVED = replace(
     GATED,
     build=build,
     after="",
-    behind="",
+    after_sum="",
     rows=(
         TensorRow("ffn_norm.weight", ("n_embd",)),
         TensorRow("ffn_gate.weight", ("n_ff", "n_embd")),
@@ -74,7 +74,7 @@ EXPERTS_CONVOLVED = replace(
     EXPERTS,
     build=build_experts,
     after="",
-    behind="",
+    after_sum="",
     rows=(
         TensorRow("ffn_norm.weight", ("n_embd",)),
         TensorRow("ffn_gate_inp.weight", ("n_scores", "n_embd")),

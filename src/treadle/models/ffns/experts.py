@@ -103,7 +103,7 @@ SHARED = (
     *with_bias("ffn_down_shexp", "n_embd", "n_ff_shexp", optional=True),
     *NORMS_AFTER,
 )
-_BEHIND = (
+_DOWN_AND_SHARED = (
     *expert_rows("ffn_down_exps", "n_embd", "n_ff_exp"),
     TensorRow(f"ffn_{SUM_BIAS}.weight", ("n_embd",), optional=True),  # of the weighted sum
     TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # factor of experts' weights
@@ -116,17 +116,17 @@ EXPERTS = replace(
         *BEFORE,
         *expert_rows("ffn_gate_exps", "n_ff_exp", "n_embd"),
         *expert_rows("ffn_up_exps", "n_ff_exp", "n_embd"),
-        *_BEHIND,
+        *_DOWN_AND_SHARED,
     ),
     sizes=_sizes,
     unread=frozenset({"exp_probs_b_vl.bias"}),  # of the router, for the tokens of pictures
 )
 EXPERTS_FUSED = replace(
     EXPERTS,
-    rows=(*BEFORE, *expert_rows("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_BEHIND),
+    rows=(*BEFORE, *expert_rows("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_DOWN_AND_SHARED),
 )
 EXPERTS_PLAIN = replace(
-    EXPERTS, rows=(*BEFORE, *expert_rows("ffn_up_exps", "n_ff_exp", "n_embd"), *_BEHIND)
+    EXPERTS, rows=(*BEFORE, *expert_rows("ffn_up_exps", "n_ff_exp", "n_embd"), *_DOWN_AND_SHARED)
 )
 EXPERTS_LATENT = replace(
     EXPERTS,

@@ -48,7 +48,7 @@ GATED = Sublayer(
     label="ffn",
     before="ffn_norm",
     after="post_ffw_norm",
-    behind="layer_output_norm",
+    after_sum="layer_output_norm",
     build=build,
     rows=(
         *NORMS_BEFORE,

@@ -54,7 +54,7 @@ OWN = Sublayer(
     label="own",
     before="",
     after="post_norm",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         TensorRow("inp_gate.weight", ("n_own", "n_embd")),

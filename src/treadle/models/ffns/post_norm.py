@@ -9,4 +9,4 @@ from treadle.models.structure import TensorRow
 
 _NORM = TensorRow("post_ffw_norm.weight", ("n_embd",))
 _OTHERS = (row for row in GATED.rows if row not in NORMS_BEFORE and row.name != _NORM.name)
-GATED_BEHIND = replace(GATED, before="", rows=(*_OTHERS, _NORM))
+GATED_POST_NORM = replace(GATED, before="", rows=(*_OTHERS, _NORM))

@@ -73,7 +73,7 @@ ALTUP = Sublayer(
     label="altup",
     before="altup_router_norm",
     after="",
-    behind="",
+    after_sum="",
     build=predicted,
     rows=(
         TensorRow("altup_router.weight", ("n_streams", "n_embd")),
@@ -88,7 +88,7 @@ LAUREL = Sublayer(
     label="laurel",
     before="",
     after="laurel_post_norm",
-    behind="",
+    after_sum="",
     build=low_rank,
     rows=(
         TensorRow("laurel_l.weight", ("n_laurel", "n_embd")),

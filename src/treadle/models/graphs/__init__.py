@@ -19,7 +19,7 @@
     smallthinker.py SmallThinker: the router reads a layer's input
     gemma3n.py      Gemma 3n: AltUp, LAuReL, per-layer embeddings
     gemma4.py       Gemma 4: two head widths, per-layer embeddings
-    gigachat.py     GigaChat 3.5: latent attention and a delta net, gates behind norms
+    gigachat.py     GigaChat 3.5: latent attention and a delta net, gates of norms
     grok.py         Grok: experts, perhaps in parallel to a dense FFN
     grove.py        GroveMoE: small experts that neighbours share
     one_half.py     Nemotron-H: one sublayer per layer

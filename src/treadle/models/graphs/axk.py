@@ -1,4 +1,4 @@
-"""A.X K2 (SK Telecom): DeepSeek V3.2's layers, with gates after norms and a gate of attention.
+"""A.X K2 (SK Telecom): DeepSeek V3.2's layers, with gates of norms and a gate of attention.
 
 llama.cpp has no such architecture. The keys are those of DeepSeek V3.2, and the rank of the gates.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
-from treadle.models.ffns import NORM_GATED_EXPERTS
+from treadle.models.ffns import INPUT_NORM_GATED_EXPERTS
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 
@@ -22,12 +22,12 @@ NORM_RANK = "gated_norm_rank"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the rank of the gates after norms (``Layer.n_norm_rank``)."""
+    """Return a decoder's config, with the rank of the gates of norms (``Layer.n_norm_rank``)."""
     config = reading.read(keys, arch)
     rank = keys.integer(NORM_RANK, lo=1, hi=SIZE_MAX)
 
     def layer(at: Layer) -> Layer:
-        ffn = NORM_GATED_EXPERTS if at.experts is not None else at.ffn
+        ffn = INPUT_NORM_GATED_EXPERTS if at.experts is not None else at.ffn
         return replace(at, mixer="latent_ranked_indexed", ffn=ffn, n_norm_rank=rank)
 
     return replace(config, layers=tuple(map(layer, config.layers)))

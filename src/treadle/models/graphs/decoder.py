@@ -82,10 +82,10 @@ def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
     weight = "output_norm" if g.has("output_norm.weight") else ""
     if not (weight or g.config.has_bare_norms):  # with norms after the sums, x is normed already
         return x
-    # The norm's gate is made of its result without ``scale``.
+    # A gate is made of the norm's result without ``scale``, which is then a factor of the gate.
     of_norm = 1.0 if g.has(f"output_norm{GATE_UP}.weight") else scale
     h = g.norm("output_norm", x, weight, centred=g.config.centred, scale=of_norm)
-    return gated_norm(g, "output_norm", h, weight, scale)
+    return gated_norm(g, "output_norm", h, weight, gate_scale=scale)
 
 
 def logits(g: Ops, x: Rows) -> None:

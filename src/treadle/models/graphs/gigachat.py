@@ -1,5 +1,5 @@
 """GigaChat 3.5 (Sber, 2026): latent attention in some layers, a gated delta net in the others, and
-gates behind all norms.
+gates of all norms.
 
 ::
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.ffns import NORMS_GATED, NORMS_GATED_EXPERTS
+from treadle.models.ffns import BOTH_NORMS_GATED, BOTH_NORMS_GATED_EXPERTS
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.kinds import LATENT
@@ -31,18 +31,19 @@ GAIN = 2.0
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Return a decoder's config, with the rank of the gates behind norms, which is the number of
+    """Return a decoder's config, with the rank of the gates of norms, which is the number of
     rows of the gates' first matrices.
     """
     config = reading.read(keys, arch)
     rank = keys.n_rows("output_norm_gate_up.weight")
 
     def layer(at: Layer) -> Layer:
-        ffn = NORMS_GATED_EXPERTS if at.experts is not None else NORMS_GATED
+        ffn = BOTH_NORMS_GATED_EXPERTS if at.experts is not None else BOTH_NORMS_GATED
         mixer = "latent_norm_gated" if at.mixer.startswith(LATENT) else at.mixer
         return replace(at, mixer=mixer, ffn=ffn, n_norm_rank=rank)
 
-    return replace(config, layers=tuple(map(layer, config.layers)), norm_gain=GAIN)
+    layers = tuple(map(layer, config.layers))
+    return replace(config, layers=layers, norm_gate_gain=GAIN, norm_gate_up_first=True)
 
 
 GIGACHAT35 = replace(

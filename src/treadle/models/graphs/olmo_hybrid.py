@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.ffns import BEHIND
+from treadle.models.ffns import POST_NORM
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.kinds import ATTENTION_STEM
@@ -29,7 +29,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
     def own(layer: Layer) -> Layer:
         state = replace(state_of(layer), norm_eps=_EPS, beta_most=most)
-        return replace(layer, state=state, ffn=BEHIND if layer.n_head_kv else layer.ffn)
+        return replace(layer, state=state, ffn=POST_NORM if layer.n_head_kv else layer.ffn)
 
     return replace(config, layers=tuple(map(own, config.layers)), ffn_norm=ATTENTION_STEM)
 

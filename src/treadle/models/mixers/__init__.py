@@ -22,7 +22,7 @@ for products with the layer's matrices of these names.
     latent.py        multi-head latent attention (DeepSeek V2)
     gated_latent.py  with gates (Kimi K3), and sinks (Hunyuan 4)
     indexed.py       over keys that a lightning indexer chooses (DeepSeek V3.2)
-    norm_gated.py    with gates behind all norms (GigaChat 3.5), and a delta net like that
+    norm_gated.py    with gates of all norms (GigaChat 3.5), and a delta net like that
     rank_gated.py    with gates made of the query rank (A.X K2)
     pooled.py        over units of keys that an indexer chooses (GLM-5.3-Flash)
     compressed.py    over rows of tokens, and rows of units of tokens (DeepSeek V4)
@@ -39,7 +39,6 @@ from __future__ import annotations
 
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
 from treadle.models.mixers.names import (
-    BEHIND,
     BLOCK_CONVOLVED,
     BLOCKS,
     FUSED,
@@ -49,6 +48,7 @@ from treadle.models.mixers.names import (
     INDEXED,
     OWN_DISTANCES,
     POOLED,
+    POST_NORM,
     RELATIVE,
     ROWS,
     ROWS_AND_CHOSEN_UNITS,
@@ -112,7 +112,7 @@ MIXERS = LazyConstants[Sublayer](
         "kda_whole": "kda.KDA_WHOLE",
         "wkv": "wkv.WKV",
         "wkv_first": "wkv.WKV_FIRST",
-        BEHIND: "post_norm.ATTENTION_BEHIND",
+        POST_NORM: "post_norm.ATTENTION_POST_NORM",
         "delta_signed": "delta_signed.DELTA_SIGNED",
         "delta_sigmoid": "norm_gated.DELTA_SIGMOID",
         "latent_norm_gated": "norm_gated.LATENT_NORM_GATED",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
     from treadle.models.structure import Sizes, Sublayer
 
-SIDES = 2  # a convolution before the sublayer, and one behind it
+SIDES = 2  # a convolution before the sublayer, and one after it
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:

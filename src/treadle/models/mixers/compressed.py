@@ -97,7 +97,7 @@ ROWS = Sublayer(
     label="attn",
     before="attn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias("attn_norm", "n_embd"),

@@ -56,7 +56,7 @@ CROSS = Sublayer(
     label="cross",
     before=f"{STEM}_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias(f"{STEM}_norm", "n_embd"),

@@ -74,7 +74,7 @@ DELTA = Sublayer(
     label="delta",
     before="attn_norm",
     after="post_attention_norm",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *_BEFORE,

@@ -44,7 +44,7 @@ DELTA_SIGNED = Sublayer(
     label="delta",
     before="attn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias("attn_norm", "n_embd"),

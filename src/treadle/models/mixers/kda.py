@@ -68,7 +68,7 @@ KDA = Sublayer(
     label="kda",
     before="attn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias("attn_norm", "n_embd"),

@@ -50,8 +50,8 @@ def build(
     names = [f"{blk}_{first}", f"{blk}_kv_a_mqa"]
     has_gate = g.has(f"{blk}_gate.weight")
     own = [f"{blk}_gate"] if has_gate and not ranked else []
-    normed = g.has(f"{blk}_kv_a_norm{GATE_UP}.weight")
-    if normed:  # in a buffer of its own
+    has_row_gate = g.has(f"{blk}_kv_a_norm{GATE_UP}.weight")
+    if has_row_gate:  # the row is normed here, in a buffer of its own
         q, *gate = g.linears(f"{at}.{first}_gate", h, [names[0], *own])
         kv = _normed_row(g, i, g.linear(f"{at}.kv_a", h, names[1]))
     else:
@@ -73,8 +73,7 @@ def build(
     of: dict[str, Any] = {"whole": f"{blk}_{whole}"} if whole else {}
     if g.has(f"{blk}_sinks.weight"):
         of["sinks"] = f"{blk}_sinks"
-    if normed:
-        of["normed"] = True
+    of["normed"] = has_row_gate
     y = g.call("latent", at, q, kv, *seen, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     if has_gate:
@@ -151,7 +150,7 @@ LATENT = Sublayer(
     label="attn",
     before="attn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(*_BEFORE, *_QUERIES, *_ROW, *_MAPS, *_OUTPUT),
     sizes=_sizes,

@@ -66,7 +66,7 @@ MAMBA1 = Sublayer(
     label="ssm",
     before="attn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias("attn_norm", "n_embd"),

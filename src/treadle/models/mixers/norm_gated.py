@@ -1,4 +1,4 @@
-"""Mixers with gates behind all norms, by a rank (GigaChat 3.5, 2026): latent attention whose result
+"""Mixers with gates of all norms, by a rank (GigaChat 3.5, 2026): latent attention whose result
 has a gate for each value, and a gated delta net.
 """
 

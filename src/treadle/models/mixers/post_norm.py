@@ -21,7 +21,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     return g.norm(f"L{i}.attn.post_norm", y, f"blk.{i}.post_attention_norm")
 
 
-ATTENTION_BEHIND = replace(
+ATTENTION_POST_NORM = replace(
     ATTENTION,
     before="",
     after="",

@@ -88,8 +88,8 @@ RELATIVE = replace(
     ATTENTION,
     build=build,
     after="",
-    behind="",
-    again="",
+    after_sum="",
+    after_second_sum="",
     rows=(
         TensorRow("attn_norm.weight", ("n_embd",)),
         TensorRow("attn_q.weight", ("n_q", "n_embd")),

@@ -35,7 +35,7 @@ SHORTCONV = Sublayer(
     label="shortconv",
     before="attn_norm",
     after="post_attention_norm",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias("attn_norm", "n_embd"),

@@ -81,7 +81,7 @@ WKV_FIRST = Sublayer(
     label="wkv",
     before="attn_norm",
     after="",
-    behind="",
+    after_sum="",
     build=build,
     rows=(
         *with_bias("attn_norm", "n_embd"),

@@ -103,7 +103,7 @@ def latent(
             sizes.norm_eps,
             pool.index,
             at.rope or 0,
-            normed=not normed,
+            norms=not normed,
         ),
         Grid(1, "n_tokens"),
         q=rows,

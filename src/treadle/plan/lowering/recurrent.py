@@ -405,11 +405,11 @@ def state_of(ops: PlanOps, layer: int) -> Recurrence:
 def part_convolution(
     ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
-    """Return the silu of a short convolution of ``x``, in place, for a layer that has several of
-    these.
+    """Emit a short convolution of ``x`` and its silu, in place, for a layer that has several short
+    convolutions; return the result. ``weight``: name of the tensor of taps, without ``.weight``.
 
-    The inputs that they keep lie one after another in the layer's state; ``before``: number of
-    columns of the layer's earlier convolutions.
+    The inputs that the convolutions keep lie one after another in the layer's state; ``before``:
+    number of columns of the layer's earlier convolutions.
     """
     spec = Convolution(x.width, state_of(ops, layer).n_conv)
     off = 4 * (spec.taps - 1) * before

@@ -124,10 +124,10 @@ class ModelSlot:
     model: ServedModel
     engine: LoadedEngine | None = None
     load: ModelLoad | None = None
-    stop: asyncio.Task[None] | None = None  # ends the engine
-    reserved: int = 0  # bytes of memory for the engine
+    stop: asyncio.Task[None] | None = None  # ends the engine; None while it is not being ended
+    reserved: int = 0  # bytes of memory reserved for the engine, also while it loads
     sleeping: bool = False  # unloaded because it was idle
-    error: str = ""  # of its last load, or its crash
+    error: str = ""  # of its last load, or its crash; "" for none
     exit_code: int | None = None  # of its last engine that failed; negative: a signal
     n_loads: int = 0
     n_crashes: int = 0

@@ -1,5 +1,5 @@
 """Family row of GigaChat 3.5 (``models/graphs/gigachat.py``): DeepSeek V3's latent attention and
-experts, Qwen3-Next's gated delta net, and gates behind all norms.
+experts, Qwen3-Next's gated delta net, and gates of all norms.
 """
 
 from __future__ import annotations

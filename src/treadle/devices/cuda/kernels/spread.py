@@ -126,7 +126,10 @@ class SimtSelective(Selective):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Return a step whose CPU kernel is spread over blocks of threads: its entry in ``SPREAD``."""
+    """Return ``step`` with the GPU kernel that SPREAD has for its CPU kernel, which must have an
+    entry there (KeyError); never None. ``plan`` and ``isa`` are not used: all functions that
+    replace steps have them.
+    """
     return replace(step, spec=convert_spec(SPREAD[step.spec.op], step.spec))
 
 
