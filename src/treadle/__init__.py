@@ -32,7 +32,11 @@
 
 from __future__ import annotations
 
+from time import time_ns as _time_ns
+
 from treadle.version import __version__ as __version__
+
+IMPORTED_NS = _time_ns()  # before any other module of the package is imported
 
 # The packages (``help(treadle)`` prints the docstring, so this map is a comment):
 #
@@ -188,6 +192,18 @@ _MODULES = {
     "cluster": "treadle.distributed.cluster",
     "openai": "treadle.openai",
 }
+_OPENS = ": treadle.load(path) opens a model"
+_OF_OTHERS = {  # of llama-cpp-python, vLLM and transformers
+    "Llama": _OPENS,
+    "LLM": _OPENS,
+    "AutoModel": _OPENS,
+    "AutoModelForCausalLM": _OPENS,
+    "pipeline": _OPENS,
+    "AutoTokenizer": ": a loaded model has tokenize() and detokenize()",
+    "SamplingParams": ": use treadle.Sampling, or settings of generate()",
+    "GenerationConfig": ": use treadle.Sampling, or settings of generate()",
+    "WhisperModel": ": treadle.load_speech(path) opens a speech model",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -200,7 +216,14 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("treadle.errors"), name)
     if name in _MODULES:
         return import_module(_MODULES[name])
-    raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+    import sys
+
+    # With ``obj``, Python's traceback suggests the most similar name of ``__dir__``.
+    raise AttributeError(
+        f"module 'treadle' has no attribute {name!r}{_OF_OTHERS.get(name, '')}",
+        name=name,
+        obj=sys.modules[__name__],
+    )
 
 
 def __dir__() -> list[str]:

@@ -32,6 +32,7 @@ from typing import Any
 MAX_SHOWN = 2000  # characters of an error's text
 # Replacements of system messages that do not help or suggest no fix.
 WHY = {
+    errno.EISDIR: "is a folder: expected a file",
     errno.ELOOP: "a loop of symbolic links",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",

@@ -394,6 +394,9 @@ def test_settings_by_name(tiny: WriteTiny) -> None:
         for name, hint in (
             ("temprature", "; did you mean 'temperature'\\?"),
             ("max_token", "; did you mean 'max_tokens'\\?"),
+            ("n_predict", "; did you mean 'max_tokens'\\?"),
+            ("n_ctx", "; 'context' is a setting of load"),
+            ("stream", "; leave it out: the result is an iterator"),
             ("zzz", "$"),
         ):
             with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{hint}"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.chat.tools import ToolCall
-from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
+from treadle.cli.conversation import ALONE, COMMANDS, AnswerCost, Conversation, Outcome
 from treadle.cli.settings import AnswerSettings
 from treadle.cli.transcript import read_record
 from treadle.errors import FileError, SamplingError
@@ -56,6 +56,14 @@ def test_a_misspelt_command(talk: Conversation, line: str, hint: str) -> None:
     assert hint in outcome.note
     assert not outcome.ask
     assert len(talk.messages) == 2
+
+
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_words_behind_a_command_that_takes_none(talk: Conversation, name: str) -> None:
+    before = list(talk.messages)
+    outcome = talk.enter(f"/{name} 3 x")
+    assert outcome == Outcome(f"/{name} takes nothing behind it, found '3 x'", failed=True)
+    assert talk.messages == before
 
 
 def test_system(talk: Conversation) -> None:

@@ -34,11 +34,16 @@ def test_variables_of_flags_and_of_several_values(
 @pytest.mark.parametrize(
     ("words", "variable", "value", "said"),
     [
-        ("serve", "TREADLE_SERVE_PORT", "x", "the variable TREADLE_SERVE_PORT: 'x' is not"),
+        (
+            "serve",
+            "TREADLE_SERVE_PORT",
+            "x",
+            "the variable TREADLE_SERVE_PORT: 'x': expected a whole",
+        ),
         ("serve", "TREADLE_SERVE_LOG_TEXT", "maybe", "the variable TREADLE_SERVE_LOG_TEXT: "),
         ("run", "TREADLE_RUN_MIN_P", "7", "(variables that are set: TREADLE_RUN_MIN_P)"),
         ("cluster serve", "TREADLE_CLUSTER_SERVE_PORT", "x", "TREADLE_CLUSTER_SERVE_PORT: "),
-        ("serve --port y", "TREADLE_SERVE_PORT", "x", "'--port': 'y' is not"),
+        ("serve --port y", "TREADLE_SERVE_PORT", "x", "'--port': 'y': expected a whole"),
         ("serve --host=", "TREADLE_SERVE_PROT", "1", "did you mean TREADLE_SERVE_PORT?"),
     ],
 )

@@ -67,6 +67,20 @@ def test_a_split_model_by_its_name(folder: Path) -> None:
         load.find_model("big.gguf")
 
 
+def test_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves ~ as it is within quotes, and the library replaces it too."""
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("USERPROFILE", str(folder))
+    assert load.find_model("~/gemma-3-1b.gguf") == folder / "gemma-3-1b.gguf"
+    assert load.is_model("~/gemma-3-1b.gguf")
+
+
+def test_safetensors_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(FileError, match=r"folder of safetensors without config.json: fetch it"):
+        load.find_model(str(tmp_path))
+
+
 def test_the_command_says_so_too(run: Run, folder: Path) -> None:
     ran = run("inspect", "gemma-3-1b.guf")
     assert (ran.code, ran.out) == (1, "")

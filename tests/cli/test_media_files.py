@@ -80,7 +80,6 @@ def test_files_that_are_neither(tmp_path: Path) -> None:
     for name, octets, said in [
         ("a.txt", b"hello", "is neither a picture nor a sound: expected PNG"),
         ("a.svg", b"<svg></svg>", "is SVG: expected PNG"),
-        ("empty.png", b"", "is neither"),
     ]:
         (tmp_path / name).write_bytes(octets)
         with pytest.raises(UnsupportedError, match=said):
@@ -90,6 +89,9 @@ def test_files_that_are_neither(tmp_path: Path) -> None:
             open_media_file(name)
     with pytest.raises(FileError, match="an empty name"):
         open_media_file("")
+    (tmp_path / "empty.png").touch()
+    with pytest.raises(FileError, match=r"an empty file \(expected a picture or a sound\)"):
+        open_media_file(str(tmp_path / "empty.png"))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="how terminals here escape blanks")

@@ -138,8 +138,11 @@ def test_which_word_is_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     Path("a file with blanks.gguf").touch()
     Path("no-suffix").touch()
-    Path("folder").mkdir()
-    for word in ("hf:a/b/c.gguf", "absent.gguf", "a file with blanks.gguf", "no-suffix"):
+    for folder, weights in (("folder", "text"), ("several", "a.gguf"), ("hub", "a.safetensors")):
+        Path(folder).mkdir()
+        Path(folder, weights).touch()
+    models = ("several", "hub", "folder/")
+    for word in ("hf:a/b/c.gguf", "absent.gguf", "a file with blanks.gguf", "no-suffix", *models):
         assert is_model(word)
         assert split_words((word,)) == (word, None)
     for word in ("Once upon a time", "folder", "open the file model.gguf", "def f(n):", ""):
@@ -207,7 +210,7 @@ def test_settings_that_the_vocabulary_lacks_are_wrong_usage(run: Run, data: Path
     assert run("run", stories, "x", "-t", "5000").code == 2
     ran = run("run", stories, "", "--raw")
     assert (ran.code, ran.out) == (1, "")
-    assert "the prompt is empty" in ran.err
+    assert "the prompt is empty: give at least one character as PROMPT or on standard in" in ran.err
 
 
 def test_checkpoints_that_convert_takes_name_it(run: Run, data: Path, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import treadle
 from treadle.errors import CacheError
 from treadle.isa import ROWS
 from treadle.jit import cache
@@ -109,6 +111,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     copy = tmp_path / "treadle"
     shutil.copytree(real, copy, ignore=shutil.ignore_patterns("__pycache__", "data"))
     monkeypatch.setattr(cache, "ROOT", copy)
+    monkeypatch.setattr(cache, "_hashed", {})
+    monkeypatch.setattr(treadle, "IMPORTED_NS", time.time_ns() + (1 << 60))
     cache.source_hash.cache_clear()
     yield copy
     cache.source_hash.cache_clear()

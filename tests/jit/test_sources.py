@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import pkgutil
+import time
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 import treadle
 from treadle.devices.cuda.launch_args import GPU_SOURCES
+from treadle.errors import CacheError
+from treadle.files import stored_entries
 from treadle.jit import cache
 from treadle.jit.cache import SOURCES, hash_of_sources
 from treadle.kernels.spec import Spec
@@ -99,6 +102,8 @@ def test_a_source_in_a_folder_below_counts_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "ROOT", tmp_path)
+    monkeypatch.setattr(cache, "_hashed", {})
+    monkeypatch.setattr(treadle, "IMPORTED_NS", time.time_ns() + (1 << 60))
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     (tmp_path / "a" / "one.py").write_text("1")
@@ -118,6 +123,8 @@ def test_a_hash_is_kept_with_the_states_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "ROOT", tmp_path)
+    monkeypatch.setattr(cache, "_hashed", {})
+    monkeypatch.setattr(treadle, "IMPORTED_NS", time.time_ns() + (1 << 60))
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     source = tmp_path / "a.py"
     source.write_text("1")
@@ -141,3 +148,51 @@ def test_a_hash_is_kept_with_the_states_of_the_files(
         assert hash_of_sources("a") == second
     monkeypatch.setenv("TREADLE_CACHE", str(source))  # no folder
     assert hash_of_sources("a") == second
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only source, of a process that imported it just now; the cache is empty."""
+    found = tmp_path / "a.py"
+    found.write_text("1")
+    monkeypatch.setattr(cache, "ROOT", tmp_path)
+    monkeypatch.setattr(cache, "_hashed", {})
+    monkeypatch.setattr(cache, "source_hash", lambda: hash_of_sources("a"))
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(treadle, "IMPORTED_NS", found.stat().st_ctime_ns)
+    return found
+
+
+def test_nothing_is_stored_once_sources_have_changed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ``pip install -U`` while a server runs: what it makes may come of both."""
+    kept = hash_of_sources("a")
+    monkeypatch.setattr(cache, "source_hash", lambda: kept)  # it is computed once
+    cache.write("first", "isa", b"code")
+    stored_entries.write_entry("first", b"entry")
+    source.write_text("22")
+    with pytest.raises(CacheError, match=r"sources have changed .*: restart it"):
+        cache.write("second", "isa", b"code")
+    stored_entries.write_entry("second", b"entry")
+    assert cache.read("first", "isa") == b"code"
+    assert cache.read("second", "isa") is None
+    assert bytes(stored_entries.read_entry("first") or b"") == b"entry"
+    assert stored_entries.read_entry("second") is None
+    source.unlink()
+    with pytest.raises(CacheError, match=r"sources have changed"):
+        cache.write("second", "isa", b"code")
+
+
+def test_a_late_hash_is_not_that_of_newer_sources(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = hash_of_sources("a")  # of a process that begins after the update
+    cache.write("kernel", "isa", b"new code")
+    monkeypatch.setattr(treadle, "IMPORTED_NS", treadle.IMPORTED_NS - 1)
+    assert hash_of_sources("a") == hash_of_sources("a") != new
+    assert cache.read("kernel", "isa") is None
+    with pytest.raises(CacheError, match=r"sources have changed"):
+        cache.write("kernel", "isa", b"code")
+    os.utime(source, ns=(0, 1 << 62))  # a time to come says nothing
+    assert hash_of_sources("a") == new

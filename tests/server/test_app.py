@@ -52,6 +52,8 @@ def test_what_is_not_built_says_so(path: str, client: TestClient) -> None:
 def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
     assert client.get("/nothing").status_code == 404
     assert "/nothing" in error_of(client.get("/nothing"))["message"]
+    said = error_of(client.post("/v1/chat/completion", json={}))["message"]
+    assert said.endswith("unknown path; did you mean /v1/chat/completions?")
     wrong = client.get("/v1/completions")
     assert wrong.status_code == 405
     assert error_of(wrong)["type"] == "invalid_request_error"

@@ -57,7 +57,7 @@ def test_several_addresses_have_one_port(tmp_path: Path) -> None:
         assert file.stat().st_mode & 0o777 == 0o600
         with pytest.raises(TreadleError, match="another process does"):
             Listeners((f"unix:{file}",), 0)
-        with pytest.raises(TreadleError, match=r"127\.0\.0\.2 port \d+: Address already in use"):
+        with pytest.raises(TreadleError, match=r"127\.0\.0\.2 port \d+: another process does"):
             Listeners(("127.0.0.2",), urlsplit(second).port or 0)
     assert not file.exists()
 
@@ -77,6 +77,9 @@ def test_socket_files_that_are_there(tmp_path: Path) -> None:
         Listeners((str(file),), 0)
     with pytest.raises(TreadleError, match=r"cannot listen at the socket .*: No such file"):
         Listeners((f"unix:{tmp_path}/none/x",), 0)
+    for address in ("http://127.0.0.1", "127.0.0.1:8080"):
+        with pytest.raises(TreadleError, match=r"name or address of this machine alone: its port"):
+            Listeners((address,), 0)
 
 
 # -- TLS ------------------------------------------------------------------------------------------

@@ -226,7 +226,9 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = main(["serve", "--port", str(taken.getsockname()[1])])
     assert code == 1
-    assert "cannot listen on 127.0.0.1 port" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot listen on 127.0.0.1 port" in said
+    assert "another process does: choose another one with --port" in said
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling or a dict of fields")
     whole = given if isinstance(given, Sampling) else None
     named: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-    check_fields(named, "sampling: {} is not a field of treadle.Sampling")
+    check_fields(named, "sampling")
     if seed is not None:
         if named.get("seed", seed) != seed:
             raise TreadleError(f"seed={seed}, but sampling has seed {named['seed']}: set one")

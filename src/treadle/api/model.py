@@ -27,6 +27,7 @@ from treadle.api.options import (
     check_choices,
     check_session,
     choose_context,
+    keywords_elsewhere,
     output_tokenizer,
     read_sizes,
     refuse_drafter,
@@ -35,7 +36,7 @@ from treadle.api.options import (
 )
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
-from treadle.base.validate import flag, iterated, listed, ranged, token_ids
+from treadle.base.validate import flag, iterated, listed, ranged, suggesting, token_ids
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
@@ -81,6 +82,7 @@ Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
 
+@suggesting(keywords_elsewhere)
 def load(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -228,6 +230,14 @@ class Model:
 
     engine_type: ClassVar[type[Engine]] = Engine  # made by ``__init__``, as is the device
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
+
+    def __new__(cls, *_: Any, **given: Any) -> Model:
+        """Return a new object, not yet initialised. Raises TypeError for a call with some of the
+        arguments, as other libraries' classes are called.
+        """
+        if cls is Model and "progress" not in given:
+            raise TypeError("Model() needs all settings: treadle.load(path) opens a model")
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -443,6 +453,7 @@ class Model:
         if self.defaults.reasoning_budget_message and (thought := self._thought):
             check_message(self.defaults.reasoning_budget_message, thought)
 
+    @suggesting(keywords_elsewhere)
     def session(
         self,
         *,
@@ -486,6 +497,7 @@ class Model:
 
     # -- text -----------------------------------------------------------------------------------
 
+    @suggesting(keywords_elsewhere)
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         """Return the token ids of a text. ``bos``: whether it begins with the BOS token, None as
         the file says; ``special``: names of control tokens in the text become those tokens.
@@ -495,6 +507,7 @@ class Model:
         bos = None if bos is None else flag("bos", bos)
         return self.tokenizer.encode(text, bos=bos, special=flag("special", special))
 
+    @suggesting(keywords_elsewhere)
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of token ids. ``special``: write control tokens by their names, else
         leave them out.
@@ -871,6 +884,7 @@ class Model:
             self.make_room(len(ids))
             return self.engine.states(ids)
 
+    @suggesting(keywords_elsewhere)
     def embed(
         self,
         texts: str | Sequence[str | Sequence[int]],
@@ -894,6 +908,7 @@ class Model:
             warnings.warn(embedder.note, stacklevel=2)
         return embedder.embed(texts, truncate=truncate)
 
+    @suggesting(keywords_elsewhere)
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
         """Return a relevance score of each document for ``query``, float32 ``[n_documents]``;
         larger is better. ``truncate``: cut documents that are too long, else ContextFullError is

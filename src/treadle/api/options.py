@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.base.validate import as_integer, flag, integer, listed, positive, ranged
+from treadle.base.validate import (
+    as_integer,
+    check_keywords,
+    flag,
+    integer,
+    listed,
+    positive,
+    ranged,
+)
 from treadle.errors import (
     ContextFullError,
     FileError,
@@ -171,7 +179,7 @@ def choose_context(
                 "lengths, as llama.cpp does; transformers uses them only beyond "
                 f"{rope.n_ctx_orig} tokens. For its results on shorter texts, set "
                 f"context={rope.n_ctx_orig}",
-                stacklevel=4,  # the caller of load
+                stacklevel=5,  # the caller of load, which is wrapped
             )
             break
     return n_ctx
@@ -300,21 +308,37 @@ def build_sampling(
     if not isinstance(sampling, Sampling | None):
         found = type(sampling).__name__
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
-    check_fields(given, "generate() got an unexpected keyword argument {}", known)
+    if not given.keys() <= set(SAMPLING_FIELDS):
+        named = (name for name in given if name not in SAMPLING_FIELDS)
+        check_keywords("generate", [*named], {*SAMPLING_FIELDS, *known}, keywords_elsewhere)
     return replace(sampling or usual, **given)
 
 
-def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) -> None:
-    """Raise TypeError for a name that is no field of ``Sampling``. Its text is ``problem`` with the
-    name in place of {}, and the most similar field or ``known`` name.
+def check_fields(names: Iterable[str], where: str) -> None:
+    """Raise TypeError for a name that is no field of ``Sampling``, with the one to use. ``where``:
+    the argument that has the names, for errors.
     """
     for name in names:
         if name not in SAMPLING_FIELDS:
-            from difflib import get_close_matches  # needed for errors only
+            from treadle.base.foreign_keywords import hint  # needed for errors only
 
-            near = get_close_matches(str(name), [*SAMPLING_FIELDS, *known], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(problem.format(f"{name!r:.40}") + hint)
+            near = hint(str(name), SAMPLING_FIELDS, keywords_elsewhere())
+            raise TypeError(f"{where}: {name!r:.40} is not a field of treadle.Sampling{near}")
+
+
+def keywords_elsewhere() -> dict[str, str]:
+    """Return where each keyword of ``load``, ``generate`` and ``chat`` belongs, in words, for
+    errors of a function that does not take it.
+    """
+    from treadle.base.foreign_keywords import CHAT_SETTINGS, GENERATE_SETTINGS, LOAD_SETTINGS
+
+    both = "a setting of generate() and chat()"
+    return {
+        **dict.fromkeys(CHAT_SETTINGS, "a setting of chat()"),
+        **dict.fromkeys(GENERATE_SETTINGS, both),
+        **dict.fromkeys(SAMPLING_FIELDS, f"{both}; its default: load(sampling={{...}})"),
+        **LOAD_SETTINGS,
+    }
 
 
 def output_tokenizer(model: Model, stop: list[str]) -> Tokenizer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from treadle.api.model_path import find_path
-from treadle.base.validate import listed, positive
+from treadle.base.validate import listed, positive, suggesting
 from treadle.files.splits import shown_name
 from treadle.media.mel import log_mel
 from treadle.media.sound_stream import LONG_SOUNDS, open_sound_stream
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 
+@suggesting()
 def load_speech(
     path: str | os.PathLike[str],
     *,
@@ -77,6 +78,7 @@ class SpeechRecognizer:
         """Codes of the languages that the model knows: ("en",) for a model of English alone."""
         return (*self.model.config.special.languages,) or ("en",)
 
+    @suggesting()
     def transcribe(
         self,
         sound: Any,

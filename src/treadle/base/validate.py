@@ -1,4 +1,4 @@
-"""Checks of single values: integers, numbers, choices, flags, lists.
+"""Checks of single values: integers, numbers, choices, flags, lists; and of keywords' names.
 
 ``as_integer``, ``number_between``, ``whole_between``, ``one_of`` and ``text_list`` return None for
 a value that does not fit: the settings of ``sampling``, the server's body fields and others word
@@ -8,13 +8,17 @@ their own errors. The other functions raise TreadleError with the argument's nam
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import wraps
 from math import inf, nan
-from typing import Any, TypeGuard
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
 from treadle.errors import TreadleError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def as_integer(value: object) -> int | None:
@@ -137,3 +141,49 @@ def token_ids(values: Any) -> list[int]:
     if all(type(id) is int for id in ids):  # fast path: a prompt may have 100,000 ids
         return ids
     return [integer("a token id", id) for id in ids]
+
+
+def check_keywords(
+    function: str,
+    given: Collection[str],
+    known: Collection[str],
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Raise TypeError if ``given`` has a keyword that is not ``known`` to ``function``, with the
+    one to use. ``elsewhere``: returns those of other functions, as ``foreign_keywords.hint`` takes
+    them.
+    """
+    for name in given:
+        if name not in known:
+            from treadle.base.foreign_keywords import hint  # needed for errors only
+
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r:.40}"
+                f"{hint(name, known, elsewhere())}"
+            )
+
+
+def suggesting(
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator of a function without ``**`` parameters: an unexpected keyword raises the
+    TypeError of ``check_keywords``.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        code = function.__code__
+        named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        known = tuple(name for name in named if name != "self")
+        known_set = frozenset(known)
+
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> T:
+            if not given.keys() <= known_set:
+                check_keywords(function.__name__, given, known, elsewhere)
+            return function(*args, **given)
+
+        # For callers that read the defaults, as the packages of other frameworks do.
+        checked.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+        return checked
+
+    return decorate

@@ -111,7 +111,7 @@ class Commands(click.Group):
                 from treadle.cli.environment import name_variables
 
                 name_variables(command, name)
-            ctx.meta[_ASKED] = name, command, rest
+            ctx.meta[_ASKED] = name, command, [*rest]  # click takes its arguments away
         return name, command, rest
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
@@ -131,9 +131,10 @@ class Commands(click.Group):
             except click.UsageError as error:
                 asked = _asked(ctx)
                 error.ctx = error.ctx or asked
+                said = advised(error, ctx) or with_range(error) or error
                 if "treadle.cli.environment" not in sys.modules:
-                    raise
-                raise sys.modules["treadle.cli.environment"].named_in_error(error, asked) from None
+                    raise said from None
+                raise sys.modules["treadle.cli.environment"].named_in_error(said, asked) from None
             sys.stdout.flush()
             return result
 
@@ -171,12 +172,50 @@ def outcomes() -> Iterator[None]:
         raise click.exceptions.Exit(READER_GONE) from None
 
 
+def advised(error: click.UsageError, ctx: click.Context) -> click.UsageError | None:
+    """Return a usage error that says what to use in place of another program's option; None if
+    ``error`` is about none. ``ctx``: the group's context.
+    """
+    if not isinstance(error, click.NoSuchOption | click.BadParameter):
+        return None
+    from treadle.cli.foreign_options import advice
+
+    _, _, rest = ctx.meta.get(_ASKED, ("", None, []))
+    own = error.ctx.command.get_params(error.ctx) if error.ctx else []
+    said = advice(rest, {name for param in own for name in (*param.opts, *param.secondary_opts)})
+    return None if said is None else click.UsageError(said, error.ctx)
+
+
+def with_range(error: click.UsageError) -> click.BadParameter | None:
+    """Return an error with the option's range for one about a text that is no number, which lacks
+    it in click's words; None for other errors.
+    """
+    if not isinstance(error, click.BadParameter) or error.param is None:
+        return None
+    kind = error.param.type
+    found, is_no_number, _ = error.message.partition(" is not a valid ")
+    if not isinstance(kind, click.IntRange | click.FloatRange) or not is_no_number:
+        return None
+    what = "whole number" if isinstance(kind, click.IntRange) else "number"
+    least = "" if kind.min is None else f" {'more than' if kind.min_open else 'from'} {kind.min}"
+    most = "" if kind.max is None else f"{' to' if least else ' up to'} {kind.max}"
+    text = f"{found}: expected a {what}{least}{most}"
+    return click.BadParameter(text, error.ctx, error.param, error.param_hint)
+
+
 def unknown_command(name: str) -> str:
     """Return the error message for an unknown command ``name``, with a suggestion."""
     from difflib import get_close_matches
 
+    from treadle.cli.foreign_options import COMMANDS as OF_OTHERS
+
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
         return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
+    if own := OF_OTHERS.get(name):
+        said = f"did you mean '{own}'?" if own in COMMANDS else own
+        return f"no such command '{name}'; {said}"
+    if os.path.isdir(name):
+        return f"'{name}' is a folder, not a command: try 'treadle run {name} PROMPT'"
     # Never suggest ``rm``, which removes models.
     near = get_close_matches(name, [known for known in COMMANDS if known != "rm"])
     if near:

@@ -154,6 +154,8 @@ class Conversation:
             if "/" in name:
                 hint = "a path alone sends a picture, // at the start stands for a slash"
             return Outcome(f"unknown command /{name}; {hint}", failed=True)
+        if argument and name in ALONE:
+            return Outcome(f"/{name} takes nothing behind it, found '{argument}'", failed=True)
         return act(self, argument)
 
     # -- prompts and answers --------------------------------------------------------------------
@@ -382,6 +384,7 @@ class Conversation:
         return counted(len(self.messages), "message")
 
 
+ALONE = frozenset(("clear", "undo", "retry", "swap", "stats"))  # commands without an argument
 COMMANDS: dict[str, Callable[[Conversation, str], Outcome]] = {
     "system": Conversation.set_system,
     "clear": Conversation.clear,

@@ -29,16 +29,25 @@ HUB_NAME = r"[\w.-]+/[\w.-]+(?<!\.gguf)"  # OWNER/REPO
 
 def is_model(word: str) -> bool:
     """Return whether a lone word of ``treadle run`` is MODEL, not PROMPT: an ``hf:`` name, a file,
-    a Hugging Face folder, a name in .gguf, or a downloaded model's whole short name (a part of one
-    may be the beginning of a prompt).
+    a folder with a model or written with a slash, a name in .gguf, or a downloaded model's whole
+    short name (a part of one may be the beginning of a prompt).
     """
-    if word.startswith("hf:") or os.path.isfile(word):
+    path = os.path.expanduser(word)
+    if word.startswith("hf:") or os.path.isfile(path):
         return True
-    if os.path.isdir(word):
-        return is_hf(word)
+    if os.path.isdir(path):
+        return os.sep in word or is_hf(path) or has_weights(path)
     if any(c.isspace() for c in word):
         return False
     return word.endswith(".gguf") or is_downloaded(word)
+
+
+def has_weights(folder: str) -> bool:
+    """Return whether a folder has GGUF or safetensors files; False for one that cannot be read."""
+    try:
+        return any(name.endswith((".gguf", ".safetensors")) for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def is_downloaded(word: str) -> bool:
@@ -70,7 +79,7 @@ def find_model(
         return download(ref, progress=progress, say=remark, to_run=to_run, projector=projector)
     if not ref:
         raise FileError("an empty name", path="''", expected="a model's file or folder")
-    path = Path(ref)
+    path = Path(os.path.expanduser(ref))
     if path.is_dir():
         if is_hf(path):
             return path

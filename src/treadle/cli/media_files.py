@@ -64,6 +64,8 @@ def open_media_file(name: str) -> MediaFile:
             head = file.read(HEAD)
     except (OSError, ValueError) as error:
         raise FileError(why(error), path=name) from None
+    if not head:
+        raise FileError("an empty file", path=name, expected="a picture or a sound")
     found = media_format(head)
     if found is None or found.kind is None:
         what = f"is {found.name}" if found else "is neither a picture nor a sound"

@@ -109,7 +109,10 @@ class Header(FileReader):
             raise self.error(f"not a GGUF file: {what or f'it starts with {magic!r}'}", offset=0)
         self.version = self.uint("version")
         if self.version & 0xFFFF == 0:
-            raise UnsupportedError(f"{self.path}: a big-endian GGUF file: not supported")
+            raise UnsupportedError(
+                f"{self.path}: a big-endian GGUF file is not supported: "
+                "gguf-convert-endian, of the package gguf, changes it"
+            )
         if self.version == 1:
             raise UnsupportedError(
                 f"{self.path}: GGUF version 1, with 32-bit lengths, was replaced in August 2023; "
@@ -117,7 +120,8 @@ class Header(FileReader):
             )
         if self.version not in (2, 3):
             raise UnsupportedError(
-                f"{self.path}: GGUF version {self.version} (treadle supports 2 and 3)"
+                f"{self.path}: GGUF version {self.version} is not supported (expected 2 or 3): "
+                "fetch the file in one of these, or a newer treadle"
             )
 
     def _read_counts(self) -> tuple[int, int]:

@@ -56,7 +56,7 @@ class MappedReader:
         the part.
         """
         if at + n_bytes > len(self.file):
-            what = f"cut short: the file has {len(self.file)} bytes"
+            what = f"cut short: the file has {len(self.file)} bytes: fetch it again"
             raise self.error(what, at, where, str(at + n_bytes))
 
     def error(

@@ -70,6 +70,11 @@ def model_inside(path: str | os.PathLike[str]) -> Path:
             return firsts[0]
         if not firsts and (given / CTRANSLATE2).is_file():
             return given / CTRANSLATE2
+        if not firsts and any(given.glob("*.safetensors")):
+            what = (
+                "is a folder of safetensors without config.json: fetch it, and the tokenizer, too"
+            )
+            raise FileError(what, path=given)
         if not firsts:
             raise FileError("is a folder that contains no GGUF file", path=given)
         from treadle.base.humanize import listed

@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 from treadle.base.digest import DIGEST_BYTES, blake2b, hex_digest
 from treadle.errors import CacheError
 from treadle.files.mapping import state_of
-from treadle.jit.cache import checked_folder, hash_of_sources, source_hash, write_whole
+from treadle.jit.cache import (
+    check_sources,
+    checked_folder,
+    hash_of_sources,
+    source_hash,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from treadle.files.mapping import MappedFile
@@ -106,9 +112,10 @@ def read_entry(name: str) -> memoryview | None:
 
 def write_entry(name: str, *parts: Any) -> None:
     """Write an entry to file ``name``. ``parts``: its contents, bytes or arrays, one after another.
-    Does nothing where the folder cannot be written to.
+    Does nothing where the folder cannot be written to, or treadle's sources have changed.
     """
     with contextlib.suppress(OSError, CacheError):  # a read-only or full disk
+        check_sources()
         folder = entries_folder()
         write_whole(folder / name, MAGIC + _digest(parts), *parts)
         _remove_oldest(folder)

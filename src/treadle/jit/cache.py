@@ -1,10 +1,14 @@
 """On-disk cache of compiled kernels: object files named by a hash of their inputs.
 
 The hash covers the contents of the sources in ``SOURCES``, never their times; times only tell that
-a file is unchanged since it was hashed. The folder holds code that will be run, so it must belong
-to the user and be closed to others; any other folder is refused. A file is an object, then JSON for
-``treadle kernels``, then a footer with a checksum of both. As both are one file, a crash cannot
-separate them, and ``objdump -d`` still reads it.
+a file is unchanged since it was hashed. The hash is that of the sources that this process has
+imported: once a file has changed since then, as by an update under a running server, the process
+stores nothing, and if it had not hashed its sources before, it reads nothing either.
+
+The folder holds code that will be run, so it must belong to the user and be closed to others; any
+other folder is refused. A file is an object, then JSON for ``treadle kernels``, then a footer with
+a checksum of both. As both are one file, a crash cannot separate them, and ``objdump -d`` still
+reads it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import treadle
 from treadle.base.digest import blake2b, hex_digest
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fast_named_tuple import NamedTuple
@@ -33,6 +38,7 @@ _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, BLAKE
 MAGIC = b"treadle1"
 KNOWN = "sources-"  # names of files that keep a hash of sources begin so
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
+_hashed: dict[tuple[str, ...], str] = {}  # states of sources as they were when hashed, by names
 
 
 class CachedKernel(NamedTuple):
@@ -106,16 +112,15 @@ def hash_of_sources(*names: str) -> str:
     everything below them. The hash covers each file's contents and path.
 
     The cache folder keeps the hash with the files' states (inode, size, times), so that a start
-    need not read megabytes of sources.
+    need not read megabytes of sources. If a file has changed since this process imported treadle,
+    the result is a text of this process alone.
     """
-    places = [os.path.join(ROOT, *name.split(".")) for name in names]
-    found = [
-        each
-        for place in places
-        for each in (sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"])
-    ]
+    found = _found(names)
     states, newest = _states(found)
-    known = f"{KNOWN}{hex_digest(os.fsencode(str(places)))}"
+    _hashed.setdefault(names, states)
+    if _changed_since_import(newest):
+        return f"changed {treadle.IMPORTED_NS}"  # no other process has this hash
+    known = f"{KNOWN}{hex_digest(os.fsencode(str(_places(names))))}"
     with suppress(OSError, CacheError):
         # Decoded from bytes: an open file's decoder would be imported.
         kept = (checked_folder() / known).read_bytes().decode("latin-1")
@@ -133,6 +138,43 @@ def hash_of_sources(*names: str) -> str:
         with suppress(OSError, CacheError):
             write_whole(checked_folder() / known, f"{states} {sources}".encode())
     return sources
+
+
+def check_sources() -> None:
+    """Raise CacheError if sources have changed since this process imported or hashed them: what it
+    makes may come of others than its hash says.
+    """
+    for names, hashed in _hashed.items():
+        try:
+            states, newest = _states(_found(names))
+        except OSError:  # removed, or being replaced
+            states = ""
+        if states != hashed or _changed_since_import(newest):
+            raise CacheError(
+                "treadle's sources have changed since this process imported them, so it stores "
+                "nothing in the cache: restart it"
+            )
+
+
+def _changed_since_import(newest: int) -> bool:
+    """Return whether ``newest``, the time of the last change of sources in ns, lies between the
+    import of treadle and now. A time to come is the mistake of a clock.
+    """
+    return treadle.IMPORTED_NS < newest <= time.time_ns()
+
+
+def _places(names: Sequence[str]) -> list[str]:
+    """Return the paths of the dotted ``names``, without ``.py``."""
+    return [os.path.join(ROOT, *name.split(".")) for name in names]
+
+
+def _found(names: Sequence[str]) -> list[str]:
+    """Return the paths of the Python files of the dotted ``names``."""
+    return [
+        each
+        for place in _places(names)
+        for each in (sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"])
+    ]
 
 
 def _states(paths: Sequence[str]) -> tuple[str, int]:
@@ -262,9 +304,11 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
     """Store a kernel's object ``code``; readers see the whole of it or nothing. ``about``: stored
     as JSON with it, and returned by ``records``; None: only the names.
 
-    Raises CacheError if the folder is refused, OSError if it cannot be written.
+    Raises CacheError if the folder is refused, or treadle's sources have changed; OSError if it
+    cannot be written.
     """
     target = path_of(name, isa_key)
+    check_sources()
     body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
     footer = _FOOTER.pack(len(code), len(body) - len(code), _checksum(body), MAGIC)
     write_whole(target, body + footer)

@@ -137,7 +137,7 @@ def wav_format(described: memoryview, place: str) -> WavFormat:
         name = _CODECS.get(codec, f"format {codec}") if codec not in _WIDTHS else "samples"
         raise UnsupportedError(
             f"{place}: WAV with {name} of {bits} bits is not read: expected integers of 8, 16, 24 "
-            "or 32 bits, or floats of 32 or 64"
+            "or 32 bits, or floats of 32 or 64: ffmpeg -i IN.wav -c:a pcm_s16le OUT.wav"
         )
     if not 1 <= channels <= _MAX_CHANNELS or n_bytes != channels * bits // 8:
         raise FileError(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.validate import as_integer, is_flag, is_number, number_between
+from treadle.base.validate import as_integer, check_keywords, is_flag, is_number, number_between
 from treadle.errors import SamplingError, of_setting
 
 CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
@@ -111,6 +111,14 @@ class Sampling:
     custom: CustomSampler | Sequence[CustomSampler] | None = None
     """Any callable ``(logits, ids) -> logits``, or several."""
 
+    def __new__(cls, *_: Any, **given: Any) -> Sampling:
+        """Return a new object, not yet initialised. Raises TypeError for a name that is no field,
+        with the one to use.
+        """
+        if given and not given.keys() <= cls.__dataclass_fields__.keys():
+            check_keywords(cls.__name__, given, cls.__dataclass_fields__, elsewhere)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for each in fields(self):
             if bounds := each.metadata.get("range"):
@@ -135,6 +143,14 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the most likely token is always selected."""
         return self.temperature <= 0
+
+
+def elsewhere() -> dict[str, str]:
+    """Return which settings of an answer are no fields of ``Sampling``, for errors."""
+    from treadle.base.foreign_keywords import LOAD_SETTINGS
+
+    of_answers = dict.fromkeys(("max_tokens", "stop"), "a setting of generate() and chat()")
+    return LOAD_SETTINGS | of_answers
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:

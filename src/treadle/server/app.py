@@ -205,9 +205,23 @@ async def _refuse_http(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: "unknown path", 405: "method not allowed for this path"}
     message = what.get(error.status_code, str(error.detail))
+    if error.status_code == 404:
+        message += similar_path(request)
     problem = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {message}")
     problem.headers |= dict(error.headers or {})
     return error_response(request.url.path, problem)
+
+
+def similar_path(request: HttpRequest) -> str:
+    """Return the end of a message about an unknown path: the server's most similar one for the
+    method, or "".
+    """
+    from difflib import get_close_matches  # needed for errors only
+
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    known = [each.path for each in routes if request.method in (each.methods or ())]
+    near = get_close_matches(request.url.path[:200], known, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 async def _client_left(request: HttpRequest, error: Exception) -> Response:

@@ -69,6 +69,18 @@ def test_what_the_conversation_says_itself(name: str) -> None:
         check_variables(template, [name], ())
 
 
+def test_names_of_other_programs() -> None:
+    template: Any = ChatTemplate("{{ messages }}")
+    for name, said in (
+        ("temp", "; did you mean 'temperature'"),
+        ("functions", "; did you mean 'tools'"),
+        ("num_ctx", "; 'context' is a setting of load"),
+        ("stream", "; leave it out"),
+    ):
+        with pytest.raises(TypeError, match=f"'{name}': neither .*{said}"):
+            check_variables(template, [name], ("temperature",))
+
+
 SCHEMA = {"type": "object", "properties": {"é": {"type": "string"}}}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TreadleError
@@ -211,16 +210,19 @@ def check_own(template: Mapping[str, Any] | None, where: str = "template") -> di
 
 def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iterable[str]) -> None:
     """Raise TypeError if the template does not read one of ``names``, so that a typo is not silent.
-    ``settings``: names of generation settings that the error may suggest.
+    ``settings``: names of generation settings that the error may suggest, as it does those of
+    ``chat`` and ``load``.
 
     Raises TemplateError for a template that cannot be parsed.
     """
     read = template.variables() - OURS
     for name in names:
         if name not in read:
-            near = get_close_matches(name, [*settings, *read], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            from treadle.base.foreign_keywords import CHAT_SETTINGS, LOAD_SETTINGS, hint
+
+            known = [*CHAT_SETTINGS, *settings, *read]
             raise TypeError(
                 f"chat() got an unexpected keyword argument {name!r}: neither a setting of "
-                f"generate() nor a variable of this model's chat template{hint}"
+                "generate() nor a variable of this model's chat template"
+                f"{hint(name, known, LOAD_SETTINGS)}"
             )

@@ -118,6 +118,10 @@ def begin(
         return model.chat([{"role": "user", "content": list(parts)}], tools=[], **settings)
     if not media:
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
+        if not ids:
+            raise click.ClickException(
+                "the prompt is empty: give at least one character as PROMPT or on standard input"
+            )
         return model.generate(ids, **settings)
     if not raw and model.template.builtin is None:
         return model.chat([{"role": "user", "content": list(parts)}], tools=[], **settings)

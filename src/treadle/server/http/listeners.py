@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -80,7 +81,11 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        why = error.strerror or error
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = "another process does: choose another one with --port, or 0 for any free one"
+        elif "/" in host or (isinstance(error, socket.gaierror) and ":" in host):
+            why = "expected the name or address of this machine alone: its port is --port"
         raise TreadleError(f"cannot listen on {host} port {port}: {why}") from error
 
 

@@ -156,7 +156,21 @@ VLLM: Fields = {
 }
 """vLLM's extra parameters."""
 
-SHARED: Fields = LLAMA_CPP | VLLM
+_CONTEXT = IgnoredField("ignored: the server's option -c sets the context")
+_THREADS = IgnoredField("ignored: the server's option -t sets the threads")
+MISTAKEN: Fields = {
+    "temp": IgnoredField("ignored: use temperature"),
+    "max_new_tokens": IgnoredField("ignored: use max_tokens"),
+    "do_sample": IgnoredField("ignored: temperature 0 is greedy", (True,)),
+    "num_return_sequences": IgnoredField("ignored: use n", (1,)),
+    "mirostat_mode": IgnoredField("ignored: use mirostat", (0,)),
+    **dict.fromkeys(("n_ctx", "num_ctx", "ctx_size", "context_length", "max_model_len"), _CONTEXT),
+    **dict.fromkeys(("threads", "n_threads", "num_thread", "num_threads"), _THREADS),
+    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu"), IgnoredField(_START)),
+}
+"""Names of options, of libraries and of other protocols that users put into bodies."""
+
+SHARED: Fields = LLAMA_CPP | VLLM | MISTAKEN
 _TIER = IgnoredField(_ONLY_ONE, ("auto", "default", "standard_only"))
 STREAMED: Fields = {
     "include_obfuscation": IgnoredField("ignored: events are not padded", (False,)),
@@ -222,7 +236,11 @@ ANTHROPIC_THINKING: Fields = {
     "display": IgnoredField("ignored: reasoning is always sent in full", ("summarized",))
 }
 
+_OF_OPTIONS = IgnoredField("ignored: put it into options")
 OLLAMA: Fields = {
+    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "stop"), _OF_OPTIONS),
+    **dict.fromkeys(("num_predict", "num_ctx", "repeat_penalty"), _OF_OPTIONS),
+    "max_tokens": IgnoredField("ignored: put num_predict into options"),
     "truncate": IgnoredField(
         "ignored: prompts are never truncated; one that is too long is an error (400)", (False,)
     ),
@@ -234,6 +252,9 @@ OLLAMA: Fields = {
 """``/api/chat`` and ``/api/generate``."""
 OLLAMA_UNLOAD = (0, "0", "0s", "0m")  # of ``keep_alive``; for other times the model stays
 OLLAMA_OPTIONS: Fields = {
+    "temp": MISTAKEN["temp"],
+    "max_new_tokens": IgnoredField("ignored: use num_predict"),
+    **dict.fromkeys(("n_ctx", "ctx_size"), _CONTEXT),
     "num_keep": IgnoredField(_NO_SHIFT, (0, -1)),
     "penalize_newline": IgnoredField(
         "ignored: line breaks are penalized like other tokens", (True,)
