@@ -778,4 +778,5 @@ class Engine:
                 self.encoder.close()
             self.device.close()
             self._ready.clear()
+            self._lowered.clear()
             self._weights.consts.clear()
