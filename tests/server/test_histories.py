@@ -518,9 +518,10 @@ def test_a_length_that_no_grammar_keeps(agent: TestClient) -> None:
     function = {"name": "f", "parameters": parameters}
     tools = [{"type": "function", "function": function}]
     body: dict[str, Any] = {"messages": [user("hi")], "max_tokens": 1}
+    options = {"messages": body["messages"], "options": {"num_predict": 1}}
     fault = '"maxLength": 4294967296 cannot be enforced: at most 4294967295 (at #/properties/a)'
-    for path in (CHAT, OLLAMA):
-        (warning,) = post(agent, path, **body, tools=tools, stream=False)["warnings"]
+    for path, asked in ((CHAT, body), (OLLAMA, options)):
+        (warning,) = post(agent, path, **asked, tools=tools, stream=False)["warnings"]
         assert warning == f"tool 'f': JSON schema: {fault}: left out"
     own = [{"name": "f", "input_schema": parameters}]
     assert post(agent, MESSAGES, **body, tools=own)["warnings"] == [warning]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hashlib import blake2b as blake2b
-
-    from _typeshed import ReadableBuffer as Buffer
 else:
     try:
         from _blake2 import blake2b
@@ -17,6 +15,6 @@ else:
 DIGEST_BYTES = 16  # of keys and names of files
 
 
-def hex_digest(data: Buffer) -> str:
+def hex_digest(data: Any) -> str:
     """Return a hash of ``data``, bytes or an array, in ``2 * DIGEST_BYTES`` hexadecimal digits."""
     return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()

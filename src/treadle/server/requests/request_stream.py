@@ -221,15 +221,17 @@ class OutputStream:
         return MediaProgress(len(self._media_ends), n_encoded, encoding_ms)
 
     def _take_progress(self) -> StreamPiece | None:
-        """Return a piece with the prompt's progress if it has changed, else None. At least one
-        comes before the first token, however fast the prefill was.
+        """Return a piece with the prompt's progress if it has changed, else None. Before the first
+        token at least one comes, and the last one has all tokens of the prompt, however fast the
+        prefill was.
         """
         now = self.progress()
         timings = self.answer.timings
         begun = self.answer.ids or self.answer.done
-        if begun and self.last_progress is None and self.answer.error is None:
+        if begun and self.answer.error is None:
             n = timings.n_prompt if self.answer.ids else timings.n_cached
-            now = Progress(timings.n_prompt, timings.n_cached, n, 0, self._media_progress())
+            if self.last_progress is None or self.last_progress.processed < n:
+                now = Progress(timings.n_prompt, timings.n_cached, n, 0, self._media_progress())
         if now is None or now == self.last_progress:
             return None
         self.last_progress = now
