@@ -157,6 +157,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found.write_text("1")
     monkeypatch.setattr(cache, "ROOT", tmp_path)
     monkeypatch.setattr(cache, "_hashed", {})
+    monkeypatch.setattr(cache, "CHECKED_S", 0.0)
     monkeypatch.setattr(cache, "source_hash", lambda: hash_of_sources("a"))
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(treadle, "IMPORTED_NS", found.stat().st_ctime_ns)

@@ -37,8 +37,10 @@ SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, BLAKE2 of both, MAGIC
 MAGIC = b"treadle1"
 KNOWN = "sources-"  # names of files that keep a hash of sources begin so
+CHECKED_S = 1.0
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
 _hashed: dict[tuple[str, ...], str] = {}  # states of sources as they were when hashed, by names
+_checked_s: float | None = None  # when ``check_sources`` last found them as they were
 
 
 class CachedKernel(NamedTuple):
@@ -142,8 +144,12 @@ def hash_of_sources(*names: str) -> str:
 
 def check_sources() -> None:
     """Raise CacheError if sources have changed since this process imported or hashed them: what it
-    makes may come of others than its hash says.
+    makes may come of others than its hash says. They are looked at at most once in ``CHECKED_S``: a
+    cold start stores dozens of kernels, and each look takes a millisecond.
     """
+    global _checked_s
+    if _checked_s is not None and time.monotonic() - _checked_s < CHECKED_S:
+        return
     for names, hashed in _hashed.items():
         try:
             states, newest = _states(_found(names))
@@ -154,6 +160,7 @@ def check_sources() -> None:
                 "treadle's sources have changed since this process imported them, so it stores "
                 "nothing in the cache: restart it"
             )
+    _checked_s = time.monotonic()
 
 
 def _changed_since_import(newest: int) -> bool:
