@@ -8,8 +8,6 @@
     gguf_strings.py     fast search for the strings of an array
     gguf_v1.py          GGUF version 1
     gguf_writer.py      GGUFWriter
-    stored_entries.py   files in the kernels' cache: what later starts need of a model
-    stored_header.py    headers among them
     safetensors.py      safetensors files and their index
     checkpoint.py       PyTorch's zip archives
     pickles.py          pickles, without running their code

@@ -42,6 +42,7 @@ SECOND = 1_000_000_000  # ns
 # Tables, by module, that a program may change at run time (docs/add-an-architecture.md). Each has
 # ``is_changed``; one that was not imported is as it was.
 TABLES = {
+    "treadle.isa": "ROWS",
     "treadle.formats": "FORMATS",
     "treadle.models.archs": "ARCHS",
     "treadle.models.graphs": "GRAPHS",
@@ -52,12 +53,15 @@ TABLES = {
 
 def are_stored() -> bool:
     """Return whether entries are stored and used: unless ``TREADLE_PLANS=0``, or the program has
-    changed a table of formats, architectures, graphs or sublayers, whose rows are in no key.
+    changed a table of instruction sets, formats, architectures, graphs or sublayers, whose rows are
+    in no key.
     """
     if os.environ.get("TREADLE_PLANS") == "0":
         return False
-    # A module that another thread is importing may lack its table yet.
-    tables = [getattr(sys.modules.get(module), name, None) for module, name in TABLES.items()]
+    # A module that another thread is importing may lack its table yet; one that makes its table
+    # when it is first asked for need not make it here.
+    modules = ((sys.modules.get(module), name) for module, name in TABLES.items())
+    tables = [vars(module).get(name) for module, name in modules if module is not None]
     return not any(table.is_changed() for table in tables if table is not None)
 
 

@@ -31,13 +31,25 @@ from treadle.isa.portable import PORTABLE
 FAMILIES = {"arm": "neon", "riscv": "v", "x86": "avx2"}
 
 
+class RowTable(dict[str, Isa]):
+    """All rows by name. A program may change the table at run time."""
+
+    def __init__(self, rows: Iterable[Isa]) -> None:
+        super().__init__((row.name, row) for row in rows)
+        self._own = dict(self)
+
+    def is_changed(self) -> bool:
+        """Return whether rows were added, replaced or removed."""
+        return self != self._own
+
+
 if TYPE_CHECKING:
-    ROWS: dict[str, Isa]
+    ROWS: RowTable
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ROWS":  # all rows by name: few programs ask for those of other processors
-        return globals().setdefault(name, {row.name: row for row in _rows([*FAMILIES])})
+    if name == "ROWS":  # few programs ask for the rows of other processors
+        return globals().setdefault(name, RowTable(_rows([*FAMILIES])))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -106,7 +106,7 @@ _making = UseLock("compiled", "start child processes with spawn, not fork")
 
 
 class KernelTarget(Protocol):
-    """What kernels are compiled for: the fields of ``Isa`` that name an instruction set."""
+    """The target of a compilation: the fields of ``Isa`` that name an instruction set."""
 
     @property
     def name(self) -> str: ...

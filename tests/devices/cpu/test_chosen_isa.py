@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_nothing_is_stored_or_read_where_plans_are_not(
     monkeypatch.setenv("TREADLE_PLANS", "0")
     assert is_like(choose_stored(AVX2), "avx2")
     assert not folder.exists()
+
+
+def test_a_program_with_rows_of_its_own_stores_and_reads_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, without these rows, would read a name that it does not have."""
+    choose_stored(AVX2, "avx2")
+    (entry,) = folder.glob("*.isa")
+    for name in ("own", "avx2"):
+        with monkeypatch.context() as patch:
+            row = replace(ROWS["avx2"], name=name, features="+avx2")
+            patch.setitem(ROWS, name, row)
+            chosen = choose_stored(AVX2, name)
+            assert row_of(chosen) is row
+            assert chosen.features == "+avx2"
+    assert list(folder.glob("*.isa")) == [entry]
 
 
 def test_a_damaged_entry_is_written_anew(folder: Path) -> None:

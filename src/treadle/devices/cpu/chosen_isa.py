@@ -23,9 +23,9 @@ SUFFIX = ".isa"
 
 
 class ChosenIsa:
-    """What a start needs of the row ``name`` of the table of instruction sets: the fields that name
-    its kernels in the cache (``Isa``), and the batch sizes that have plans of their own, for models
-    of floats and for others (``kernels.matmul.sizes.batch_sizes``).
+    """The part of the row ``name`` of the table of instruction sets that a start needs: the fields
+    that name its kernels in the cache (``Isa``), and the batch sizes that have plans of their own,
+    for models of floats and for others (``kernels.matmul.sizes.batch_sizes``).
     """
 
     def __init__(
