@@ -181,6 +181,23 @@ def the_same_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("treadle.sampling.selection.any_seed", lambda: drawn.getrandbits(32))
 
 
+@pytest.fixture
+def own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty kernel cache for one test: no kernel is linked, and no process that an earlier test
+    has forked compiles one.
+    """
+    from treadle.jit import kernel
+
+    kernel.end_compile_processes()
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
+    monkeypatch.setattr(kernel, "_linked", {})
+    monkeypatch.setattr(kernel, "_compiled_elsewhere", {})
+    kernel._warn.cache_clear()
+    yield tmp_path / "kernels"
+    kernel.end_compile_processes()
+
+
 WriteTiny = Callable[..., Path]
 
 

@@ -139,11 +139,10 @@ def test_the_model_inside_the_package() -> None:
         model.plan(64, 1).check()
 
 
-def test_progress_is_told(tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_kernels")
+def test_progress_is_told(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     from treadle.jit import kernel
 
-    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.setattr(kernel, "_linked", {})
     told: list[tuple[str, int, int]] = []
 
     def progress(stage: str, done: int, total: int) -> None:

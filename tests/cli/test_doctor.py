@@ -152,14 +152,9 @@ def test_a_format_without_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "Q8_0" in about.instead
 
 
-def test_kernels_that_cannot_be_had(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from treadle.jit import kernel
-
-    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_kernels")
+def test_kernels_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_NO_COMPILE", "1")
-    monkeypatch.setattr(kernel, "_linked", {})
     ran = run("doctor", "--json")
     assert ran.code == 0
     report = json.loads(ran.out)

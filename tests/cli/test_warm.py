@@ -15,11 +15,8 @@ from treadle.jit import cache, kernel
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
-    monkeypatch.setattr(kernel, "_linked", {})
-    return tmp_path / "kernels"
+def folder(own_kernels: Path) -> Path:
+    return own_kernels
 
 
 @pytest.mark.slow

@@ -23,14 +23,9 @@ SPEC, OTHER = Norm("f32", 40, 1, 1e-6), Norm("f32", 48, 1, 1e-6)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(own_kernels: Path) -> Path:
     """An empty cache of the user's own; nothing is linked or warned of yet."""
-    path = tmp_path / "kernels"
-    monkeypatch.setenv("TREADLE_CACHE", str(path))
-    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
-    monkeypatch.setattr(kernel, "_linked", {})
-    kernel._warn.cache_clear()
-    return path
+    return own_kernels
 
 
 @pytest.fixture

@@ -33,20 +33,15 @@ EMIT = compile.emit_object
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(own_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two processes for the smallest work, and an empty cache. Other threads of the test run hold
     no lock that a kernel needs.
     """
-    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("TREADLE_COMPILE_PROCESSES", "2")
-    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
-    monkeypatch.setattr(kernel, "_linked", {})
-    monkeypatch.setattr(kernel, "_compiled_elsewhere", {})
     monkeypatch.setattr(kernel, "_pools", [CompilePool()])
     monkeypatch.setattr(compile_pool, "MIN_FORK_MS", 0.0)
     monkeypatch.setattr(fork_safety, "may_fork", lambda: True)
-    kernel._warn.cache_clear()
-    yield tmp_path / "kernels"
+    yield own_kernels
     kernel.end_compile_processes()
 
 

@@ -30,12 +30,8 @@ SPEC = Embed("F32", 32)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
-    monkeypatch.setattr(kernel, "_linked", {})
-    kernel._warn.cache_clear()
-    return tmp_path / "kernels"
+def folder(own_kernels: Path) -> Path:
+    return own_kernels
 
 
 def test_tracing_is_a_function_of_the_spec() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import WriteTiny
-from treadle.jit import kernel
 
 
 @pytest.fixture
@@ -16,9 +15,6 @@ def path(tiny: WriteTiny) -> Path:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(own_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel cache for one test: a faulty kernel must not be found by another one."""
-    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("TREADLE_PLANS", "0")
-    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
-    monkeypatch.setattr(kernel, "_linked", {})
