@@ -12,7 +12,8 @@ from tools.count_lines import line_counter
 from tools.count_lines.line_counter import VARIABLE, prepare, ran, statements
 
 ROOT = Path(__file__).resolve().parents[2]
-# What runs is marked with +, what could and does not with -; the rest is not counted.
+# What runs is marked with +, what could and does not with -; the rest is not counted. A row of
+# statements that an exception leaves counts as not run.
 MARKED = '''
   """A docstring."""
 
@@ -64,6 +65,22 @@ MARKED = '''
 
 +     def h(self) -> int: ...
 
++ def left():
+-     x = 1
+-     x += len(5)
+-     return x
+
++ def left_at_a_yield():
++     x = 1
++     x = yield x
+-     yield x
+
++ next(left_at_a_yield())
++ try:
++     left()
+  except TypeError:
++     pass
+
 + async def nothing() -> None:
 -     await nothing()
 
@@ -73,7 +90,12 @@ MARKED = '''
 + if not os.fork():
 +     os._exit(C().g())
 + assert os.wait()[1] >> 8 == 5
-+ os.kill(os.getpid(), signal.SIGKILL)
++ if found:
++     x = 1
++     x += len(
+          found
+      )
++     os.kill(os.getpid(), signal.SIGKILL)
 - print("not reached")
 '''
 

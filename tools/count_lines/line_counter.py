@@ -2,8 +2,10 @@
 
 ``coverage`` asks Python to trace every line, which before Python 3.12 slows all Python code down,
 other packages' too: the tests take twice as long. Here modules of treadle alone are compiled in
-another way: before each statement stands a store into a byte of a file that all processes map. It
-makes them an eighth slower, and what a process ran before it was killed counts as well.
+another way: before each statement stands a store into a byte of a file that all processes map.
+Simple statements that follow each other share one, before the last of them, as the others have run
+by then; where an exception leaves such a row each time, none of it counts. It makes modules a tenth
+slower, and what a process ran before it was killed counts as well.
 
 This folder is in ``PYTHONPATH``, so that every Python imports ``sitecustomize``, and
 ``TREADLE_COUNT_LINES`` names a folder that ``prepare`` has made.
@@ -30,7 +32,7 @@ SOURCES = os.path.realpath(SOURCES) + os.sep
 BYTES, OFFSETS = "lines", "offsets"  # files of the folder
 LINES = "__lines__"  # the map, as modules that are counted call it
 
-lines: mmap  # a byte for each line of each file; 1: it ran
+lines: mmap  # a byte for each line of each file; 1: it ran, and the row that it ends
 
 
 def prepare(folder: Path, sources: Path) -> None:
@@ -106,31 +108,55 @@ class CountingLoader(SourceFileLoader):
 
 
 def counting(source: bytes, path: str, at: int) -> CodeType:
-    """Compile a module whose line ``i`` sets byte ``at + i`` when a statement on it begins."""
+    """Compile a module whose line ``i`` sets byte ``at + i`` when the end of a row on it begins."""
     import ast
 
     tree = ast.parse(source, path)
     for block in blocks(tree):
-        block[:] = [part for statement in block for part in (*noting(statement, at), statement)]
+        last = {id(row[-1]) for row in rows(block)}
+        for i in reversed(range(len(block))):
+            if id(block[i]) in last:
+                block.insert(i, store(block[i], at))
     # Docstring and future statements stay first.
     first = next((i for i, each in enumerate(tree.body) if is_counted(each)), len(tree.body))
     tree.body[first:first] = ast.parse(f"{LINES} = __import__({__name__!r}).lines").body
     return compile(tree, path, "exec", dont_inherit=True)
 
 
-def noting(statement: ast.stmt, at: int) -> Iterator[ast.stmt]:
-    """The store before a statement that is counted."""
+def rows(block: Sequence[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """The statements of a block that are counted, in rows: as the last of one is reached, all
+    before it have run.
+    """
+    row: list[ast.stmt] = []
+    for i, statement in enumerate(block):
+        if is_counted(statement):
+            row.append(statement)
+            goes_on = is_simple(statement) and any(map(is_counted, block[i + 1 : i + 2]))
+            if not goes_on:
+                yield row
+                row = []
+
+
+def store(statement: ast.stmt, at: int) -> ast.stmt:
+    """The store before a statement, which ends a row."""
     import ast
 
-    if not is_counted(statement):
-        return
     of = ast.Name(LINES, ast.Load())
     byte = ast.Subscript(of, ast.Constant(at + statement.lineno), ast.Store())
-    store = ast.Assign([byte], ast.Constant(1))
-    ast.copy_location(store, statement)
-    store.end_lineno = store.lineno
-    store.end_col_offset = store.col_offset
-    yield ast.fix_missing_locations(store)
+    made = ast.Assign([byte], ast.Constant(1))
+    ast.copy_location(made, statement)
+    made.end_lineno = made.lineno
+    made.end_col_offset = made.col_offset
+    return ast.fix_missing_locations(made)
+
+
+def is_simple(statement: ast.stmt) -> bool:
+    """Whether a statement has no others in it, and the next one follows unless it raises."""
+    import ast
+
+    if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return not isinstance(statement.value, ast.Yield | ast.YieldFrom | ast.Await)
+    return isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -170,15 +196,21 @@ def is_counted(statement: ast.stmt) -> bool:
 
 def statements(source: bytes) -> set[int]:
     """The lines of a file on which a statement begins that is counted."""
+    return {line for row in lines_of_rows(source) for line in row}
+
+
+def lines_of_rows(source: bytes) -> list[list[int]]:
+    """Where the statements of a file begin that are counted, by rows."""
     import ast
 
-    every = (each for block in blocks(ast.parse(source)) for each in block)
-    return {statement.lineno for statement in every if is_counted(statement)}
+    every = (row for block in blocks(ast.parse(source)) for row in rows(block))
+    return [[statement.lineno for statement in row] for row in every]
 
 
 def ran(folder: Path, sources: Path) -> Iterator[tuple[str, set[int], set[int]]]:
     """For each file, by name: the lines that are counted, and those of them that ran."""
     found = (folder / BYTES).read_bytes()
     for name, at in marshal.loads((folder / OFFSETS).read_bytes()).items():
-        counted = statements((sources / name).read_bytes())
-        yield name, counted, {line for line in counted if found[at + line]}
+        each = lines_of_rows((sources / name).read_bytes())
+        done = {line for row in each if found[at + row[-1]] for line in row}
+        yield name, {line for row in each for line in row}, done
