@@ -96,7 +96,7 @@ class Cache:
                     longest = np.fmax(longest, np.fmax.reduce(np.linalg.norm(x, axis=1)))
                 if not np.isnan(x).all():
                     made[i] = max(made[i], float(np.nanmax(np.abs(x))))
-        return *made, float(longest)
+        return made[0], made[1], float(longest)
 
 
 @cache_of_calls
