@@ -31,6 +31,7 @@ from treadle.kernels.spec import Spec
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5
+UNTOUCHED = bytes([CANARY]) * mmap.PAGESIZE
 
 
 class Memory:
@@ -59,8 +60,9 @@ class Memory:
         self.machine.close_page(whole.ctypes.data + (0 if front else inner))
         usable = whole[mmap.PAGESIZE :] if front else whole[:inner]
         start = 0 if front else inner - n_bytes
-        usable[:] = CANARY
+        usable[:start] = CANARY
         usable[start : start + n_bytes] = 0xFF
+        usable[start + n_bytes :] = CANARY
         self._parts.append((name or f"buffer {len(self._parts)}", usable, start, start + n_bytes))
         made: np.ndarray = usable[start : start + n_bytes].view(dtype).reshape(shape)
         return made
@@ -74,9 +76,9 @@ class Memory:
     def check(self) -> None:
         """Fails where a byte outside a buffer was written."""
         for name, usable, start, stop in self._parts:
-            outside = np.concatenate([usable[:start], usable[stop:]])
-            if (outside != CANARY).any():
-                at = int(np.flatnonzero(outside != CANARY)[0])
+            outside = usable[:start].tobytes() + usable[stop:].tobytes()  # at most a page
+            if outside != UNTOUCHED[: len(outside)]:
+                at = int(np.flatnonzero(np.frombuffer(outside, np.uint8) != CANARY)[0])
                 at = at - start if at < start else at - start + stop
                 raise AssertionError(f"{name}: byte {at} was written, outside 0..{stop - start}")
 

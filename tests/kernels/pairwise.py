@@ -9,7 +9,7 @@ and a few other options decide together, is named by the test (``together``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from itertools import product
 from typing import TypeVar
@@ -54,12 +54,17 @@ def options(spec: Spec, together: Sequence[str] = ()) -> list[object]:
     return found
 
 
-def covering(cases: Sequence[tuple[S, Isa]], together: Sequence[str] = ()) -> list[tuple[S, Isa]]:
+def covering(
+    cases: Sequence[tuple[S, Isa]],
+    together: Sequence[str] = (),
+    of_row: Callable[[S, object, Isa], object] = lambda spec, option, isa: isa.name,
+) -> list[tuple[S, Isa]]:
     """Cases of which none can be left out: each spec, and each pair of an option and a row that the
-    given ones have. Specs take rows in turns.
+    given ones have. Specs take rows in turns. ``of_row``: what an option of a spec can tell of a
+    row, its name where nothing is known.
     """
     pairs = [
-        [spec.name, *((option, isa.name) for option in options(spec, together))]
+        [spec.name, *((option, of_row(spec, option, isa)) for option in options(spec, together))]
         for spec, isa in cases
     ]
     met = Counter(pair for case in pairs for pair in case)

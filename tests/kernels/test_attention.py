@@ -14,6 +14,8 @@ is LIMIT: a mean is off by at most (n + 1) / 2 / LIMIT max|v|.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache as cache_of_calls
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -33,7 +35,7 @@ from treadle.isa.isa import Isa
 from treadle.jit.kernel import trace
 from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.merge_splits import Merge
-from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.relative_logits import relative_values
@@ -60,9 +62,8 @@ class Cache:
     float.
     """
 
-    def __init__(self, spec: Attention, rng: np.random.Generator) -> None:
-        self.spec = spec
-        page = spec.page
+    def __init__(self, page: PageLayout, rng: np.random.Generator) -> None:
+        self.page = page
         self.layer_off = 128
         self.page_bytes = self.layer_off + page.layer_bytes
         self.places = {"page_bytes": self.page_bytes, "layer_off": self.layer_off}
@@ -75,12 +76,33 @@ class Cache:
             order = order[count:]
             self.pages.append(mine)
             for t in range(sequence.history + sequence.n):
-                for head in range(spec.n_head_kv):
+                for head in range(page.n_head_kv):
                     home = page.head_ref(
                         self.pool, mine[t // PAGE], self.page_bytes, self.layer_off, head
                     )
-                    key, value = (rng.standard_normal(n) for n in (spec.head_dim, spec.dims_v))
+                    key, value = (rng.standard_normal(n) for n in (page.head_dim, page.head_dim_v))
                     page.write_ref(home, t % PAGE, key, value)
+        self.pool.flags.writeable = False
+
+    @cached_property
+    def largest(self) -> tuple[float, float, float]:
+        """The largest magnitudes of keys and of values, and the longest key."""
+        made = [0.0, 0.0]
+        longest = 0.0
+        heads = self.pool.reshape(-1, self.page_bytes)[:, self.layer_off :]
+        for home in heads.reshape(-1, self.page.head_bytes):
+            for i, x in enumerate(self.page.read_ref(home)):
+                if i == 0:
+                    longest = np.fmax(longest, np.fmax.reduce(np.linalg.norm(x, axis=1)))
+                if not np.isnan(x).all():
+                    made[i] = max(made[i], float(np.nanmax(np.abs(x))))
+        return made[0], made[1], float(longest)
+
+
+@cache_of_calls
+def cache_of(page: PageLayout) -> Cache:
+    """One for all kernels that read such pages: Python writes them token by token."""
+    return Cache(page, np.random.default_rng(list(repr(page).encode())))
 
 
 def build_run(
@@ -148,21 +170,10 @@ def rel_logits_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
 
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
-    page = spec.page
-    largest = [0.0, 0.0]
-    longest_key = 0.0
-    for home in cache.pool.reshape(-1, cache.page_bytes)[:, cache.layer_off :].reshape(
-        -1, page.head_bytes
-    ):
-        for i, x in enumerate(page.read_ref(home)):
-            if i == 0:
-                longest_key = np.fmax(longest_key, np.fmax.reduce(np.linalg.norm(x, axis=1)))
-            largest[i] = max(
-                largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0
-            )
-    if page.keys.fmt.minimum:  # codes times the scale, up to twice as large, and the minimum
-        largest[0] *= 3
-    largest_product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
+    largest_key, largest_value, longest_key = cache.largest
+    if spec.page.keys.fmt.minimum:  # codes times the scale, up to twice as large, and the minimum
+        largest_key *= 3
+    largest_product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest_key
     terms, halves = (3, 3 * 2.0**-18) if spec.matrix else (1, 0.0)
     score = ((terms * spec.head_dim + 4) * U32 + halves) * largest_product
     longest = max(s.history + s.n for s in BATCH)
@@ -177,7 +188,7 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
         score += (spec.head_dim**0.5 / LIMIT + spec.head_dim / 4 / LIMIT**2) * length
         halves = (SPAN * PAGE + 1) / 4 / LIMIT
     n = terms * longest
-    return 2 * (score + 2 * U32 * 2 * largest_product + 4 * U32 + n * U32 + halves) * largest[1]
+    return 2 * (score + 2 * U32 * 2 * largest_product + 4 * U32 + n * U32 + halves) * largest_value
 
 
 def test_slopes_of_heads() -> None:
@@ -214,7 +225,7 @@ def attention_cases() -> list[tuple[Attention, Isa]]:
 @pytest.mark.slow
 @parametrized(attention_cases())
 def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    cache = Cache(spec, rng)
+    cache = cache_of(spec.page)
     n = sum(sequence.n for sequence in BATCH)
     width = spec.n_head * spec.head_dim
     out_width = spec.n_head * spec.dims_v
@@ -267,7 +278,7 @@ def test_rows_with_the_same_dots_have_the_same_ir() -> None:
     "spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -9, -7, -2)], ids=registry.name
 )
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
-    cache = Cache(spec, rng)
+    cache = cache_of(spec.page)
     n_tokens = sum(s.n for s in BATCH)
     width = spec.n_head * spec.dims_v
     x = rng.standard_normal((n_tokens, spec.n_head * spec.head_dim))
@@ -302,7 +313,7 @@ def test_large_scores_do_not_overflow(
     spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """Scores of +-1e4 differ by far more than e**x can hold: one key takes all the weight."""
-    cache = Cache(spec, rng)
+    cache = cache_of(spec.page)
     run, _ = build_run(spec, cache, split=False)
     width = spec.n_head * spec.head_dim
     x = (rng.standard_normal((run.n_tokens, width)) * 1000).astype(np.float32)

@@ -14,7 +14,7 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import ATTENTIONS_CHOSEN, CHOICES, INDEX_SCORES, INDEX_STORES
-from tests.kernels.test_attention import BATCH, Cache, build_run, tolerance
+from tests.kernels.test_attention import BATCH, Cache, build_run, cache_of, tolerance
 from tests.kernels.test_rope import check_pool
 from treadle.isa.isa import Isa
 from treadle.kernels.attention.hadamard import points
@@ -81,7 +81,7 @@ def test_index_store(spec: IndexStore, isa: Isa, memory: Memory, rng: np.random.
 def test_scores(spec: IndexScores, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A score is a chain of D products, and of as many sums as there are heads."""
     tiles: Any = replace(spec, tokens=4)
-    cache = Cache(tiles, rng)
+    cache = cache_of(tiles.page)
     n = sum(sequence.n for sequence in BATCH)
     stride = spec.n_head * spec.head_dim + 7
     x = rng.standard_normal((n, stride)).astype(np.float32)
@@ -157,7 +157,7 @@ def test_attention_to_chosen_keys(
     """Every query sees some key; whole spans that no query sees are skipped. Of a split history,
     a part without a key has the same partial results in the kernel and its twin.
     """
-    cache = Cache(spec, rng)
+    cache = cache_of(spec.page)
     n = sum(sequence.n for sequence in BATCH)
     width = spec.n_head * spec.head_dim
     x = rng.standard_normal((n, width)).astype(np.float32) * spec.head_dim**-0.5

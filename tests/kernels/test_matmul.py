@@ -21,7 +21,7 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import Memory, Run, assert_close, call
-from tests.kernels.pairwise import covering, parametrized
+from tests.kernels.pairwise import covering, options, parametrized
 from tests.kernels.registry import GEMMS, GEMVS
 from tests.kernels.stored import stored
 from treadle.formats import FORMATS, by_name
@@ -146,9 +146,30 @@ EVERY_PAIR += [
     and not isinstance(spec, (MatrixGemm, StripGemm))
     and not getattr(spec, "spans", False)
 ]
+TOGETHER = ("w", "act", "folded")
+# Fields of a row that are no part of the code around its matrix registers; and fields of a spec
+# that decide how often these are loaded, multiplied and stored.
+AROUND = NEVER | {"matrix", "dot_bf16"}
+IN_REGISTERS = {"act", "k", "kc", "mr", "nr"}
+
+
+def of_row(spec: Matmul, option: object, isa: Isa) -> object:
+    """What an option tells of a row. Formats, segments, biases and the like meet matrix registers
+    in memory alone, in a panel or in sums that vectors write and read: of rows whose vectors are
+    the same and whose registers take the same panels one meets each.
+    """
+    assert isinstance(option, tuple)
+    if not on_matrix(spec) or isa.matrix is None:
+        return isa.name
+    if len(option) < 4 and option[1] in IN_REGISTERS:
+        return isa.name
+    around = [getattr(isa, field.name) for field in fields(Isa) if field.name not in AROUND]
+    return *around, isa.matrix.turn is None, isa.matrix.dot_bytes is None
+
+
 # A row unpacks each format in every kind of product, with every kind of activations; segments and
 # whatever else a product can have meet each row with some format.
-PAIRS = covering(EVERY_PAIR, together=("w", "act", "folded"))
+PAIRS = covering(EVERY_PAIR, TOGETHER, of_row)
 
 
 def thirds(pairs: Sequence[tuple[Matmul, Isa]]) -> list[tuple[Matmul, Isa]]:
@@ -193,7 +214,8 @@ def kept(
 
 def kind_on_row(spec: Matmul, isa: Isa) -> tuple[object, ...]:
     """Return what a case shows of a row: the kind of product, its format and activations."""
-    return type(spec), spec.w, spec.act, isa.name
+    own = options(spec, TOGETHER)[0]
+    return type(spec), spec.w, spec.act, of_row(spec, own, isa)
 
 
 def heights(spec: Matmul) -> list[list[int]]:
@@ -716,10 +738,21 @@ ORDERED = [
     if matrix_act(f, rows.MATRICES[0]) == "bf16" and f.block < select.LARGE_BLOCK
 ]
 
+ORDERING = [row for row in rows.MATRICES if orders(row)]
+WHOLLY = ("Q8_0", "BF16")  # codes, and floats: with everything, on every row
+# A format decides what is added, and a row how: the other formats meet one row, in turns.
+IN_ORDER = [
+    (w, isa)
+    for turn, w in enumerate(ORDERED)
+    for i, isa in enumerate(ORDERING)
+    if w in WHOLLY or i == turn // 2 % len(ORDERING)
+]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", [row for row in rows.MATRICES if orders(row)], ids=rows.name)
-@pytest.mark.parametrize("w", ORDERED)
+@pytest.mark.parametrize(
+    ("w", "isa"), [pytest.param(w, isa, id=f"{w}-{isa.name}") for w, isa in IN_ORDER]
+)
 def test_vectors_add_as_matrix_registers_do(
     w: str, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
@@ -728,7 +761,7 @@ def test_vectors_add_as_matrix_registers_do(
     rows of a tile and not its tokens: of tiles with as many rows a format meets one, in turns.
     """
     k = 3 * max(by_name(w).block, 32)
-    every, turn = w in ("Q8_0", "BF16"), ORDERED.index(w)
+    every, turn = w in WHOLLY, ORDERED.index(w)
     widths: dict[int, list[int]] = {}
     for mr, nr in dict.fromkeys(select.ORDERED.values()):
         widths.setdefault(mr, []).append(nr)
@@ -760,6 +793,33 @@ def test_rows_with_one_kernel_have_the_same_ir() -> None:
     }
     for spec, same in kinds.values():
         assert len({trace(spec, isa) for isa in same}) == 1, spec.name
+
+
+OPERATIONS = (
+    *("begin", "begin_bytes", "end", "zero", "load", "load_passing", "store"),
+    *("dots_bf16", "dot_bytes"),
+)
+
+
+def around_registers(isa: Isa) -> Isa:
+    """The row with matrix registers that do nothing."""
+    assert isa.matrix is not None
+    nothing: dict[str, Any] = dict.fromkeys(OPERATIONS, lambda *_: None)
+    return replace(isa, matrix=replace(isa.matrix, **nothing))
+
+
+@pytest.mark.slow
+def test_around_matrix_registers_rows_have_the_same_ir() -> None:
+    """Where formats and the like meet one of them. A spec of each kind and type of activations."""
+    kinds = {(type(spec), spec.act): spec for spec in SPECS if on_matrix(spec)}
+    assert len(kinds) > 3
+    for spec in kinds.values():
+        own = options(spec, TOGETHER)[0]
+        texts: dict[object, set[str]] = {}
+        for isa in rows_for(spec):
+            found = texts.setdefault(of_row(spec, own, isa), set())
+            found.add(trace(spec, around_registers(isa)))
+        assert all(len(found) == 1 for found in texts.values()), spec.name
 
 
 def test_every_row_meets_every_kind_of_product() -> None:

@@ -20,10 +20,12 @@ from tests.convert.test_hf_mixtures import own
 from tests.models.hf_cases import CASES
 from tests.models.hf_tiny import N_VOCAB, build, compute_logits, write_gguf
 from tests.tiny import rounding, write_model
-from treadle.api.model import Model
 from treadle.engine.batch import BatchItem
+from treadle.files.gguf import open_gguf
 from treadle.models.archs import ARCHS, STANDALONE
+from treadle.models.config import Config
 from treadle.models.control_vector import ControlVector
+from treadle.models.load import load_config
 
 IDS: list[int] = np.random.default_rng(7).integers(3, N_VOCAB, 40).tolist()
 PAIRS = [(IDS[:9], IDS[20:32]), (IDS[3:12], IDS[8:15]), (IDS[30:], IDS[14:20])]
@@ -77,11 +79,10 @@ def states_of(model: Any, ids: list[int]) -> Floats:
     return np.stack([found[layer] for layer in sorted(found)])
 
 
-def draw(model: Model, seed: int) -> ControlVector:
+def draw(config: Config, seed: int) -> ControlVector:
     """Directions as long as tiny models' states, behind all layers but the first."""
     rng = np.random.default_rng(seed)
-    n_embd = model.config.n_embd
-    rows = {i: rng.standard_normal(n_embd) for i in range(1, model.config.n_layer)}
+    rows = {i: rng.standard_normal(config.n_embd) for i in range(1, config.n_layer)}
     return ControlVector(f"v{seed}", {i: row.astype(np.float32) for i, row in rows.items()})
 
 
@@ -102,7 +103,7 @@ def test_equals_transformers_with_hooks(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     theirs, path = made_of(name, tmp_path)
     with treadle.load(path, threads=2) as model:
-        first, second = draw(model, 1), draw(model, 2).for_layers(2, 2)
+        first, second = draw(model.config, 1), draw(model.config, 2).for_layers(2, 2)
     loaded: list[Any] = [(first, 0.5), second]
     with treadle.load(path, threads=2, kv="f32", control_vectors=loaded) as model:
         allowed = rounding(model.config)
@@ -169,8 +170,8 @@ def test_every_architecture_adds_them(arch: str, tmp_path: Path) -> None:
     """
     path = tmp_path / "model.gguf"
     write_model(path, arch, n_layer=4)
-    with treadle.load(path, threads=1, kv="f32", n_sequences=2) as model:
-        vector = ControlVector("v", {2: draw(model, 3).directions[2]})
+    with open_gguf(path) as gguf:
+        vector = ControlVector("v", {2: draw(load_config(gguf), 3).directions[2]})
     with treadle.load(path, threads=1, kv="f32", n_sequences=2, control_vectors=vector) as model:
         engine = model.engine
         output = model.config.main_output

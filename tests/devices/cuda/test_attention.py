@@ -18,6 +18,7 @@ from tests.kernels.test_attention import (
     BATCH,
     Cache,
     build_run,
+    cache_of,
     distances_of,
     rel_logits_of,
     sinks_of,
@@ -105,7 +106,7 @@ def test_nothing_that_waits_can_be_left_out(
 
 def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -> None:
     """The kernel of ``spec``, with histories cut and joined, under two orders of threads."""
-    cache = Cache(spec, rng)
+    cache = cache_of(spec.page)
     n = sum(sequence.n for sequence in BATCH)
     width = spec.n_head * spec.head_dim
     out_width = spec.n_head * spec.dims_v

@@ -21,6 +21,7 @@ a masked key adds exactly 0, so a query's result does not depend on the others i
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -137,19 +138,21 @@ class Attention(Queries):
         per = self.n_head // self.n_head_kv
         q_all = args.qkv.reshape(-1, args.stride)
         out_all = args.out.reshape(-1, args.out_stride)
+        layout = self.page
+
+        @cache
+        def read(page: int, head: int) -> tuple[np.ndarray, np.ndarray]:
+            """Return a page's keys and values of one head, which items and query heads share."""
+            place = page, args.page_bytes, args.layer_off, head
+            return layout.read_ref(layout.head_ref(args.pool, *place))
+
         for item, pages in run.attn_items(self.pool, few=bool(args.few)):
             first = int(item["key_begin"])
             last = int(item["key_end"])
             keys = np.arange(first // PAGE * PAGE, -(-last // PAGE) * PAGE)
+            read_pages = pages[first // PAGE : -(-last // PAGE)]
             for head in range(self.n_head):
-                cached = [
-                    self.page.read_ref(
-                        self.page.head_ref(
-                            args.pool, int(page), args.page_bytes, args.layer_off, head // per
-                        )
-                    )
-                    for page in pages[first // PAGE : -(-last // PAGE)]
-                ]
+                cached = [read(int(page), head // per) for page in read_pages]
                 keep = (keys >= first) & (keys < last)
                 kk = np.concatenate([c[0] for c in cached])[keep]
                 vv = np.concatenate([c[1] for c in cached])[keep]
