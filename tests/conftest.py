@@ -110,6 +110,13 @@ def select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
+def stored_plans() -> dict[str, str]:
+    """The environment of a process that replaces no part of the lowering: it takes the plans that
+    an earlier one has stored, as a user's does.
+    """
+    return {**os.environ, "TREADLE_PLANS": "1"}
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real models and golden files beside the checkout; not part of the project."""

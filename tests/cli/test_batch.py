@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import stored_plans
+
 ARGS = ["--deterministic", "--temp", "0", "-t", "1", "-c", "256"]
 DIES_S = 300
 
@@ -23,7 +25,13 @@ def command(source: Path | str, target: Path | str, *more: str) -> list[str]:
 
 def ran(*args: Any, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*args), input=stdin, capture_output=True, text=True, timeout=DIES_S, check=False
+        command(*args),
+        env=stored_plans(),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=DIES_S,
+        check=False,
     )
 
 
@@ -74,7 +82,7 @@ def one_go(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 
 def killed_at(n_lines: int, number: int, args: list[str], target: Path) -> tuple[int, str]:
     """Start it, and send a signal once the file has so many lines."""
-    process = subprocess.Popen(args, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(args, env=stored_plans(), stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + DIES_S
     while process.poll() is None and time.monotonic() < end:
         if target.exists() and target.read_bytes().count(b"\n") >= n_lines:

@@ -1,4 +1,6 @@
-"""Fixtures of the page: Debian's chromium, and a server that says what a test has written."""
+"""Fixtures of the page: Debian's chromium without windows, and a server that says what a test has
+written.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, expe
 
 from tests.page.scripted import Scripted
 
-CHROMIUM = os.environ.get("TREADLE_CHROMIUM") or shutil.which("chromium") or ""
+# The same engine without a browser's own windows takes half the processor time.
+INSTALLED = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+CHROMIUM = os.environ.get("TREADLE_CHROMIUM") or INSTALLED or ""
 Opened = Callable[..., Page]
 PATIENCE_MS = 120_000  # a machine may be busy; nothing here waits so long that is not broken
 
@@ -26,7 +30,9 @@ expect.set_options(timeout=PATIENCE_MS)
 def chromium(*given: str) -> Iterator[Browser]:
     """A browser, started with further arguments."""
     if not CHROMIUM:
-        reason = "chromium is absent: apt-get install chromium, or TREADLE_CHROMIUM=PATH"
+        reason = (
+            "chromium is absent: apt-get install chromium-headless-shell, or set TREADLE_CHROMIUM"
+        )
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.chat.tools.families import HERMES_TEMPLATE
+from tests.conftest import stored_plans
 from tests.scheduler.fake_engine import check_scheduler
 from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
@@ -179,7 +180,12 @@ class Process:
         module = ["treadle"] if slow is None else ["tests.server.paced", str(slow)]
         command = [sys.executable, "-m", *module, "serve", "--port", "0", "-t", "2", *options]
         self.popen = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=stored_plans(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.popen.stdout is not None
         self.url = self.popen.stdout.readline().strip()

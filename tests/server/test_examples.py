@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import stored_plans
 from tests.server.conftest import ROOT, Served
 
 
 def run(name: str, *arguments: str, given: str = "") -> str:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
     ran = subprocess.run(
-        command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=300
+        command,
+        cwd=ROOT,
+        env=stored_plans(),
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
