@@ -153,6 +153,7 @@ def environment(hub: Path, programs: Path, kernels: Path, folder: Path) -> dict[
         "PATH": path,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
         "TREADLE_CACHE": str(kernels),
+        "TREADLE_PLANS": "1",  # as for readers: nothing of the lowering is replaced there
         "HF_HUB_CACHE": str(hub),
         "HF_HUB_OFFLINE": "1",
         "HOME": str(folder),
