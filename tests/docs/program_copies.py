@@ -78,7 +78,9 @@ def begin(connection: socket.socket, request: bytes, streams: list[int]) -> Prog
     sys.argv = rest[: int(n_words)]
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(entry.split("=", 1) for entry in rest[int(n_words) :])
+    for entry in rest[int(n_words) :]:
+        name, _, value = entry.partition("=")
+        os.environ[name] = value
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -89,7 +91,7 @@ def tell(connection: socket.socket, copy: int) -> None:
     """Send the process id of a copy, then its exit code; end it if nobody waits any more."""
     connection.send(str(copy).encode())
     ended = os.pidfd_open(copy)
-    if ended not in select.select([connection, ended], [], [])[0]:
+    if ended not in select.select([connection.fileno(), ended], [], [])[0]:
         os.kill(copy, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     with suppress(BrokenPipeError):
