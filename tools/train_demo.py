@@ -151,7 +151,7 @@ def prepare(recipe: Recipe, work: Path, tiny: bool, wheels: Path | None = None) 
     train, held_out = demo_data.split(demo_data.read_library())
     if tiny:
         train = train[:12]
-        held_out = held_out[:1]
+        held_out = [min(held_out, key=lambda document: len(document.text))]
     library = demo_data.fingerprint([*train, *held_out])
     file = work / f"tokenizer-{library}-{recipe.size.n_vocab}.json"
     if not file.exists():
@@ -413,7 +413,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     # A toy's steps are too small to share: on a busy machine two threads mostly wait.
     torch.set_num_threads(1 if args.tiny else 2)
-    torch.use_deterministic_algorithms(True)
+    compiled = not (args.no_compile or args.tiny)
+    if compiled:
+        torch.use_deterministic_algorithms(True)
+    else:  # the same, but for torch.compile, the import of which takes longer than a toy's training
+        torch.set_deterministic_debug_mode("error")
     args.work.mkdir(parents=True, exist_ok=True)
     recipe = recipe_of(args.start, args.tiny, args.deeper)
     if args.seed is not None:
@@ -426,7 +430,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.steps,
         start=args.start,
         resume=args.resume,
-        compiled=not (args.no_compile or args.tiny),
+        compiled=compiled,
         stop=args.stop,
     )
     if args.stop >= args.steps:

@@ -46,11 +46,9 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def in_words(codes: np.ndarray, bits: int) -> Any:
     """Whole numbers [N, n] as the bits of one long number a row, int32 [N, n * bits / 32]."""
-    rows = []
-    for row in codes.tolist():
-        whole = sum(code << (bits * i) for i, code in enumerate(row))
-        rows.append(np.frombuffer(whole.to_bytes(len(row) * bits // 8, "little"), "<i4"))
-    return torch_of(np.stack(rows))
+    each = codes[..., None] >> np.arange(bits) & 1
+    packed = np.packbits(each.astype(bool).reshape(len(codes), -1), axis=1, bitorder="little")
+    return torch_of(packed.view("<i4"))
 
 
 def spread(each: np.ndarray, n: int) -> np.ndarray:

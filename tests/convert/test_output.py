@@ -28,8 +28,10 @@ from treadle.convert.writer import convert
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.mapping import resident_pages
+from treadle.files.safetensors import SafeTensor
 from treadle.files.tensor import TensorData
 from treadle.formats import FORMATS, by_name
+from treadle.system import SYSTEM
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 F32 = by_name("F32")
@@ -567,6 +569,31 @@ def test_pages_are_dropped_as_the_work_goes_on(tmp_path: Path) -> None:
         assert not residents(source)[first:last].any()
         assert int(tensor.data.sum()) == before  # read again: the same
     cache.close()
+
+
+def test_small_ranges_are_dropped_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are a MiB; those that touch as one, and the rest at the end."""
+    path = tmp_path / "a"
+    path.write_bytes(bytes(4 << 20))
+    dropped: list[tuple[int, int]] = []
+
+    def unmap(system: object, about: os.stat_result, begin: int, end: int) -> None:
+        dropped.append((begin, end))
+
+    def part(begin: int, n_bytes: int) -> TensorData:
+        return SafeTensor("x", "U8", (n_bytes,), n_bytes, path, begin, np.zeros(0, np.uint8))
+
+    monkeypatch.setattr(type(SYSTEM), "unmap_pages", unmap)
+    cache = record_page_cache(path)
+    third = 96 * PAGE  # of 1 MiB, and more
+    for begin in (third, 0, 2 << 20):
+        assert not dropped
+        cache.drop([part(begin, third)])
+    assert dropped == [(0, 2 * third), (2 << 20, (2 << 20) + third)]
+    cache.drop([part(3 << 20, 1)])
+    assert len(dropped) == 2
+    cache.close()
+    assert dropped[2:] == [(0, 4 << 20)]
 
 
 def test_threads_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

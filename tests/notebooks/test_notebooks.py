@@ -47,15 +47,23 @@ def everything_is_there() -> None:
 
 
 @EACH
-def test_a_notebook_runs(path: Path, tmp_path: Path, everything_is_there: None) -> None:
+def test_a_notebook_runs(
+    path: Path, tmp_path: Path, one_kernel_cache: Path, everything_is_there: None
+) -> None:
     """In a kernel of its own, from its own folder. Texts and numbers may differ on another
-    machine; what they are may not.
+    machine; what they are may not. As for a reader, what the notebook before has planned is kept,
+    and the list of fonts that matplotlib has searched for.
     """
     script = ROOT / "tools" / "run_notebooks.py"
     sources = os.pathsep.join(map(str, (SMALL_BUFFERS, ROOT / "src")))
     ran = subprocess.run(
         [sys.executable, str(script), "--to", str(tmp_path), str(path)],
-        env=os.environ | {"PYTHONPATH": sources, "MPLCONFIGDIR": str(tmp_path)},
+        env=os.environ
+        | {
+            "PYTHONPATH": sources,
+            "MPLCONFIGDIR": str(one_kernel_cache / "matplotlib"),
+            "TREADLE_PLANS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=900,

@@ -76,7 +76,7 @@ def conversation(
         if anew:
             model.engine.cache.forget()
         messages.append({"role": "user", "content": question})
-        settings: dict[str, Any] = {"max_tokens": 16, **GREEDY}
+        settings: dict[str, Any] = {"max_tokens": 10, **GREEDY}
         made: treadle.Generation = model.chat(messages, session=session, **settings)
         messages.append({"role": "assistant", "content": made.finish()})
         assert not (anew and made.timings.n_cached)
@@ -94,7 +94,7 @@ def test_a_conversation_from_the_cache_is_the_one_read_anew(steady: treadle.Mode
 
 def test_texts_beside_others_are_those_alone(steady: treadle.Model) -> None:
     """Chats and plain texts of several lengths, eight at once on four sequences."""
-    settings = {"max_tokens": 16, **GREEDY}
+    settings = {"max_tokens": 10, **GREEDY}
     prompts = [
         *SOME_PROMPTS,
         *(steady.chat_prompt([{"role": "user", "content": q}]) for q in ASKED),
@@ -156,7 +156,7 @@ def test_drafts_change_nothing(fetched: Fetched) -> None:
         with treadle.load(
             fetched("smollm2"), threads=2, context=1024, deterministic=True, speculate=speculate
         ) as model:
-            made = model.generate(prompt, max_tokens=64, **GREEDY)
+            made = model.generate(prompt, max_tokens=32, **GREEDY)
             made.finish()
             found.append(made)
     assert found[1].ids == found[0].ids

@@ -27,17 +27,25 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[Any]:
-    """tools/train_demo.py as a module, PyTorch's settings put back afterwards."""
+    """tools/train_demo.py as a module, PyTorch's settings put back afterwards. Python's library is
+    read and split once: it is what it was when the next run of the tool reads it.
+    """
     sys.path.insert(0, str(ROOT / "tools"))
     threads = torch.get_num_threads()
     try:
+        import demo_data  # type: ignore[import-not-found]
         import train_demo  # type: ignore[import-not-found]
 
-        yield train_demo
+        documents = demo_data.read_library()
+        train, held_out = demo_data.split(documents)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demo_data, "read_library", lambda: documents)
+            patch.setattr(demo_data, "split", lambda _: (list(train), list(held_out)))
+            yield train_demo
     finally:
         sys.path.remove(str(ROOT / "tools"))
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,14 @@ def straight(tool: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny run of three steps: demo.gguf, the log, a checkpoint."""
     folder = tmp_path_factory.mktemp("straight")
     run(tool, folder, "--steps", "3")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grown(tool: Any, straight: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one step of the stage after it."""
+    folder = tmp_path_factory.mktemp("grown")
+    run(tool, folder, "--steps", "1", "--start", str(straight / "demo.gguf"))
     return folder
 
 
@@ -132,34 +148,31 @@ def test_phases_begin_at_their_share_of_the_steps(tool: Any) -> None:
     assert found[-1].context == recipe.size.n_ctx
 
 
-def test_each_stage_goes_on_from_the_one_before(tool: Any, straight: Path, tmp_path: Path) -> None:
-    run(tool, tmp_path, "--steps", "1", "--start", str(straight / "demo.gguf"))
-    first, second = (
-        json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
-        for folder in (straight, tmp_path)
-    )
+def losses(folder: Path) -> dict[str, Any]:
+    """The last line of a run's log."""
+    found: dict[str, Any] = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+    return found
+
+
+def test_each_stage_goes_on_from_the_one_before(
+    tool: Any, straight: Path, grown: Path, tmp_path: Path
+) -> None:
+    first, second = losses(straight), losses(grown)
     assert second["parameters"] > first["parameters"]
     assert second["float32"]["loss"] < first["rounded"]["loss"]  # it went on, not from nothing
-    further = tmp_path / "further"
-    run(tool, further, "--steps", "1", "--start", str(tmp_path / "demo.gguf"))
-    third = json.loads((further / "log.jsonl").read_text().splitlines()[-1])
+    run(tool, tmp_path, "--steps", "1", "--start", str(grown / "demo.gguf"))
+    third = losses(tmp_path)
     assert third["parameters"] == second["parameters"]
     assert third["float32"]["loss"] < second["rounded"]["loss"]
 
 
-def test_a_stage_of_more_layers(tool: Any, straight: Path, tmp_path: Path) -> None:
-    run(tool, tmp_path, "--steps", "1", "--start", str(straight / "demo.gguf"))
-    further = tmp_path / "further"
-    run(tool, further, "--steps", "1", "--deeper", "--start", str(tmp_path / "demo.gguf"))
-    with open_gguf(further / "demo.gguf") as gguf:
+def test_a_stage_of_more_layers(tool: Any, grown: Path, tmp_path: Path) -> None:
+    run(tool, tmp_path, "--steps", "1", "--deeper", "--start", str(grown / "demo.gguf"))
+    with open_gguf(tmp_path / "demo.gguf") as gguf:
         assert load_config(gguf).n_layer == 3
-    second, deeper = (
-        json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
-        for folder in (tmp_path, further)
-    )
-    assert deeper["float32"]["loss"] < second["rounded"]["loss"]
+    assert losses(tmp_path)["float32"]["loss"] < losses(grown)["rounded"]["loss"]
     with pytest.raises(SystemExit, match="not the file of an earlier stage"):
-        run(tool, further, "--steps", "1", "--deeper", "--start", str(further / "demo.gguf"))
+        run(tool, tmp_path, "--steps", "1", "--deeper", "--start", str(tmp_path / "demo.gguf"))
 
 
 def test_a_file_of_no_stage_is_refused(tool: Any, straight: Path) -> None:

@@ -21,7 +21,7 @@ from treadle.system import SYSTEM
 
 Advise = Callable[[int, int, int], None]  # file descriptor, first byte, number of bytes
 PAGE = mmap.PAGESIZE
-SMALL = 1 << 20  # bytes: smaller files are skipped
+SMALL = 1 << 20  # bytes: smaller files are skipped, and smaller ranges gathered
 MAX_FILES = 1000
 
 
@@ -46,10 +46,12 @@ class PageCache:
                 _advise(part.path, [(part.offset, part.n_bytes)], SYSTEM.fetch_pages)
 
     def drop(self, ranges: Iterable[TensorData]) -> None:
-        """Drop ranges that have been read and will not be read again."""
+        """Drop ranges that have been read and will not be read again: of each file once they are
+        ``SMALL`` together, as the kernel lists all mappings of the process for each.
+        """
         for part in ranges:
             if part.path in self._files:
-                self._files[part.path].drop(part.offset, part.n_bytes)
+                self._files[part.path].let_go(part.offset, part.n_bytes)
 
     def close(self) -> None:
         """Drop the remaining pages of every file, read-ahead included."""
@@ -94,6 +96,7 @@ class _CachedPages:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.read: list[tuple[int, int]] = []  # ranges that are not dropped yet: begin, end
         fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)
         try:
             self.about = os.fstat(fd)
@@ -105,6 +108,13 @@ class _CachedPages:
         finally:
             os.close(fd)
 
+    def let_go(self, offset: int, n_bytes: int) -> None:
+        self.read.append((offset, offset + n_bytes))
+        if sum(end - begin for begin, end in self.read) >= SMALL:
+            for begin, end in joined(self.read):
+                self.drop(begin, end - begin)
+            self.read = []
+
     def drop(self, offset: int, n_bytes: int) -> None:
         first = offset // PAGE
         last = -(-(offset + n_bytes) // PAGE)
@@ -113,3 +123,14 @@ class _CachedPages:
         edges = np.flatnonzero(np.diff(flags))  # begin and end, alternating, of each run to drop
         runs = ((first + edges) * PAGE).reshape(-1, 2).tolist()
         _advise(self.path, ((lo, hi - lo) for lo, hi in runs), SYSTEM.drop_pages)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges (begin, end) in order, those that touch or share a page as one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin // PAGE <= -(-found[-1][1] // PAGE):
+            begin, last = found.pop()
+            end = max(end, last)
+        found.append((begin, end))
+    return found

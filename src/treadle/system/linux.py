@@ -140,14 +140,17 @@ class Linux(Posix):
         os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
-        place = [*self.name_in_maps(about)]
+        place = [word.encode() for word in self.name_in_maps(about)]
         with open("/proc/self/maps", "rb") as f:
-            lines = f.read().decode("utf-8", "replace").splitlines()
+            lines = f.read().splitlines()
+        between = b" ".join(place)
         for line in lines:
-            fields = line.split(maxsplit=5)
-            if fields[3:5] != place or "w" in fields[1]:
+            if between not in line:  # nearly all of a thousand
                 continue
-            low, high = (int(word, 16) for word in fields[0].split("-"))
+            fields = line.split(maxsplit=5)
+            if fields[3:5] != place or b"w" in fields[1]:
+                continue
+            low, high = (int(word, 16) for word in fields[0].split(b"-"))
             start = int(fields[2], 16)  # in the file
             lo = max(begin, start)
             hi = min(end, start + high - low)

@@ -5,8 +5,11 @@ Templates of families that ``../shared/data`` lacks are ours; they write calls a
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools.detect import TemplateDialect, find_dialect
 from treadle.chat.tools.formats import HARMONY, ROWS, SOLAR, Channels, ToolCallFormat
 
 TOOLS: dict[str, dict[str, Any]] = {
@@ -456,3 +459,17 @@ TOLD = {
         f"{_TURN}{_LAST.removeprefix('{% endfor %}')}"
     ),
 }
+
+FIELDS = ("eos", "tool_source", "builtin", "specials", "defaults", "reasoning", "preserve")
+
+
+def found_dialect(template: ChatTemplate) -> TemplateDialect:
+    """What ``find_dialect`` finds, once for each template: it renders thirty conversations."""
+    plain = ChatTemplate(template.source, bos=template.bos)
+    assert all(getattr(template, name) == getattr(plain, name) for name in FIELDS)
+    return _found(template.source, template.bos)
+
+
+@cache
+def _found(source: str, bos: str) -> TemplateDialect:
+    return find_dialect(ChatTemplate(source, bos=bos))

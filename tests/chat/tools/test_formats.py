@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import warnings
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -27,6 +28,12 @@ ROWS = [*PYTHON, *TAGGED, "gemma"]
 
 
 def matcher_of(row: str, schema: dict[str, Any]) -> LLMatcher:
+    return _matcher_of(row, json.dumps(schema)).deep_copy()
+
+
+@lru_cache(64)  # several texts of one schema come one after the other
+def _matcher_of(row: str, written: str) -> LLMatcher:
+    schema = json.loads(written)
     rules: Any = GrammarRules(Plain())  # type: ignore[arg-type]
     source = rules.source(_arguments(rules, ROW[row], {"type": "object", **schema}))
     matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(source), log_level=0)
@@ -184,7 +191,7 @@ def test_names_of_properties(row: str, name: str) -> None:
         values = {key: {"a": "v='b'"}.get(key, 5) for key in properties} | (
             {"x": "b"} if "x" in properties and properties["x"] != integer else {}
         )
-        for said in ({name: 5}, values):
+        for said in ({name: 5}, values) if values != {name: 5} else (values,):
             check(row, schema, written_by(row, said), said)
 
 

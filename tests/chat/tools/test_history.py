@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.chat.tools.families import BARE_TEMPLATE, HERMES_TEMPLATE, TEMPLATES, TOLD, F
+from tests.chat.tools.families import (
+    BARE_TEMPLATE,
+    HERMES_TEMPLATE,
+    TEMPLATES,
+    TOLD,
+    F,
+    found_dialect,
+)
 from tests.chat.tools.test_manner import REAL, WITHOUT
 from treadle.chat.messages import lone_results
 from treadle.chat.template.template import ChatTemplate
@@ -190,7 +197,7 @@ def test_reasoning_words_and_a_call(name: str, data: Path) -> None:
 def test_the_three_of_gpt_oss() -> None:
     """As the model wrote them; with an answer behind it the reasoning is left out."""
     template = ChatTemplate(GPT_OSS)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.call_content.in_thought is not None
     talk = [user("ASKED"), call(content="WORDS", thinking="REASONED"), result()]
     talk[1] |= {"reasoning_content": "REASONED"}
@@ -219,7 +226,7 @@ def test_an_empty_message_of_the_assistant(name: str, content: Any, data: Path) 
 def test_reasoning_as_a_part_of_the_content() -> None:
     """Ministral's template has it so: it was forgotten."""
     template = ChatTemplate(MINISTRAL)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.thought_parts
     assert dialect.empty_raises
     thought: dict[str, Any] = {"reasoning_content": "REASONED"}

@@ -17,6 +17,7 @@ from tests.chat.tools.families import (
     TOLD,
     TOOLS,
     F,
+    found_dialect,
     row,
 )
 from treadle.chat.template.template import ChatTemplate
@@ -82,7 +83,7 @@ def check_found_again(template: ChatTemplate, dialect: TemplateDialect) -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_the_templates_of_models(name: str, data: Path) -> None:
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.row.name == REAL[name]
     assert dialect.writes_calls
     if not dialect.shows_tools:  # then the prompt shows them, and says how to call
@@ -95,7 +96,7 @@ def test_the_templates_of_models(name: str, data: Path) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_families_that_have_no_template_there(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name])
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.row.name == name
     assert dialect.shows_tools
     assert dialect.channels == row(name).channels
@@ -105,7 +106,7 @@ def test_the_families_that_have_no_template_there(name: str) -> None:
 @pytest.mark.parametrize("name", TOLD)
 def test_templates_that_leave_calls_to_contents(name: str) -> None:
     template = ChatTemplate(TOLD[name])
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.row.name == name
     assert (dialect.writes_calls, dialect.shows_tools, dialect.has_results) == (False, True, True)
     check_found_again(template, dialect)
@@ -119,7 +120,7 @@ def test_templates_that_leave_calls_to_contents(name: str) -> None:
 def test_such_templates_without_a_place_for_results() -> None:
     source = TOLD["python"].replace("{{ m.content", "{{ '' if m.role == 'tool' else m.content")
     template = ChatTemplate(source)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert (dialect.shows_tools, dialect.has_results) == (True, False)
     messages, _ = messages_for_template(calling(), [F], dialect)
     assert "<|turn|>user\n<tool_response>\n[2]\n</tool_response>" in template.render(messages)
@@ -128,7 +129,7 @@ def test_such_templates_without_a_place_for_results() -> None:
 def test_ids_that_come_first() -> None:
     """Solar Open's template raises without one, and tells its model of ten letters and digits."""
     template = ChatTemplate(TEMPLATES["solar"])
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     for own in ("call_0123456789", None):
         talk = calling()
         talk[1]["tool_calls"][0]["id"] = talk[2]["tool_call_id"] = own
@@ -142,7 +143,7 @@ def test_ids_that_come_first() -> None:
 def test_text_before_calls_that_a_template_leaves_out() -> None:
     """Solar Open's writes a message's text or its calls. The text is a message before them."""
     template = ChatTemplate(TEMPLATES["solar"])
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.call_content.apart
     talk = calling()
     talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
@@ -159,7 +160,7 @@ def test_text_before_calls_that_a_template_leaves_out() -> None:
 def test_ids_that_name_the_tool() -> None:
     """Kimi's template writes an id in place of the name, and counts calls."""
     template = ChatTemplate(TEMPLATES["kimi"])
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     calls = [{"id": id, "type": "function", "function": F["function"]} for id in ("a", "b")]
     for call in calls:
         call["function"] = {"name": "f", "arguments": {}}
@@ -184,7 +185,7 @@ def test_ids_that_name_the_tool() -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -> None:
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert (dialect.row, dialect.writes_calls, dialect.shows_tools) == (GENERIC, False, False)
     messages, tools = messages_for_template(calling(), [F], dialect)
     assert tools is None
@@ -203,7 +204,7 @@ def test_results_that_are_no_text(name: str, data: Path) -> None:
     template = real(data, name)
     for result in RESULTS:
         said = [*calling()[:2], {**calling()[2], "content": result}]
-        messages, tools = messages_for_template(said, [F], find_dialect(template))
+        messages, tools = messages_for_template(said, [F], found_dialect(template))
         expected = json.dumps(result, ensure_ascii=False)
         assert expected in template.render(messages, tools=tools)
         if "DeepSeek" in name or "functionary" in name:
@@ -216,14 +217,14 @@ def test_a_template_that_writes_objects_itself_is_given_them(data: Path) -> None
     """A text is quoted there."""
     template = real(data, "meta-llama-Llama-3.1-8B-Instruct")
     said = [*calling()[:2], {**calling()[2], "content": {"x": 1}}]
-    messages, tools = messages_for_template(said, [F], find_dialect(template))
+    messages, tools = messages_for_template(said, [F], found_dialect(template))
     assert '\n\n{"x": 1}' in template.render(messages, tools=tools)
 
 
 def test_schemas_that_say_little(data: Path) -> None:
     """Command R+'s template wants a description of everything, and what is within."""
     template = real(data, "CohereForAI-c4ai-command-r-plus-tool_use")
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     inner: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "array"}}}
     inner["additionalProperties"] = False
     properties: dict[str, Any] = {"a": {"type": "string"}, "b": {}, "c": inner}
@@ -240,7 +241,7 @@ def test_schemas_that_say_little(data: Path) -> None:
 def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     """Llama 3's raises on two. Each result stands behind its call, by id or in order."""
     template = real(data, "meta-llama-Llama-3.1-8B-Instruct")
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.one_call
     calls = [
         {"id": id, "type": "function", "function": {"name": "f", "arguments": {"x": id}}}
@@ -269,7 +270,7 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
     one without parameters, Llama 3's for a message with no calls in its list.
     """
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     bare: Any = {"type": "function", "function": {"name": "bare", "description": None}}
     said = {"role": "assistant", "content": "so", "tool_calls": []}
     for tools in ([], [bare]):
@@ -285,7 +286,7 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
 def test_arguments_that_are_empty_or_were_cut(name: str, arguments: Any, expected: Any) -> None:
     """Clients have "" for none; templates raised, or wrote JSON in quotes."""
     template = ChatTemplate(TEMPLATES[name])
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     talk = calling()
     talk[1]["tool_calls"][0]["function"]["arguments"] = arguments
     made, shown = messages_for_template(talk, [F], dialect)
@@ -300,7 +301,7 @@ def test_text_before_calls(name: str, data: Path) -> None:
     template = real(data, name)
     talk = calling()
     talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
-    made, shown = messages_for_template(talk, [], find_dialect(template))
+    made, shown = messages_for_template(talk, [], found_dialect(template))
     text = template.render(made, tools=shown)
     assert text.index("let me look") < text.index('"n": -3') < text.index("[2]")
     assert made[2].keys() == {"role", "content", "tool_calls"}
@@ -313,7 +314,7 @@ def test_contents_that_are_none(name: str, data: Path) -> None:
     talk: list[Any] = [USER, {"role": "assistant", "content": None}, *calling(), USER]
     talk[-2]["content"] = None
     for tools in ([], [F]):
-        made, shown = messages_for_template(talk, tools, find_dialect(template))
+        made, shown = messages_for_template(talk, tools, found_dialect(template))
         assert "None" not in template.render(made, tools=shown).replace("] = None", "")
 
 
@@ -338,7 +339,7 @@ def test_schemas_of_other_words(name: str, data: Path) -> None:
     is true. Other templates are given them as they are.
     """
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     odd = {
         "type": "function",
         "function": {"name": "odd", "description": "", "parameters": ODD_SCHEMA},
@@ -371,7 +372,7 @@ def test_the_same_schema_in_plain_words() -> None:
 def test_a_user_who_speaks_behind_calls_and_results(name: str, data: Path) -> None:
     """Mistral's templates do not count calls and results, and raise on two users in a row."""
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     so = {"role": "user", "content": "so?"}
     made, shown = messages_for_template(
         [*calling(), so, *calling()[1:], so, *calling()[1:2], so], [F], dialect
@@ -392,7 +393,7 @@ def test_a_gap_that_must_have_text(data: Path) -> None:
     assert said in source
     check = "{% if not message.content %}{{ raise_exception('nothing') }}{% endif %}"
     template = ChatTemplate(source.replace(said, said + check))
-    made, shown = messages_for_template([*calling(), USER], [F], find_dialect(template))
+    made, shown = messages_for_template([*calling(), USER], [F], found_dialect(template))
     assert [m["content"] for m in made[-2:]] == ["Done.", "hi"]
     assert "Done." in template.render(made, tools=shown)
 
@@ -400,7 +401,7 @@ def test_a_gap_that_must_have_text(data: Path) -> None:
 @pytest.mark.parametrize("name", [*REAL, *WITHOUT])
 def test_a_greeting_of_the_assistant(name: str, data: Path) -> None:
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     greeting = {"role": "assistant", "content": "welcome"}
     for first in ([], [{"role": "system", "content": "be brief"}]):
         for tools in ([], [F]):
@@ -414,7 +415,7 @@ def test_a_greeting_of_the_assistant(name: str, data: Path) -> None:
 def test_a_system_where_a_template_raises(tools: list[Any], data: Path) -> None:
     """Gemma 2's: it stands before what the user says, as in Gemma 3's."""
     template = real(data, "google-gemma-2-2b-it")
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     system = {"role": "system", "content": "be brief"}
     made, _ = messages_for_template(
         [system, USER, {"role": "assistant", "content": "so"}, USER], tools, dialect
@@ -438,7 +439,7 @@ def test_a_system_where_a_template_raises(tools: list[Any], data: Path) -> None:
 def test_neighbours_of_one_role(name: str, alternates: bool, data: Path) -> None:
     """Ollama joins them for each of its templates; some of the models' own raise on two."""
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.alternates == alternates
     parts = [{"type": "text", "text": "two"}]
     said = [{"role": "assistant", "content": text} for text in ("a", "b")]
@@ -454,7 +455,7 @@ def test_neighbours_of_one_role(name: str, alternates: bool, data: Path) -> None
 def test_ids_for_calls_that_have_none(data: Path) -> None:
     """As Ollama's clients send them; Mistral's templates raise."""
     template = real(data, "mistralai-Mistral-Nemo-Instruct-2407")
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     calls: Any = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
     results = [
         {"role": "tool", "content": "of g", "tool_name": "g"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat.tools.families import TEMPLATES, F
+from tests.chat.tools.families import TEMPLATES, F, found_dialect
 from tests.chat.tools.test_manner import REAL, USER, WITHOUT, real
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.tools.detect import find_dialect
@@ -43,7 +43,7 @@ STAYS = {
 @pytest.mark.parametrize("name", [*REAL, *WITHOUT])
 def test_it_is_written_once_where_the_template_has_it(name: str, data: Path) -> None:
     template = real(data, name)
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
     assert dialect.system_stays == STAYS.get(name, dialect.system_stays)
     called = [] if "Mistral" in name else [[*CALLED, LATE]]  # behind a result it writes no system's
     for tools in ([], [F]):
@@ -135,7 +135,7 @@ def test_what_was_read_is_the_beginning_of_the_next_prompt(name: str, data: Path
     """The system's words moved to the front, and all of the conversation was read again."""
     own = name.removeprefix("own ")
     template = real(data, name) if own == name else ChatTemplate(TEMPLATES[own], bos="<s>")
-    dialect = find_dialect(template)
+    dialect = found_dialect(template)
 
     def lost(turns: list[Any]) -> list[int]:
         """Characters behind the first that is another one in the next prompt."""
