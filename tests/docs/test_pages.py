@@ -14,17 +14,15 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from tests.docs import program_copies, test_docs
+from tests.docs import test_docs
 from tests.docs.test_docs import MODEL, ROOT, Block, blocks, name
 from treadle.cli.app import COMMANDS
 
@@ -34,7 +32,7 @@ PAGES = [page for page in test_docs.PAGES if test_docs.is_recipe(page)]
 PAGES += sorted(SKILL.glob("*.md"))
 RUN = [page for page in PAGES if any(b.kind in ("bash", "python") for b in blocks(page))]
 SERVE = re.compile(r"treadle serve [^|&\n]*\n")
-CLIENT = Path(__file__).with_name("copy_client.py")
+RUNNER = Path(__file__).with_name("page_runner.py")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Names on the hub, and the files of shared/data that stand for theirs; None is the packaged model.
 HUB: dict[str, dict[str, str | None]] = {
@@ -79,40 +77,17 @@ def revision(folder: Path, repo: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for PATH: ``treadle`` and ``python`` are those of the test, ``pip`` does nothing,
-    and ``page`` runs the blocks of a page. ``treadle`` and ``page`` are copies of a process that
-    has imported them.
-    """
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH: ``treadle`` and ``python`` are those of the test, ``pip`` does nothing."""
     folder = tmp_path_factory.mktemp("bin")
-    place = folder / "copies"
-    python = shlex.quote(sys.executable)
-    client = f"{python} -I -S {shlex.quote(str(CLIENT))} {shlex.quote(str(place))}"
     for program, line in {
-        "treadle": f'exec {client} treadle "$@"',
-        "page": f'exec {client} page "$@"',
-        "python": f'exec {python} "$@"',
+        "treadle": f'exec {shlex.quote(sys.executable)} -m treadle "$@"',
+        "python": f'exec {shlex.quote(sys.executable)} "$@"',
         "pip": "exit 0",
     }.items():
         (folder / program).write_text(f"#!/bin/sh\n{line}\n")
         (folder / program).chmod(0o755)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    copies = subprocess.Popen(
-        [sys.executable, "-m", program_copies.__name__, str(place)],
-        env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # no terminal, for which the copies' streams would be set up
-    )
-    try:
-        while not place.exists():
-            assert copies.poll() is None
-            time.sleep(0.05)
-        yield folder
-    finally:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
-            end.connect(str(place))
-            end.send(program_copies.END)
-        copies.wait()
+    return folder
 
 
 @pytest.mark.slow
@@ -137,7 +112,7 @@ def test_blocks_run(
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "model.gguf").symlink_to(MODEL)
     ran = subprocess.run(
-        [str(programs / "page"), str(file)],
+        [sys.executable, str(RUNNER), str(file)],
         cwd=tmp_path / "work",
         env=environment(hub, programs, one_kernel_cache, tmp_path),
         capture_output=True,

@@ -11,7 +11,9 @@ import pytest
 
 from tests.release.tools import program, run
 
-QUICKLY = ("--installer", "uv")  # a build's environment: pip takes seconds to make one
+# pip takes seconds to make a build's environment.
+UV = shutil.which("uv", path=sysconfig.get_path("scripts"))
+QUICKLY = ("--installer", "uv") if UV else ()
 NOT_IN_THE_SDIST = {".ci", ".github", ".git", ".venv", "shared"}
 
 
