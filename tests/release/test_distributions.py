@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
