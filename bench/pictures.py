@@ -470,7 +470,7 @@ class LlamaCpp:
 
 def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> None:
     """Print a tower's line."""
-    from treadle.devices.registry import open_device
+    from treadle.devices import open_device
     from treadle.media.projector import open_projector
     from treadle.profiling.peaks import measure_peaks
     from treadle.profiling.report import row_in_use

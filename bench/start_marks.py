@@ -16,7 +16,7 @@ from typing import Any
 PHASES = {
     "treadle.cli.app:invoke": "command line",
     "treadle.api.model:Model.__init__": "load, the rest",
-    "treadle.api.model_path:open_found": "header of the file",
+    "treadle.api.options:open_found": "header of the file",
     "treadle.models.stored_config:open_config": "configuration",
     "treadle.engine.engine:Engine.__init__": "engine and pools",
     "treadle.cli.commands.run:begin": "prompt to request",

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.media.pixels import normalise

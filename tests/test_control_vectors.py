@@ -21,7 +21,7 @@ from tests.server.test_openai import post
 from tests.tiny import rounding
 from tests.twins import logits_of_twins
 from treadle.api.model import Model
-from treadle.api.model_path import packaged_model
+from treadle.api.options import packaged_model
 from treadle.cli import main
 from treadle.cli.options import control_vector
 from treadle.engine.batch import BatchItem

@@ -170,7 +170,7 @@ def test_only_system_tells_systems_apart() -> None:
 
 
 def test_dataclasses_are_the_fast_ones() -> None:
-    """``treadle.base.fast_dataclass.dataclass``; the standard library's own only where it has more
+    """``treadle.base.fast_classes.dataclass``; the standard library's own only where it has more
     options.
     """
     used = {
@@ -180,7 +180,7 @@ def test_dataclasses_are_the_fast_ones() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         if any(alias.name == "dataclass" for alias in node.names)
     }
-    assert used == {"base/fast_dataclass.py"}, "use treadle.base.fast_dataclass"
+    assert used == {"base/fast_classes.py"}, "use treadle.base.fast_classes"
 
 
 def check(found: set[str], rule: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FINAL = re.compile(r"\d+\.\d+\.\d+(rc\d+)?")  # PEP 440; no other form is released
-VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
+VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
 HEADING = re.compile(r"^## (\S+), (.+)$", re.MULTILINE)
 RELATIVE = re.compile(r"\]\((?!https?://|#|mailto:)([^)]+)\)")
 
@@ -29,7 +29,7 @@ class ReleaseError(Exception):
 
 def read_version(root: Path = ROOT) -> str:
     """The version of the package, from its source. Raises ReleaseError if there is none."""
-    path = root / "src" / "treadle" / "version.py"
+    path = root / "src" / "treadle" / "__init__.py"
     found = VERSION.search(path.read_text("utf-8"))
     if found is None:
         raise ReleaseError(f"{path} has no line __version__ = ...")
@@ -37,7 +37,7 @@ def read_version(root: Path = ROOT) -> str:
 
 
 def write_version(version: str, root: Path = ROOT) -> None:
-    path = root / "src" / "treadle" / "version.py"
+    path = root / "src" / "treadle" / "__init__.py"
     text = path.read_text("utf-8")
     path.write_text(VERSION.sub(f'__version__ = "{version}"', text), "utf-8")
 
@@ -93,7 +93,9 @@ def problems(tag: str | None, dist: Path | None, root: Path = ROOT) -> list[str]
     named, when, _ = latest_changes(root)
     found: list[str] = []
     if not FINAL.fullmatch(version):
-        found.append(f"version.py has {version}: run 'python tools/release.py prepare VERSION'")
+        found.append(
+            f"src/treadle/__init__.py has {version}: run 'python tools/release.py prepare VERSION'"
+        )
     if tag is not None and tag != f"v{version}":
         found.append(f"the tag is {tag}, the version {version}: expected v{version}")
     if named != version.partition("rc")[0]:

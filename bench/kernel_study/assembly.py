@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 LABEL = re.compile(r"^(\.L\w+):")
 BRANCH = re.compile(r"\b(?:b\w+|j)\s.*?(\.L\w+)\s*$")

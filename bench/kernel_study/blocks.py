@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from bench.kernel_study.spec import F32_ROUND, Study, StudyCase, sum_of_bytes, unwritten
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i16, i32, u8, u32

@@ -15,7 +15,7 @@ from bench.kernel_study import clock, published, sweep
 from bench.kernel_study.emulator import EmulatorError, find
 from bench.kernel_study.plot import draw
 from bench.kernel_study.sweep import SweepResult
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import counted
 from treadle.cli.options import Picture
 from treadle.cli.ui.progress import ProgressBar

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.kernel_study import elf
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import TreadleError
 from treadle.jit.compile import emit_object
 from treadle.jit.kernel import symbol, trace

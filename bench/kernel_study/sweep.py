@@ -15,7 +15,7 @@ from bench.kernel_study.emulator import Emulator, EmulatorError
 from bench.kernel_study.rows import Mad, ScaleRow, VecDotF16
 from bench.kernel_study.spec import Study, StudyCase
 from bench.kernel_study.tiles import AttentionProduct, TileAlongK, TileOfRows
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.isa import ROWS
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from bench.kernel_study.spec import F32_ROUND, Study, StudyCase, halves, unwritten
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f16, f32
 

@@ -34,8 +34,7 @@ from __future__ import annotations
 
 from time import time_ns as _time_ns
 
-from treadle.version import __version__ as __version__
-
+__version__ = "0.1.0.dev0"  # X.Y.Z of a release, else X.Y.Z.dev0 of the next one
 IMPORTED_NS = _time_ns()  # before any other module of the package is imported
 
 # The packages (``help(treadle)`` prints the docstring, so this map is a comment):

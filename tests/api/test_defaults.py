@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import treadle
-from treadle.api.defaults import Defaults, read_defaults
+from treadle.api.options import Defaults, read_defaults
 from treadle.api.tool_chat import Reply
 from treadle.errors import SamplingError, TemplateError, TreadleError
 

@@ -24,8 +24,7 @@ from treadle.errors import ContextFullError, GrammarError, TreadleError
 from treadle.sampling import Sampling
 from treadle.scheduler.output import IndentStop, RequestOutput
 from treadle.scheduler.request import Request
-from treadle.scheduler.scheduler import Scheduler
-from treadle.scheduler.stepping import CooperativeStepper
+from treadle.scheduler.scheduler import CooperativeStepper, Scheduler
 
 GREEDY = Sampling(temperature=0)
 
@@ -372,7 +371,7 @@ def interrupt_at(line: int, work: Callable[[], object]) -> int:
         "scheduler/scheduler.py",
         "scheduler/request.py",
         "scheduler/output.py",
-        "scheduler/stepping.py",
+        "scheduler/scheduler.py",
         "api/generation.py",
     )
     count = 0

@@ -20,7 +20,7 @@ from tests.conftest import WriteTiny
 from tests.kernels.rows import ALL
 from tests.kvcache.test_cache import check_pages
 from tests.tiny import without_vocabulary
-from treadle.api.model_path import packaged_model
+from treadle.api.options import packaged_model
 from treadle.chat.template.template import ChatTemplate
 from treadle.errors import (
     ContextFullError,

@@ -9,7 +9,7 @@ import pytest
 import treadle
 from tests.catalog.hub_cache import put
 from tests.conftest import WriteTiny
-from treadle.api.model_path import find_path
+from treadle.api.options import find_path
 from treadle.errors import FileError
 
 

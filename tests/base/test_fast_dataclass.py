@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from treadle.base import fast_dataclass
-from treadle.base.fast_dataclass import dataclass
+from treadle.base import fast_classes
+from treadle.base.fast_classes import dataclass
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def test_the_signature_is_known_before_the_first_object() -> None:
     assert list(inspect.signature(OwnInit).parameters) == ["z"]
     assert OwnInit(5).x == 5
     assert (Sub(1), Sub(1).y) == (Sub(1), 2)
-    for _ in range(fast_dataclass.N_PLAIN):
+    for _ in range(fast_classes.N_PLAIN):
         assert Made(1, y=3) == Made(1, 3)
     assert list(inspect.signature(Made.__init__).parameters) == ["self", "x", "y"]
 
@@ -202,7 +202,7 @@ def test_plain_and_compiled_objects_are_alike() -> None:
 
     plain = errors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_dataclass, "N_PLAIN", 0)
+        patch.setattr(fast_classes, "N_PLAIN", 0)
         assert errors() == plain
 
 

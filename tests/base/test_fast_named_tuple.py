@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from treadle.base import fast_named_tuple
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base import fast_classes
+from treadle.base.fast_classes import NamedTuple
 
 
 class Point(NamedTuple):
@@ -35,7 +35,7 @@ class Standard(typing.NamedTuple):
 
 
 def test_tuples_behave_as_the_standard_ones() -> None:
-    for _ in range(3 * fast_named_tuple.N_PLAIN):  # plain, then compiled
+    for _ in range(3 * fast_classes.N_PLAIN):  # plain, then compiled
         point = Point(1, y=3)
         assert isinstance(point, tuple)
         assert point == (1, 3) == Point(x=1, y=3)
@@ -62,7 +62,7 @@ def test_a_subclass_has_its_own_type() -> None:
     class Heir(Point):
         """A point."""
 
-    for _ in range(2 * fast_named_tuple.N_PLAIN):
+    for _ in range(2 * fast_classes.N_PLAIN):
         assert (type(Heir(1)), Heir(1)) == (Heir, (1, 2))
 
 
@@ -74,7 +74,7 @@ def test_a_subclass_keeps_its_own_new() -> None:
         def __new__(cls, x: int) -> Any:
             return super().__new__(cls, 2 * x)
 
-    for _ in range(2 * fast_named_tuple.N_PLAIN):
+    for _ in range(2 * fast_classes.N_PLAIN):
         assert (Doubled(1), Base(1)) == ((2,), (1,))
 
 

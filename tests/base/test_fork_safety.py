@@ -149,7 +149,7 @@ def test_the_own_thread_may_hold_a_lock() -> None:
 IMPORT_SCRIPT = """
 import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore")
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 import treadle.base.fork_safety
 sys.path.insert(0, sys.argv[1])
 there, go, parent = threading.Event(), threading.Event(), os.getpid()

@@ -179,7 +179,7 @@ for name in ("_interpreters", "_xxsubinterpreters"):
 interpreters.run_string(interpreters.create(), '''
 try:
     from treadle.errors import UnsupportedError
-    from treadle.devices.registry import open_device
+    from treadle.devices import open_device
     from treadle.base.interrupts import in_main_interpreter
 except ImportError as error:  # numpy's, in an interpreter with a lock of its own
     print(False, "is a subinterpreter")

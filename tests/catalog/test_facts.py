@@ -19,12 +19,11 @@ from treadle.catalog.records import (
     add_speeds,
     forget,
     last_used,
-    note_use,
-    records_folder,
     speeds,
     usual_speed,
 )
 from treadle.catalog.stored import StoredModel, find_stored
+from treadle.files.stored_entries import note_use, records_folder
 from treadle.models.config import USUAL_CONTEXT
 
 

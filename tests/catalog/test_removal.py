@@ -13,10 +13,10 @@ from huggingface_hub import scan_cache_dir
 
 from tests.catalog.hub_cache import A, B, put
 from treadle.catalog.names import fitting
-from treadle.catalog.records import note_use, records_folder
 from treadle.catalog.removal import RemovalPlan, check_unused, plan_removal, remove
 from treadle.catalog.stored import find_stored
 from treadle.errors import FileError
+from treadle.files.stored_entries import note_use, records_folder
 
 
 def plan_for(*names: str) -> RemovalPlan:

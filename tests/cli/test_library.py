@@ -18,13 +18,14 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
 from treadle.catalog.facts import ModelFacts
-from treadle.catalog.records import add_speeds, note_use
+from treadle.catalog.records import add_speeds
 from treadle.cli import app
 from treadle.cli.commands import ps, rm
 from treadle.cli.commands.pull import hub_name, next_step
 from treadle.cli.model_report import ago
 from treadle.cli.server_client import StatusError
 from treadle.errors import FileError
+from treadle.files.stored_entries import note_use
 
 
 @pytest.fixture

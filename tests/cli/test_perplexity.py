@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.evaluate.test_perplexity import GOLDEN
-from treadle.api.model_path import packaged_model
+from treadle.api.options import packaged_model
 from treadle.cli.ui import progress
 from treadle.cli.ui.progress import ProgressBar
 

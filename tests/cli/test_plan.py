@@ -211,7 +211,7 @@ SEVERAL = ("BF16_bf16", "F16_bf16x2", "F32_bf16x3")
 
 def test_the_packaged_model(run: Run) -> None:
     """The real engine: every step has a time, and attention at depth reads keys and values."""
-    from treadle.api.model_path import packaged_model
+    from treadle.api.options import packaged_model
 
     found = json.loads(run("plan", str(packaged_model()), "--profile", "-d", "70", "--json").out)
     assert all(row["seconds"] > 0 for row in found["steps"])

@@ -17,7 +17,7 @@ from treadle.api.projector_choice import NO_PROJECTOR
 from treadle.cli.commands import bench, plan
 from treadle.cli.projector import ImageSize, prepare, steps_of
 from treadle.cli.speed import PassCost
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.media.projector import open_projector
 
 PEAKS = {"bandwidth": 1e10, "stream": 1e10, "int8": 1e11, "f32": 1e11}

@@ -10,7 +10,7 @@ from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
 from treadle.convert.hf.families.lfm2 import _conv_keys, _dense_width
 from treadle.errors import FileError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"], "norm_eps": 1e-5}

@@ -25,7 +25,7 @@ from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.run_state import PAGE
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
 

@@ -36,7 +36,7 @@ from treadle.convert.hf.tokenizer.sentencepiece_model import parse_sentencepiece
 from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
-from treadle.files.gguf_array import ValueType, number_array
+from treadle.files.metadata import ValueType, number_array
 from treadle.tokenizer.bpe import BYTE_OF_LETTER
 from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from treadle.tokenizer.vocab import LSTRIP, RSTRIP, SPACES, TokenType

@@ -23,7 +23,7 @@ from treadle.convert.recipe import Options
 from treadle.convert.writer import convert
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
-from treadle.files.gguf_array import ValueType
+from treadle.files.metadata import ValueType
 from treadle.tokenizer.tokenizer import load_tokenizer
 
 torch = pytest.importorskip("torch")

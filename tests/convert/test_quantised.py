@@ -38,7 +38,7 @@ from treadle.convert.sources.derived_tensors import (
 from treadle.convert.writer import convert as write_checked
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import open_safetensors
 from treadle.formats import by_name
 from treadle.machine.memory import MemoryBound

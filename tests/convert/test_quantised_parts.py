@@ -23,7 +23,7 @@ from tests.convert.quantised_files import (
 from treadle.convert.quantized.checkpoint import unquantised
 from treadle.convert.sources.derived_tensors import DerivationRule, make_tensors, transposed, upper
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import SafeTensor, open_safetensors
 from treadle.formats import by_name
 

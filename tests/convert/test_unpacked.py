@@ -18,7 +18,7 @@ import pytest
 from treadle.convert.quantized import mlx
 from treadle.convert.quantized.checkpoint import find_settings, unquantised
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import SafeTensor, open_safetensors
 from treadle.formats import by_name
 from treadle.kernels.activation_layout import from_bf16_bits, to_bf16_bits

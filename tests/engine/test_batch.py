@@ -23,7 +23,7 @@ from treadle.kernels.run_state import (
     run_state,
 )
 from treadle.kvcache.cache import KVCache
-from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.models.config import PoolSpec, StateSpec
 from treadle.plan.lowering.inputs import inputs_of, sampled_inputs
 from treadle.plan.plan import Plan
 

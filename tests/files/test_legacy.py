@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.gguf_array import GGUFArray, ValueType
 from treadle.files.gguf_v1 import HeaderV1
 from treadle.files.legacy import Legacy
+from treadle.files.metadata import GGUFArray, ValueType
 
 MAGIC = {"GGML": b"lmgg", "GGMF": b"fmgg", "GGJT": b"tjgg"}
 Item = tuple[str, np.ndarray, int]

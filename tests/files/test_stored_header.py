@@ -13,9 +13,9 @@ from tests.conftest import WriteTiny
 from treadle.files import stored_entries, stored_header
 from treadle.files.bundled import START, BundleHeader
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.files.gguf_array import GGUFArray
 from treadle.files.gguf_header import Header
 from treadle.files.gguf_writer import GGUFWriter
+from treadle.files.metadata import GGUFArray
 from treadle.jit.cache import checked_folder
 
 STRINGS = ["", "a", "b" * 300, "ä\0c", "d" * 70_000, "last"]

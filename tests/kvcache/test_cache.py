@@ -19,9 +19,8 @@ from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.run_state import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
-from treadle.kvcache.page_pool import FREED, pages_within
-from treadle.kvcache.state_slots import MIN_SAVING, NO_CHECKPOINT, StateSlots
-from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.kvcache.page_pool import FREED, MIN_SAVING, NO_CHECKPOINT, StateSlots, pages_within
+from treadle.models.config import PoolSpec, StateSpec
 
 N_CTX = 7 * PAGE
 

@@ -7,7 +7,7 @@ import pytest
 from tests.kvcache.test_cache import CPU, SEEN, check_pages, known, specs
 from treadle.kernels.run_state import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
-from treadle.kvcache.state_slots import (
+from treadle.kvcache.page_pool import (
     MIN_SAVING,
     MIN_SAVING_AT_BRANCH,
     NO_CHECKPOINT,
@@ -16,7 +16,7 @@ from treadle.kvcache.state_slots import (
     SYSTEM,
     StateSlots,
 )
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 
 SSM = StateSpec("ssm", (9,), 5)
 SYSTEM_END = 2 * PAGE + 9

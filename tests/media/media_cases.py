@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.matrix_rounding import sharp_isa
 from treadle.convert.open import open_model
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.media.family import MediaFamily
 from treadle.media.prepared import PreparedMedia

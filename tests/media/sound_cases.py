@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.files.gguf import open_gguf
 from treadle.media.clip_config import ClipConfig, read_clip
 from treadle.media.families import family_of

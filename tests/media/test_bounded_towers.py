@@ -17,8 +17,8 @@ from tests.media.bounded_tower import (
     write_bounded_tower,
 )
 from tests.media.media_cases import off, picture
+from treadle.devices import open_device
 from treadle.devices.protocol import Device
-from treadle.devices.registry import open_device
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.media.projector import Projector, open_projector

@@ -23,7 +23,7 @@ from treadle.chat.media_parts import MediaPart
 from treadle.convert.hf.folder import open_hf_source
 from treadle.convert.recipe import Options
 from treadle.convert.writer import convert
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import by_name

@@ -29,11 +29,11 @@ from tests.media.picture_cases import (
     truth_of,
 )
 from treadle.base.fork_safety import UseLock
+from treadle.devices import DEVICES
 from treadle.devices.protocol import Device
-from treadle.devices.registry import DEVICES
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.tensor import Tensor
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families import llava

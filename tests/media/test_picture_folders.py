@@ -13,7 +13,7 @@ import pytest
 from tests.matrix_rounding import sharp_isa
 from tests.media.picture_cases import BY_NAME, off, picture, truth_of
 from tests.models.hf_tiny import require_transformers
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.media.families import hf_names_of, internvl, lfm2, llava
@@ -274,7 +274,7 @@ def test_sides_that_differ_are_refused(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_other_llava_folders_are_refused(changes: dict[str, Any], match: str, data: Path) -> None:
-    from treadle.files.keys import MetadataReader
+    from treadle.files.metadata import MetadataReader
     from treadle.files.safetensors import read_json
 
     path = data / "media" / "llava" / "config.json"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.media.picture_cases import off, picture
 from tests.models.hf_tiny import float64_only, require_transformers
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.media.pixels import normalise
 from treadle.media.projector import open_projector
 

@@ -17,10 +17,10 @@ from tests.media import media_cases, picture_cases, sound_cases
 from tests.media.test_towers import check_rows
 from treadle.convert.recipe import Options
 from treadle.convert.writer import convert
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.files.gguf_array import GGUFArray
+from treadle.files.metadata import GGUFArray
 from treadle.formats import by_name
 from treadle.media.llamacpp_projectors import EXACT_GELU, projector_differences
 from treadle.media.projector import Projector, open_projector

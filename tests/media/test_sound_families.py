@@ -29,10 +29,10 @@ from tests.media.sound_cases import (
 )
 from treadle.base.fork_safety import UseLock
 from treadle.convert.open import open_model
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.tensor import Tensor
 from treadle.media.clip_config import _IN_LAYERS, ClipConfig
 from treadle.media.convolutions import rows_of_1d, rows_of_2d

@@ -23,7 +23,7 @@ from tests.media.media_cases import (
     prompts,
     truth_of,
 )
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.engine.step_slices import StepSlices
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF

@@ -30,7 +30,7 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, Tensor, open_gguf
 from treadle.formats import by_name
 from treadle.kernels.run_state import PAGE
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
 

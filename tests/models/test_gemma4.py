@@ -19,7 +19,7 @@ from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.run_state import PAGE
 from treadle.kvcache.media import MediaEntry
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.graphs import GRAPHS
 
 LONG = 3 * PAGE + 12  # six windows

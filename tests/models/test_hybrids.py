@@ -18,7 +18,7 @@ from treadle.engine.batch import BatchItem
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.kernels.run_state import PAGE
-from treadle.kvcache.prefix_hit import reuse_stop_reason
+from treadle.kvcache.prefix_tree import reuse_stop_reason
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 from treadle.spec_decode.ngram import Lookup

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from treadle.errors import NotFiniteError, SamplingError
 from treadle.sampling import DEFAULT_ORDER, Sampler, Sampling
-from treadle.sampling.candidates import Candidates
+from treadle.sampling.candidates import Candidates, temperature
 from treadle.sampling.repetition import dry, penalties
-from treadle.sampling.temperature import temperature
 from treadle.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical
 
 GOLDEN = [15, 10, 15, 13, 12, 13, 11, 8, 15, 15, 12, 7]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.sampling.recommended import read_generation_config, recommended
-from treadle.sampling.settings import Sampling
+from treadle.sampling.settings import Sampling, read_generation_config, recommended
 
 
 def test_a_gguf_file() -> None:

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.sampling.candidates import Candidates, largest, probabilities
-from treadle.sampling.temperature import dynamic_temperature, temperature
+from treadle.sampling.candidates import (
+    Candidates,
+    dynamic_temperature,
+    largest,
+    probabilities,
+    temperature,
+)
 from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
 
 Stage = Callable[[Candidates], Candidates]

@@ -13,7 +13,7 @@ import treadle
 from tests.loras import draw_pairs, write_gguf
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
-from treadle.api.model_path import packaged_model
+from treadle.api.options import packaged_model
 
 
 @pytest.fixture(scope="module")

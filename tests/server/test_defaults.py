@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import running, talking
-from treadle.api.defaults import read_defaults
+from treadle.api.options import read_defaults
 
 HELLO = [{"role": "user", "content": "hi"}]
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

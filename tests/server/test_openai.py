@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import N_CTX, events
 from tests.server.direct import DirectClient
-from treadle.kvcache.prefix_hit import WHY
+from treadle.kvcache.prefix_tree import WHY
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]

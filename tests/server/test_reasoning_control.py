@@ -23,7 +23,7 @@ from tests.server.conftest import (
     until,
     with_template,
 )
-from treadle.api.defaults import read_defaults
+from treadle.api.options import read_defaults
 from treadle.server.protocols.openai.end_reasoning import find_stream
 from treadle.server.requests.service import Service
 

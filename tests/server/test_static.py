@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import running, talking
 from tools.page_libraries import LIBRARIES
-from treadle.kvcache.prefix_hit import WHY
+from treadle.kvcache.prefix_tree import WHY
 from treadle.server.static import page_files
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

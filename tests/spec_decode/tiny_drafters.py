@@ -17,7 +17,7 @@ from tests.spec_decode.test_draft_model import Always
 from tests.tiny import SIZES, draw, write_model
 from tests.tiny import keys as usual_keys
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kvcache.sequence import Sequence
+from treadle.kvcache.cache import Sequence
 from treadle.models.archs import ARCHS, Arch
 from treadle.models.drafters.dflash import SELECTOR
 from treadle.models.drafters.target import D2T, I64, PREDECESSOR, SUCCESSOR

@@ -12,7 +12,7 @@ import pytest
 from tests.speech.whisper_cases import folder_model, folder_of, logits_off, off, opened, truth_of
 from tests.twins import logits_of_twins
 from treadle.base.fork_safety import UseLock
-from treadle.devices.registry import open_device
+from treadle.devices import open_device
 from treadle.engine.batch import BatchItem
 from treadle.errors import ContextFullError, NoRoomError, TreadleError
 from treadle.media.convolutions import rows_of_1d

@@ -24,7 +24,7 @@ from tests.tokenizer.vocabularies import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.files.gguf_array import string_array
+from treadle.files.metadata import string_array
 from treadle.tokenizer.bpe import BYTE_OF_LETTER, merge_pairs
 from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS
 from treadle.tokenizer.tokenizer import load_tokenizer

@@ -24,7 +24,7 @@ from tests.tokenizer.vocabularies import (
 )
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
-from treadle.files.gguf_array import string_array
+from treadle.files.metadata import string_array
 from treadle.tokenizer import bpe, short_texts
 from treadle.tokenizer.bpe import BpeTokenizer
 from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS

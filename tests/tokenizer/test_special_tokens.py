@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.tokenizer.special_tokens import SpecialTokenSplitter
+from treadle.tokenizer.tokenizer import SpecialTokenSplitter
 
 
 def split_ref(ids: dict[str, int], text: str) -> list[str | int]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from treadle.errors import GrammarError
 from treadle.files.gguf import open_gguf
-from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter
+from treadle.files.metadata import ValueType
 from treadle.grammar.grammar import Grammar
 from treadle.jit.cache import checked_folder, write_whole
 from treadle.tokenizer.bpe import BYTE_OF_LETTER

@@ -31,8 +31,8 @@ Much.
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "src" / "treadle").mkdir(parents=True)
-    (tmp_path / "src" / "treadle" / "version.py").write_text(
-        '"""V."""\n\n__version__ = "0.1.0.dev0"\n'
+    (tmp_path / "src" / "treadle" / "__init__.py").write_text(
+        '"""V."""\n\n__version__ = "0.1.0.dev0"  # or of a release\n'
     )
     (tmp_path / "CHANGELOG.md").write_text(CHANGES)
     return tmp_path

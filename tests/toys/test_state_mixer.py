@@ -23,8 +23,7 @@ from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.run_state import PART
 from treadle.kernels.spec import Args, Frame, Grid, Spec
 from treadle.models.archs import ARCHS, Arch
-from treadle.models.cache_spec import StateSpec
-from treadle.models.config import Config
+from treadle.models.config import Config, StateSpec
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.keys import ArchMetadata

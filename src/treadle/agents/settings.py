@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.cache import write_whole
 
 NO_KEY = "treadle"  # agents refuse to start without a key; a server without keys reads none

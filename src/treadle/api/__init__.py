@@ -22,9 +22,8 @@
     step_diff.py              two models compared step by step
     transformers_reference.py a model compared with transformers' step by step
 
-    model_path.py             argument ``path`` of ``load`` to a file
-    options.py                checks of arguments
-    defaults.py               defaults of answers: template, reasoning, sampling
+    options.py                checks of arguments, and the file that ``path`` means; Defaults of
+                              answers: template, reasoning, sampling
     engine_plans.py           the plans that requests will need, to compile them in advance
     notebook.py               display of answers in notebooks
     summary.py                ``repr`` and notebook table of a model

@@ -12,7 +12,7 @@ from treadle.base.fork_safety import UseLock
 if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.scheduler.request import MediaUsage, Request
-    from treadle.scheduler.stepping import CooperativeStepper
+    from treadle.scheduler.scheduler import CooperativeStepper
 
 T = TypeVar("T")
 LOOK_AHEAD = 4  # pieces written ahead of the reader

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import integer, token_ids
 from treadle.engine.hooks import Call, Hook, HookedRun
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
@@ -30,9 +30,9 @@ from treadle.plan.hook_rows import FloatRows, HookPoint, StepRows, state_rows
 if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.engine.hooks import EngineHooks
+    from treadle.kvcache.cache import Sequence as CachedSequence
     from treadle.kvcache.page_pool import Pool
     from treadle.kvcache.prefix_tree import Lora
-    from treadle.kvcache.sequence import Sequence as CachedSequence
     from treadle.plan.plan import Plan, Step
 
 Floats = npt.NDArray[np.float32]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.chat.media_parts import MediaPart, read_media_part, split_at_markers
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.kvcache.media import MediaEntry

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 
 import numpy as np
 
-from treadle.api.defaults import Given, read_defaults
 from treadle.api.generation import Generation, in_order
-from treadle.api.model_path import find_path, open_found
 from treadle.api.options import (
     RULES,
     SAMPLING_FIELDS,
+    GivenSampling,
     adapter_scales,
     add_adapters,
     add_control_vectors,
@@ -27,30 +26,31 @@ from treadle.api.options import (
     check_choices,
     check_session,
     choose_context,
+    find_path,
     keywords_elsewhere,
+    open_found,
     output_tokenizer,
+    read_defaults,
     read_sizes,
     refuse_drafter,
     shared,
     token_limit,
 )
-from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
-from treadle.base.validate import flag, iterated, listed, ranged, suggesting, token_ids
+from treadle.base.fast_classes import cached_property
+from treadle.base.validate import file_name, flag, iterated, listed, ranged, suggesting, token_ids
+from treadle.devices import open_device
 from treadle.devices.cpu.mapping_faults import guard_mappings
-from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError, UnsupportedError, of_setting
-from treadle.files.paths import file_name
-from treadle.kvcache.state_slots import MIN_SAVING_AT_BRANCH
+from treadle.kvcache.page_pool import MIN_SAVING_AT_BRANCH
 from treadle.machine.topology import usable_threads
 from treadle.models.stored_config import open_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
 from treadle.scheduler.output import IndentStop, RequestOutput, stop_strings
 from treadle.scheduler.request import MediaPrompt, Request
-from treadle.scheduler.scheduler import Scheduler
-from treadle.scheduler.stepping import CooperativeStepper
+from treadle.scheduler.scheduler import CooperativeStepper, Scheduler
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -111,7 +111,7 @@ def load(
     reasoning_budget: int | None = None,
     reasoning_budget_message: str = "",
     reasoning_preserve: bool | None = None,
-    sampling: Given = None,
+    sampling: GivenSampling = None,
     seed: int | None = None,
     max_tokens: int | None = None,
     strict: bool = False,

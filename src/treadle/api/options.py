@@ -1,16 +1,26 @@
-"""Checks of API arguments: settings by name, sessions, adapters, control vectors."""
+"""Checks of API arguments: the path of a model, settings by name, sessions, adapters, control
+vectors, and the defaults of a model's answers: chat template, its variables, reasoning, sampling
+and seed.
+
+``load``, the commands and the server share one ``Defaults`` object. Settings of a single call
+override them.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from contextlib import suppress
+from dataclasses import field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import (
     as_integer,
     check_keywords,
+    file_name,
     flag,
     integer,
     listed,
@@ -23,21 +33,86 @@ from treadle.errors import (
     SamplingError,
     TreadleError,
     UnsupportedError,
+    of_setting,
 )
+from treadle.files.gguf import GGUF, open_gguf
 from treadle.models.config import USUAL_CONTEXT
-from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
     from treadle.api.control_vector import ControlVectors
     from treadle.api.model import Model
     from treadle.api.session import Session
+    from treadle.chat.template.template import ChatTemplate, ChosenTemplate
     from treadle.convert.lora.lora import Adapters
     from treadle.engine.engine import Engine
     from treadle.files.gguf import GGUF
+    from treadle.files.tensor import Progress
+    from treadle.hub.fetch import ProgressCallback
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.config import Config
     from treadle.tokenizer.tokenizer import Tokenizer
+
+
+HUB = "hf:"
+
+
+def packaged_model() -> Path:
+    """Return the path of the small model that ships inside the package."""
+    return Path(__file__).resolve().parent.parent / "data" / "demo.gguf"
+
+
+def find_path(
+    given: str | os.PathLike[str] | None,
+    of: str = "path",
+    progress: ProgressCallback | None = None,
+    *,
+    projector: bool | None = False,
+) -> Path:
+    """Return the path of the model that ``given`` means; None means the one in the package. A text
+    that is no path on this machine may be a name on the hub, ``hf:OWNER/REPO`` and longer forms,
+    which is downloaded once, or the short name of a downloaded model, as ``treadle list`` shows it.
+    ``of``: the argument's name, for errors; ``progress``: called during a download, None for no
+    reports; ``projector``: whether a download includes the projector, as of ``hub.download``.
+
+    Raises FileError for an invalid name and a short name that fits several models, and the errors
+    of ``hub.download``. A path that does not exist is returned.
+    """
+    if given is None:
+        return packaged_model()
+    path = file_name(given, of)
+    if not isinstance(given, str) or os.path.lexists(path):
+        return path
+    if given.startswith(HUB):
+        from logging import getLogger
+
+        from treadle.hub import download
+
+        say = getLogger("treadle").info
+        return download(given, progress=progress, say=say, projector=projector)
+    from treadle.catalog.names import find_named, similar_models
+
+    if (named := find_named(given)) is not None:
+        return named.model.path
+    from treadle.hub.name import check_no_address
+
+    check_no_address(given)
+    if similar := similar_models(given):
+        raise FileError(f"no such file; {similar}", path=given)
+    return path
+
+
+def open_found(path: Path, progress: Progress | None = None, *, drafter: bool = False) -> GGUF:
+    """Open the model at ``path`` as ``convert.open.open_model`` does, with its errors. A GGUF file
+    needs no reader of other files.
+    """
+    if path.suffix == ".gguf" and not path.is_dir():
+        with suppress(FileError, UnsupportedError):
+            return open_gguf(path, stored=True)
+    from treadle.convert.open import open_model
+
+    return open_model(path, progress, drafter=drafter)
+
 
 T = TypeVar("T")
 Given = TypeVar("Given")
@@ -128,7 +203,11 @@ def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> i
     text that the file says it embeds, at most ``usual`` (WHOLE_TEXT for encoders). Beyond
     USUAL_CONTEXT, lengths at which RoPE scaling changes the results of short texts are not chosen.
     """
-    own = max_seq_length(gguf) or config.n_ctx_train
+    own = config.n_ctx_train
+    if any(key.startswith("treadle.embedding.") for key in gguf.metadata):
+        from treadle.models.sentence import max_seq_length
+
+        own = max_seq_length(gguf) or own
     own = min(own, config.n_ctx_most or own, config.n_ctx_train)
     if not config.causal:
         return min(own, WHOLE_TEXT)
@@ -352,3 +431,140 @@ def output_tokenizer(model: Model, stop: list[str]) -> Tokenizer:
     from treadle.tokenizer.ids_only import NoVocabulary
 
     return NoVocabulary(model.config.n_vocab)
+
+
+# -- defaults of answers -------------------------------------------------------------------------
+
+GivenSampling = Sampling | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Checked defaults, made by ``read_defaults``.
+
+    ``template``: replaces the file's chat template, None keeps it; ``variables``: of the template;
+    ``reasoning``: "auto", "on" or "off"; ``reasoning_budget``: tokens of reasoning, None for no
+    limit, with ``reasoning_budget_message`` before its end; ``reasoning_preserve``: whether the
+    template keeps the reasoning of earlier answers, None for its own default; ``sampling``: fields
+    by name, over the file's recommended ones; ``whole``: a full ``Sampling``, if the caller gave
+    one; ``max_tokens``: per answer, None for no limit; ``strict``: whether parts of messages that
+    the model cannot read are refused.
+    """
+
+    template: ChosenTemplate | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: str = "auto"
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str = ""
+    reasoning_preserve: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    whole: Sampling | None = None
+    max_tokens: int | None = None
+    strict: bool = False
+
+    def sampling_over(self, recommended: Sampling) -> Sampling:
+        """Return the default sampling: the caller's whole ``Sampling``, else ``recommended``, with
+        the fields that were given by name replaced.
+        """
+        return replace(self.whole or recommended, **self.sampling)
+
+    def load_template(self, gguf: GGUF, arch: str) -> ChatTemplate:
+        """Load the chat template of the model file ``gguf`` of architecture ``arch``, with these
+        defaults.
+        """
+        from treadle.chat.template.template import load_template
+
+        return load_template(
+            gguf,
+            arch,
+            self.template,
+            defaults=self.variables,
+            reasoning=self.reasoning,
+            preserve=self.reasoning_preserve,
+        )
+
+
+def read_defaults(
+    *,
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning: str = "auto",
+    reasoning_budget: int | None = None,
+    reasoning_budget_message: str = "",
+    reasoning_preserve: bool | None = None,
+    sampling: GivenSampling = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    strict: bool = False,
+) -> Defaults:
+    """Check the defaults of answers, arguments of ``load`` with the same names, before a model file
+    is opened.
+
+    Raises TemplateError for a missing or invalid template, SamplingError for values out of range,
+    TypeError for a name that is no field of ``Sampling``, TreadleError for others.
+    """
+    if max_tokens is not None:
+        positive("max_tokens", max_tokens)
+    made: dict[str, Any] = {
+        **_sampling(sampling, seed),
+        "max_tokens": max_tokens,
+        "strict": flag("strict", strict),
+    }
+    if reasoning_preserve is not None:
+        made["reasoning_preserve"] = flag("reasoning_preserve", reasoning_preserve)
+    if reasoning_budget is not None or reasoning_budget_message:
+        budget = _budget(reasoning, reasoning_budget, reasoning_budget_message)
+        made["reasoning_budget"] = budget or None  # 0 is kept as "off", which a call may override
+        made["reasoning_budget_message"] = reasoning_budget_message
+        reasoning = "off" if budget == 0 else reasoning
+    if chat_template is None and not chat_template_kwargs and reasoning == "auto":
+        return Defaults(**made)  # fast path: no further imports
+    from treadle.chat.messages import plain
+    from treadle.chat.template.override import choose_template
+    from treadle.chat.template.variables import check_own, check_reasoning
+
+    with of_setting("reasoning"):
+        reasoning = check_reasoning(reasoning)
+    with of_setting("chat_template_kwargs"):
+        variables = plain(check_own(chat_template_kwargs, "chat_template_kwargs"))
+    with of_setting("chat_template"):
+        template = None if chat_template is None else choose_template(chat_template)
+    return Defaults(template, variables, reasoning, **made)
+
+
+def _budget(reasoning: str, budget: int | None, message: str) -> int | None:
+    """Check ``reasoning_budget`` (``budget``) and its ``message`` for the setting ``reasoning``;
+    return the budget in tokens, None for no limit, which -1 means too. Raises TreadleError.
+    """
+    if not isinstance(message, str):
+        found = type(message).__name__
+        raise TreadleError(f"reasoning_budget_message is {found}: expected a text")
+    if budget is None:
+        return None
+    limit = integer("reasoning_budget", budget)
+    if limit < -1:
+        raise TreadleError(
+            f"reasoning_budget={limit}: expected tokens, 0 for no reasoning, or -1 for no limit"
+        )
+    if limit == 0 and reasoning == "on":
+        raise TreadleError("reasoning_budget=0 and reasoning='on' exclude each other")
+    return None if limit == -1 else limit
+
+
+def _sampling(given: GivenSampling, seed: int | None) -> dict[str, Any]:
+    """Return the fields ``sampling`` and ``whole`` of ``Defaults``, by name. ``given``: a
+    ``Sampling``, fields by name, or None; ``seed``: of every request, None for a random one. Raises
+    SamplingError, TypeError, TreadleError.
+    """
+    if not isinstance(given, Sampling | Mapping | None):
+        found = type(given).__name__
+        raise SamplingError(f"sampling is {found}: expected a treadle.Sampling or a dict of fields")
+    whole = given if isinstance(given, Sampling) else None
+    named: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    check_fields(named, "sampling")
+    if seed is not None:
+        if named.get("seed", seed) != seed:
+            raise TreadleError(f"seed={seed}, but sampling has seed {named['seed']}: set one")
+        named["seed"] = seed
+    Sampling(**named)  # raises for values out of range
+    return {"sampling": named, "whole": whole}

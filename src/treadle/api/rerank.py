@@ -19,7 +19,7 @@ from treadle.api.options import read_each
 from treadle.base.validate import flag
 from treadle.engine.batch import NEVER
 from treadle.errors import FileError, NotFiniteError, TreadleError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.sentence import HEAD_ACTIVATION, default_prompt
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from treadle.api.model_path import find_path
+from treadle.api.options import find_path
 from treadle.base.validate import listed, positive, suggesting
 from treadle.files.splits import shown_name
 from treadle.media.mel import log_mel

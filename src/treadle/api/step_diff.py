@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.api.hooks import read_text, values_at
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.hooks import Call, Hook, HookedRun
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.plan.hook_rows import HookPoint, PackedRows, label_of, state_rows

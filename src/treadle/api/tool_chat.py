@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from treadle.grammar.compiled_cache import Grammars
     from treadle.media.marks import MediaMarks
     from treadle.scheduler.request import Request
-    from treadle.scheduler.stepping import CooperativeStepper
+    from treadle.scheduler.scheduler import CooperativeStepper
 
 
 Tool = Mapping[str, Any] | Function

@@ -16,7 +16,7 @@ from importlib import _bootstrap
 from typing import Protocol
 from weakref import WeakSet
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.interrupts import interrupts_held
 from treadle.errors import ForkedError
 from treadle.system import SYSTEM

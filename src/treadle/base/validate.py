@@ -1,4 +1,4 @@
-"""Checks of single values: integers, numbers, choices, flags, lists; and of keywords' names.
+"""Checks of single values (integers, numbers, choices, flags, lists, paths) and of keywords' names.
 
 ``as_integer``, ``number_between``, ``whole_between``, ``one_of`` and ``text_list`` return None for
 a value that does not fit: the settings of ``sampling``, the server's body fields and others word
@@ -7,15 +7,18 @@ their own errors. The other functions raise TreadleError with the argument's nam
 
 from __future__ import annotations
 
+import errno
 import operator
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from math import inf, nan
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
-from treadle.errors import TreadleError
+from treadle.errors import FileError, TreadleError, why
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -187,3 +190,36 @@ def suggesting(
         return checked
 
     return decorate
+
+
+# -- paths ----------------------------------------------------------------------------------------
+
+Name: TypeAlias = str | os.PathLike[str]
+
+ABSENT = (errno.ENOENT, errno.ENOTDIR)  # no such file
+
+
+def file_name(path: Name | bytes, of: str = "path") -> Path:
+    """Return ``path`` as a Path. An empty name is refused, since ``Path("")`` is the current
+    folder.
+
+    Bytes are decoded as file names. ``of`` is the argument's name, for errors. Raises FileError for
+    an invalid name, or one in a folder that may not be read; TreadleError for a value that is no
+    path.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise TreadleError(f"{of}={path!r:.80}: expected a path") from None
+    if not text:
+        raise FileError("an empty name", path="''", expected="a file name")
+    if "\0" in text:
+        raise FileError("its name holds a NUL byte", path=text)
+    try:
+        os.stat(text)
+    except UnicodeEncodeError:
+        raise FileError("its name has no bytes in this system's encoding", path=text) from None
+    except OSError as error:  # errors other than ABSENT would make pathlib's queries raise
+        if error.errno not in ABSENT:
+            raise FileError(why(error), path=text) from error
+    return Path(text)

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.bundle import wheels
 from treadle.bundle.wheels import ANY_PYTHON, Target
 from treadle.errors import FileError, TreadleError, UnsupportedError

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle import __version__
+from treadle.base.fast_classes import dataclass
 from treadle.catalog.records import read_facts, write_facts
 from treadle.catalog.stored import StoredModel
 from treadle.errors import TreadleError
 from treadle.models.config import USUAL_CONTEXT
 from treadle.models.ignored_tensors import SPEECH
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

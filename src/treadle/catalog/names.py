@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import listed
 from treadle.catalog.stored import COMMIT_SHOWN, StoredModel, find_stored
 from treadle.errors import FileError

@@ -12,7 +12,6 @@ KEY is a hash of the file's path, size and modification time, so a replaced file
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,13 +19,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from treadle.base.digest import hex_digest
-from treadle.base.fast_dataclass import dataclass
-from treadle.errors import CacheError
-from treadle.jit.cache import checked_folder, folder, write_whole
+from treadle.base.fast_classes import dataclass
+from treadle.files.stored_entries import USED, record_path, writable_record
+from treadle.jit.cache import write_whole
 
 MOST_BYTES = 1 << 20  # of a file of records that is read
-USED = ".used"
 SPEEDS = ".speeds.jsonl"
 FACTS = ".facts.json"
 NAMES = (USED, SPEEDS, FACTS)
@@ -76,53 +73,6 @@ def this_machine() -> str:
     return f"{cpu_name()}, {len(affinity())} processors"
 
 
-def key_of(path: Path) -> str:
-    """Return the KEY of a model's records, from its file, its first shard or, for a folder, the
-    first ``*.safetensors`` in it. Raises OSError if there is no such file.
-    """
-    if path.is_dir():
-        path = min(path.glob("*.safetensors"), default=path)
-    real = os.path.realpath(path)
-    info = os.stat(real)
-    about = f"{real}\0{info.st_size}\0{info.st_mtime_ns}"
-    return hex_digest(os.fsencode(about))
-
-
-def records_folder() -> Path:
-    """Return the folder of all records. Raises CacheError without a home directory."""
-    return folder() / "models"
-
-
-def record_path(path: Path, name: str) -> Path | None:
-    """Return the path of a model's record ``name`` (USED, SPEEDS, FACTS); None without a cache
-    folder or model.
-    """
-    try:
-        return records_folder() / (key_of(path) + name)
-    except (CacheError, OSError):
-        return None
-
-
-def writable(path: Path, name: str) -> Path | None:
-    """Return the path of a model's record ``name``, and create its folder; None if that fails."""
-    found = record_path(path, name)
-    try:
-        checked_folder()
-        if found is not None:
-            found.parent.mkdir(exist_ok=True)
-    except (CacheError, OSError):
-        return None
-    return found
-
-
-def note_use(path: Path) -> None:
-    """Record that a model is used now. Does nothing where records cannot be written."""
-    found = writable(path, USED)
-    with suppress(OSError):
-        if found is not None:
-            found.touch()
-
-
 def last_used(path: Path) -> float | None:
     """Return when a model was last used, in seconds since 1970; None if never."""
     found = record_path(path, USED)
@@ -136,7 +86,7 @@ def add_speeds(path: Path, results: Iterable[Mapping[str, Any]], kv: str | None)
     ``path``. ``kv``: the type of keys and values that they were measured with, None for the
     default. Does nothing where records cannot be written.
     """
-    found = writable(path, SPEEDS)
+    found = writable_record(path, SPEEDS)
     machine = this_machine()
     lines = []
     for result in results:
@@ -193,7 +143,7 @@ def write_facts(path: Path, version: str, facts: Mapping[str, Any]) -> None:
     """Store the facts of a model, the fields of ``ModelFacts`` by name, as those of this
     ``version``. Does nothing where records cannot be written.
     """
-    found = writable(path, FACTS)
+    found = writable_record(path, FACTS)
     with suppress(OSError):
         if found is not None:
             write_whole(found, json.dumps({"version": version, **facts}).encode())

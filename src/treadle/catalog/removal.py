@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import listed
 from treadle.catalog.records import forget
 from treadle.catalog.stored import StoredModel, files_below

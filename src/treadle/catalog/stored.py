@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.files.projector_files import is_projector_name, named_for_another, projectors_beside
 from treadle.files.splits import CONFIG, INDEX, SHARD, shard_name
 from treadle.hub.cache import DEFAULT_REVISION, PREFIX, cache_folder, indexed_shards

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import counted
 from treadle.errors import TemplateError, UnsupportedError
 from treadle.media.address_policy import is_address

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.chat.media_placeholders import described, is_text_part, name_of, placeholder
 from treadle.errors import TemplateError, TreadleError, UnsupportedError
 from treadle.media.kinds import NOUNS, PART_KINDS, kind_of_part, plurals

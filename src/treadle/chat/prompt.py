@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import listed
 from treadle.chat.messages import ChatMessages, ends_with_open_answer
 from treadle.chat.template.variables import check_own, check_variables

@@ -6,16 +6,13 @@
     commands/              one file per command
     ui/                    terminal input and output: tables, progress bar, Markdown, charts
 
-    options.py             options of several commands: loading, KV cache, sampling
-    default_options.py     options of defaults of answers: chat template, reasoning, sampling
-    generation_options.py  options of one answer, shared by ``run`` and ``chat``
+    options.py             MODEL, and options of several commands: loading, KV cache, sampling
+    answer_options.py      options of answers: of one answer, and defaults of all
     engine_options.py      options of ``serve`` that a router passes on to its engines
     door_options.py        options of a server's access: API keys, TLS, path prefix
     foreign_options.py     options of other programs, and what to use in their place
     environment.py         environment variables of options: ``TREADLE_SERVE_PORT``
-    usage.py               library errors as usage errors
 
-    model_type.py          click type of MODEL, with shell completion
     load.py                MODEL to a path, and to a loaded model, with its warnings
     speech.py              MODEL to a loaded speech model
     media_files.py         pictures and sounds on the command line and in a chat

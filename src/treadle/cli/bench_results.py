@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import scaled
 from treadle.cli.speed import BANDWIDTH, CACHES, STREAM, explain_caches
 from treadle.cli.ui.table import heading, print_table, printable, remark, say

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.cli.speech import load_recognizer
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, print_table, say

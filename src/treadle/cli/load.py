@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 from treadle.base.gc_pause import garbage_kept, imports_kept
+from treadle.base.validate import file_name
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
 from treadle.errors import FileError, TemplateError, TreadleError
-from treadle.files.paths import file_name
-from treadle.files.splits import first_shard, is_hf, missing, model_inside
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -36,6 +35,8 @@ def is_model(word: str) -> bool:
     if word.startswith("hf:") or os.path.isfile(path):
         return True
     if os.path.isdir(path):
+        from treadle.files.splits import is_hf
+
         return os.sep in word or is_hf(path) or has_weights(path)
     if any(c.isspace() for c in word):
         return False
@@ -80,6 +81,10 @@ def find_model(
     if not ref:
         raise FileError("an empty name", path="''", expected="a model's file or folder")
     path = Path(os.path.expanduser(ref))
+    if path.is_file():
+        return path
+    from treadle.files.splits import first_shard, is_hf, missing, model_inside
+
     if path.is_dir():
         if is_hf(path):
             return path
@@ -133,6 +138,8 @@ def find_projector(ref: str, progress: ProgressBar | None = None) -> Path:
         return download_projector(ref, progress=progress, say=remark)
     path = Path(ref)
     if not os.path.exists(path):
+        from treadle.files.splits import missing
+
         raise FileError(missing(path) + near_names(path), path=ref)
     return path
 
@@ -222,7 +229,7 @@ def keeps_states(path: Path) -> bool:
     treadle does not run.
     """
     from treadle.convert.open import open_model
-    from treadle.models.cache_spec import StateSpec
+    from treadle.models.config import StateSpec
     from treadle.models.graphs import GRAPHS
     from treadle.models.load import load_config
 
@@ -267,7 +274,7 @@ def load_model(
                 raise
             model = load(path, progress=progress, **{**given, "context": most})
     if path is not None:
-        from treadle.catalog.records import note_use
+        from treadle.files.stored_entries import note_use
 
         note_use(path)
     if variables := given.get("chat_template_kwargs"):

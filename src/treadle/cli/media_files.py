@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import counted
 from treadle.errors import FileError, TemplateError, TreadleError, UnsupportedError, why
 

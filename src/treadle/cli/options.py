@@ -1,23 +1,94 @@
-"""Options that several commands share: how a model is loaded, how the next token is sampled."""
+"""Parameters that several commands share: MODEL, how it is loaded, how the next token is sampled.
+Errors of wrong usage.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.base.fast_dataclass import dataclass
-from treadle.cli.usage import as_usage
+from treadle.base.fast_classes import dataclass
 from treadle.errors import SamplingError, TreadleError, UnsupportedError
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from treadle.cli.media_files import MediaFile
+
+
+@contextmanager
+def as_usage(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of the classes ``kinds`` in the block into click.UsageError."""
+    try:
+        yield
+    except kinds as error:
+        raise click.UsageError(str(error)) from error
+
+
+def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
+    """Raise click.UsageError with the reason ``why`` if one of the options ``names`` was typed."""
+    from click.core import ParameterSource
+
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+        if param.name in names and given:
+            name = param.opts[-1] if isinstance(param, click.Option) else str(param.name).upper()
+            raise click.UsageError(f"{name} {why}")
+
+
+HELP_SHOWN = 60  # characters
+
+
+class ModelType(click.Path):
+    """Parameter type of MODEL: a path, ``hf:OWNER/REPO`` or a short name; ``cli.load.find_model``
+    resolves it. ``stored_only``: completion offers no files.
+    """
+
+    def __init__(self, *, stored_only: bool = False) -> None:
+        super().__init__(readable=False)
+        self.stored_only = stored_only
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the short names that begin with ``incomplete``, then matching files."""
+        from click.shell_completion import CompletionItem
+
+        items = [
+            CompletionItem(name, help=help[:HELP_SHOWN])
+            for name, help in short_names()
+            if name.lower().startswith(incomplete.lower())
+        ]
+        return (
+            items if self.stored_only else [*items, *super().shell_complete(ctx, param, incomplete)]
+        )
+
+
+def short_names() -> list[tuple[str, str]]:
+    """Return (short name, origin) of the models on this machine; [] if they cannot be listed,
+    because completion shows no errors.
+    """
+    from treadle.catalog.names import name_models
+    from treadle.catalog.stored import find_stored
+
+    try:
+        named = name_models(find_stored())
+    except Exception:
+        return []
+    # A colon ends a word in bash, and a name with a dash in its place means the same.
+    return [
+        (each.name if "/" in each.name else each.name.replace(":", "-"), each.model.origin)
+        for each in named
+    ]
+
 
 Function = Callable[..., Any]
 PARSER_NAMES = "_match_long_opt", "_long_opt", "_opt_prefixes"  # private names in click's parser
@@ -426,7 +497,7 @@ CONTROL_VECTORS = (
 
 def device(name: str) -> str:
     """Return a device's name after checking it. Raises click.BadParameter for an unknown one."""
-    from treadle.devices.registry import check_name
+    from treadle.devices import check_name
 
     try:
         check_name(name)

@@ -27,7 +27,7 @@ from typing import Any
 
 import click
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import listed
 from treadle.cli.engine_options import OptionCheck, is_engines, written
 from treadle.cli.load import is_model, read_text

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.cli.bench_engines import streams
 from treadle.cli.speed import PassCost, Peaks, part_of
 from treadle.cli.ui.progress import ProgressBar

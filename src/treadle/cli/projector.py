@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.cli.profile import RUNS, Profile, facts_of, summary_of
 from treadle.cli.speed import PassCost, Peaks
 from treadle.cli.ui.progress import ProgressBar

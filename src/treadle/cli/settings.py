@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from treadle.base.fast_dataclass import dataclass
-from treadle.cli.default_options import REASONING
-from treadle.cli.generation_options import (
+from treadle.base.fast_classes import dataclass
+from treadle.cli.answer_options import (
     ANSWER_OPTIONS,
     FILES,
+    REASONING,
     GenerationOptions,
     read_constraint,
 )

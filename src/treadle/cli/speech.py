@@ -64,7 +64,7 @@ def load_recognizer(
     those whose names are not in LOADING are ignored.
     """
     from treadle.api.speech import load_speech
-    from treadle.catalog.records import note_use
+    from treadle.files.stored_entries import note_use
 
     given = {name: settings[name] for name in LOADING if settings.get(name) is not None}
     recognizer = load_speech(path, progress=progress, **given)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.cli.options import Number, packed
 from treadle.errors import printable
 from treadle.mcp.config import ToolBounds

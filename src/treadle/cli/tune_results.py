@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import counted, scaled
 from treadle.cli.speed import products_of
 from treadle.cli.ui.table import heading, print_table, say

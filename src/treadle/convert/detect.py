@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.legacy.ggml import open_gguf_v1, open_legacy
 from treadle.convert.legacy.llama2c import open_llama2c
 from treadle.convert.legacy.meta_llama import PARAMS, SHARD, open_meta

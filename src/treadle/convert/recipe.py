@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.llamacpp_differences import reading_differences
 from treadle.convert.sources.source import F32, FILE_TYPES, Source, SourceTensor
 from treadle.errors import UnsupportedError
-from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GgufLayout, GGUFWriter
+from treadle.files.metadata import ValueType
 from treadle.files.splits import shard_name
 from treadle.formats import FORMATS, Format, GGMLType, type_of
 

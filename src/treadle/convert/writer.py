@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle import __version__
+from treadle.base.fast_classes import dataclass
 from treadle.convert.page_cache import PageCache
 from treadle.convert.partial_file import Journal, PartFile, is_full
 from treadle.convert.recipe import Options, OutputTensor, Shard, plan_shards, too_large
@@ -38,7 +39,6 @@ from treadle.files.target import check_room, check_target, files_of
 from treadle.files.tensor import TensorData
 from treadle.formats import FORMATS
 from treadle.system import SYSTEM
-from treadle.version import __version__
 
 Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]

@@ -12,14 +12,13 @@ plans.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.plan.plan import DeviceMemory, Plan, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from treadle.isa.isa import Isa
     from treadle.jit.kernel import CompileStats
     from treadle.kernels.matmul.select import TunedTable

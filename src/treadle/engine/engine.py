@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.base.fork_safety import UseLock
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import (
@@ -25,7 +25,6 @@ from treadle.engine.batch import (
     merge_pooled_runs,
 )
 from treadle.engine.logits import LogitsBatch
-from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.run_state import GEMV_TOKENS, RESULT
@@ -36,6 +35,8 @@ from treadle.plan.weights import Weights
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
+    from treadle.engine.batch import BatchItem
+    from treadle.engine.prepared_plan import PreparedPlan
     from treadle.engine.text_encoder import TextEncoder
     from treadle.files.gguf import GGUF
     from treadle.kvcache.media import MediaEntry, MediaRegistry
@@ -46,6 +47,30 @@ if TYPE_CHECKING:
     from treadle.models.ops import TensorName
     from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
+
+
+class EngineObserver:
+    """Callbacks around a run of ``Engine.sample`` or ``Engine.observe``; this base class does
+    nothing. Both methods are called under the engine's lock.
+
+    output: the output of the graph that the run computes: "logits", or for ``sample`` another one
+        that includes logits.
+    """
+
+    output: str = "logits"
+
+    def before_run(self, ready: PreparedPlan) -> None:
+        """Called when the run's inputs are written and the device has not started: further inputs
+        may be written to the plan's memory. Called again if a signal stopped the run and it is
+        repeated.
+        """
+
+    def after_run(self, parts: Seq[BatchItem], ready: PreparedPlan) -> None:
+        """Called after the run of ``parts``, while its outputs are in the plan's memory."""
+
+
+NO_OBSERVER = EngineObserver()
+
 
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run

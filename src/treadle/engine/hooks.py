@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple
 from treadle.engine.batch import RunInputs
 from treadle.kernels.run_state import MEDIA
 from treadle.plan.plan import Buffer, DeviceMemory, Plan

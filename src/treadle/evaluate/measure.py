@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import TreadleError

@@ -13,7 +13,7 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 TASK_LOGITS = 1 << 18  # logits per task of a thread
 FLOOR = -16.0  # saved log-probabilities at this floor only mean "less than this"

@@ -4,7 +4,6 @@
 
     gguf.py             open_gguf: a GGUF model, with all its shards
     gguf_header.py      the header of one GGUF file
-    gguf_array.py       its value types and lazy arrays
     gguf_strings.py     fast search for the strings of an array
     gguf_v1.py          GGUF version 1
     gguf_writer.py      GGUFWriter
@@ -20,11 +19,10 @@
     tensor.py           Tensor: shape, type, and a view of the mapped bytes
     mapping.py          memory-mapped files, and checks for changed ones
     reader.py           base classes of readers, with bounds checks
-    keys.py             MetadataReader: typed, range-checked keys
+    metadata.py         MetadataReader: typed, range-checked keys; GGUF's value types, lazy arrays
     stored_header.py    headers on disk, so that later starts do not read them again
-    stored_entries.py   the files that keep headers, configurations and plans
+    stored_entries.py   the files that keep headers, configurations, plans and a model's last use
     splits.py           from the path that a user gives to the files of a model
     mistaken.py         descriptions of files that are not models
-    paths.py            checks of file names
     target.py           checks before writing, and atomic writing
 """

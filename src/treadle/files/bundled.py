@@ -18,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
 
 # A multiple of every page size, and of Windows' allocation granularity for mappings.

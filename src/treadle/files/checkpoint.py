@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import UnsupportedError, why
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
 from treadle.files.reader import MappedReader

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import FileError, TreadleError
-from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.mapping import MappedFile, Mappings
-from treadle.files.splits import model_inside, shard_path
+from treadle.files.metadata import GGUFArray, Value, ValueType
 from treadle.files.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -105,12 +104,14 @@ def open_gguf(path: str | os.PathLike[str], *, stored: bool = False) -> GGUF:
     reading them; store those that are not there. Raises FileError (damaged, or not GGUF) and
     UnsupportedError (version 1, big-endian, a type that ggml removed).
     """
-    first = _open_header(model_inside(path), stored)
+    first = _open_header(_model_file(path), stored)
     count = _integer(first, "split.count", 1)
     if count <= 1:
         return GGUF([first])
     no = _integer(first, "split.no", 0)
     if no != 0:
+        from treadle.files.splits import shard_path
+
         start = shard_path(first.path, 0, count)
         hint = str(start) if start else "the shard whose split.no is 0"
         raise FileError(f"is shard {no + 1} of {count}", path=first.path, expected=hint)
@@ -128,6 +129,8 @@ def open_gguf(path: str | os.PathLike[str], *, stored: bool = False) -> GGUF:
 
 
 def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header | KnownHeader:
+    from treadle.files.splits import shard_path
+
     path = shard_path(first, no, count)
     if path is None:
         raise FileError(
@@ -145,6 +148,18 @@ def _open_shard(first: Path, no: int, count: int, stored: bool) -> Header | Know
             expected=f"shard {no + 1} of {count}",
         )
     return header
+
+
+def _model_file(path: str | os.PathLike[str]) -> Path:
+    """Return the file to open for ``path``: itself, or what ``splits.model_inside`` finds, with its
+    errors.
+    """
+    given = Path(os.path.expanduser(path))
+    if given.is_file() and os.fspath(path):
+        return given
+    from treadle.files.splits import model_inside
+
+    return model_inside(path)
 
 
 def _open_header(path: Path, stored: bool) -> Header | KnownHeader:

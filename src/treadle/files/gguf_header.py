@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
+from treadle.files.metadata import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.reader import FileReader
 from treadle.files.tensor import LateTensor, Tensor
 from treadle.formats import REMOVED, GGMLType, type_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treadle.files.gguf_array import GGUFArray, ValueType, string_array
 from treadle.files.gguf_header import Header
+from treadle.files.metadata import GGUFArray, ValueType, string_array
 
 MAGICS = (b"GGUF", b"FUGG")
 

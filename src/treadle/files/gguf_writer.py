@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
-from treadle.files.gguf_array import CODES, DTYPES, GGUFArray, ValueType
+from treadle.files.metadata import CODES, DTYPES, GGUFArray, ValueType
 from treadle.files.target import check_room, check_target, new_file
 from treadle.formats import FORMATS, Format, number_of, type_of
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.reader import MappedReader
 from treadle.files.tensor import TensorData

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError
 from treadle.files.mapping import Mappings
 from treadle.files.mistaken import N_HEAD, describe_file

@@ -6,6 +6,8 @@ A file's name is a hash of all that it was made of: the model's files (device, i
 the sources, and more. Headers and configurations are pickles, which Python reads in few steps and
 without a constructor for each object. Reading a pickle can run code, as the kernels in the same
 cache are run: a folder that belongs to somebody else, or that others may write to, is refused.
+
+Beside them are records of a model, such as the time of its last use (``catalog/records.py``).
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.digest import DIGEST_BYTES, blake2b, hex_digest
 from treadle.errors import CacheError
 from treadle.files.mapping import state_of
 from treadle.jit.cache import (
+    DIGEST_BYTES,
+    blake2b,
     check_sources,
     checked_folder,
+    folder,
     hash_of_sources,
+    hex_digest,
     source_hash,
     write_whole,
 )
@@ -39,6 +44,7 @@ MAGIC = b"entry001"
 HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 MOST_FILES = 384  # the oldest are removed
 SECOND = 1_000_000_000  # ns
+USED = ".used"  # the end of the name of a record whose time is that of the model's last use
 # Tables, by module, that a program may change at run time (docs/add-an-architecture.md). Each has
 # ``is_changed``; one that was not imported is as it was.
 TABLES = {
@@ -120,9 +126,9 @@ def write_entry(name: str, *parts: Any) -> None:
     """
     with contextlib.suppress(OSError, CacheError):  # a read-only or full disk
         check_sources()
-        folder = entries_folder()
-        write_whole(folder / name, MAGIC + _digest(parts), *parts)
-        _remove_oldest(folder)
+        where = entries_folder()
+        write_whole(where / name, MAGIC + _digest(parts), *parts)
+        _remove_oldest(where)
 
 
 def read_object(key: str, suffix: str) -> Any:
@@ -155,3 +161,53 @@ def _remove_oldest(folder: Path) -> None:
     found = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(folder)]
     for _, path in sorted(found)[:-MOST_FILES]:
         os.unlink(path)
+
+
+# -- records of models (``catalog/records.py``) ----------------------------------------------------
+
+
+def record_key(path: Path) -> str:
+    """Return the KEY of a model's records, from its file, its first shard or, for a folder, the
+    first ``*.safetensors`` in it. Raises OSError if there is no such file.
+    """
+    if path.is_dir():
+        path = min(path.glob("*.safetensors"), default=path)
+    real = os.path.realpath(path)
+    info = os.stat(real)
+    about = f"{real}\0{info.st_size}\0{info.st_mtime_ns}"
+    return hex_digest(os.fsencode(about))
+
+
+def records_folder() -> Path:
+    """Return the folder of all records. Raises CacheError without a home directory."""
+    return folder() / "models"
+
+
+def record_path(path: Path, name: str) -> Path | None:
+    """Return the path of a model's record, whose file's name ends in ``name``; None without a cache
+    folder or model.
+    """
+    try:
+        return records_folder() / (record_key(path) + name)
+    except (CacheError, OSError):
+        return None
+
+
+def writable_record(path: Path, name: str) -> Path | None:
+    """Return the path of a model's record ``name``, and create its folder; None if that fails."""
+    found = record_path(path, name)
+    try:
+        checked_folder()
+        if found is not None:
+            found.parent.mkdir(exist_ok=True)
+    except (CacheError, OSError):
+        return None
+    return found
+
+
+def note_use(path: Path) -> None:
+    """Record that a model is used now. Does nothing where records cannot be written."""
+    found = writable_record(path, USED)
+    with contextlib.suppress(OSError):
+        if found is not None:
+            found.touch()

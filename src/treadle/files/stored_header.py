@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
-from treadle.files.gguf_array import GGUFArray, Value, ValueType
+from treadle.base.fast_classes import dataclass
 from treadle.files.mapping import MappedFile, map_file
+from treadle.files.metadata import GGUFArray, Value, ValueType
 from treadle.files.stored_entries import (
     all_sources,
     are_stored,

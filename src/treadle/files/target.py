@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from treadle.base.humanize import n_bytes
+from treadle.base.validate import ABSENT, Name
 from treadle.errors import FileError, why
-from treadle.files.paths import ABSENT, Name
 from treadle.files.splits import shards_beside
 
 LONGEST = 255  # bytes of a file name, the usual limit of file systems

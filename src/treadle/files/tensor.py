@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.errors import FileError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import UnsupportedError
 from treadle.jit.language import Builder as Builder
 from treadle.jit.language import Isa as Isa

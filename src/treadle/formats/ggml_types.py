@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple
 
 
 class GGMLType(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.format import Blocks, Builder, Emit, F32Array, Field, Val
 from treadle.formats.iq4 import STEPS, XS_ORDER
 from treadle.formats.k_low import in_halves_2, in_halves_3, unpack_3

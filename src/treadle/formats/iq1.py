@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
 from treadle.formats.grids import IQ1
 from treadle.formats.kernel_grids import ORDER, codes_per_8, high_bits, odd_steps, shifted

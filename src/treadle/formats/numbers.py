@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.format import Blocks, Codes, F32Array, Format, Search
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.format import F32Array
 from treadle.formats.nearest import Nearest
 from treadle.formats.rounding import relative

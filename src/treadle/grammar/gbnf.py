@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import GrammarError
 
 MAX_SOURCE = 1 << 20  # characters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.tokenizer.vocab import TokenType
 
 if TYPE_CHECKING:

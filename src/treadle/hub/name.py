@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError
 from treadle.files.splits import SHARD, shard_name
 

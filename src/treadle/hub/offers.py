@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.files.projector_files import named_for_another, ranked_projectors
 from treadle.files.splits import SHARD, shard_name
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 if TYPE_CHECKING:
     from treadle.jit.values import Val

@@ -22,14 +22,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import treadle
-from treadle.base.digest import blake2b, hex_digest
-from treadle.base.fast_dataclass import dataclass
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple, dataclass
 from treadle.errors import CacheError
 from treadle.system import HERE, SYSTEM, machine
+
+if TYPE_CHECKING:
+    from hashlib import blake2b as blake2b
+else:
+    try:
+        from _blake2 import blake2b
+    except ImportError:  # a Python built without it
+        from hashlib import blake2b as blake2b
+
+DIGEST_BYTES = 16  # of keys and names of files
+
+
+def hex_digest(data: Any) -> str:
+    """Return a hash of ``data``, bytes or an array, in ``2 * DIGEST_BYTES`` hexadecimal digits."""
+    return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders and modules whose sources can change a kernel's code.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple
 from treadle.system import HERE, SYSTEM, machine
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

@@ -11,9 +11,8 @@ from collections.abc import Set
 from contextlib import suppress
 from functools import lru_cache
 
-from treadle.base.digest import hex_digest
 from treadle.errors import CacheError
-from treadle.jit.cache import checked_folder, write_whole
+from treadle.jit.cache import checked_folder, hex_digest, write_whole
 from treadle.system import SYSTEM
 
 # Intel's matrix registers: a process must request them from the operating system.

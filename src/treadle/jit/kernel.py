@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.fork_safety import UseLock
 from treadle.errors import CacheError
 from treadle.jit import cache, elf

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.jit import ir
 
 # LLVM's names of scalar types, integers excepted.

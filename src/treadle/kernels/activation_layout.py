@@ -41,7 +41,7 @@ from operator import add
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i8, i16, i32, i64, u16, u32
 from treadle.kernels.run_state import round_up

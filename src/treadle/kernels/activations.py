@@ -9,7 +9,7 @@ from math import erfc
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Val
 

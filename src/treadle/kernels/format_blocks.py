@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Operand, Val

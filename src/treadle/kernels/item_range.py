@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa
 from treadle.kernels.spec import Args, Frame, Spec
 

@@ -4,7 +4,7 @@ writes them (``attention/page_layout.py``), so that a run imports little.
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import UnsupportedError
 from treadle.kernels.run_state import PAGE
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple
 
 LINE = 64  # bytes in a cache line
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import NoRoomError
 
 if TYPE_CHECKING:
-    from treadle.kvcache.cache import KVCache
-    from treadle.kvcache.sequence import EncodedKeys
+    from treadle.kvcache.cache import EncodedKeys, KVCache
 
 Ids = tuple[int, ...]
 

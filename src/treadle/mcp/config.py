@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError
 
 MAX_FILE = 1 << 20  # bytes

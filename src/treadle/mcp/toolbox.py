@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as WaitTimeout
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import TreadleError, printable
 from treadle.mcp.config import ToolBounds, ToolServerConfig
 from treadle.mcp.session import MAX_TOOLS, Connect, ListedTool, ToolOutput, ToolSession

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import scaled
 from treadle.errors import FileError, UnsupportedError, why
 from treadle.media.address_policy import AddressPolicy

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.towers.stages import POSITIONS
 

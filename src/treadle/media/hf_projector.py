@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.files.hf_config import without_thinker
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_safetensors, read_json
 from treadle.files.splits import CONFIG
 from treadle.files.tensor import Tensor

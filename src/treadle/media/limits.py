@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import scaled
 from treadle.base.validate import positive
 from treadle.errors import UnsupportedError

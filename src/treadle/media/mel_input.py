@@ -9,8 +9,7 @@ from dataclasses import field
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.media.mel import HOP, log_mel
 
 

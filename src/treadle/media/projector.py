@@ -15,7 +15,7 @@ import numpy as np
 from treadle.base.fork_safety import UseLock
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import read_json
 from treadle.files.splits import CONFIG, is_hf
 from treadle.media.clip_config import AUDIO, VISION, read_clip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.fork_safety import UseLock
 from treadle.engine.batch import Inputs
 from treadle.engine.prepared_plan import write_rows
@@ -22,7 +22,7 @@ from treadle.errors import TreadleError
 from treadle.kernels.run_state import EACH, ITEM, LINE, PAGE, numbered, round_up, run_offset
 from treadle.kvcache.cache import KVCache
 from treadle.kvcache.page_pool import Pool
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.towers.tower import GIVEN, STATES, TOWER, checked, deep
 from treadle.plan.weights import Weights
 

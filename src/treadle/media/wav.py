@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
 
 PCM = 1

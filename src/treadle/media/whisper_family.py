@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media.clip_config import ClipConfig
 from treadle.media.convolutions import rows_of_1d
 from treadle.media.family import POSITION_TABLE, POSITIONS, GridInputs

@@ -5,7 +5,8 @@
     load.py           load_config: a file's header, checked, as a Config
     keys.py           ArchMetadata: range-checked access to an architecture's keys
     stored_config.py  open_config: a Config from disk, as an earlier process has read it
-    config.py         Config, Layer: hyper-parameters of a model and of each layer
+    config.py         Config, Layer: hyper-parameters of a model and of each layer; PoolSpec,
+                      StateSpec: what layers keep between runs
     arch.py           Arch: the traits of an architecture
     archs/            a row of traits for each architecture
     graphs/           one file per data flow: how it is built, and how its keys are read
@@ -14,7 +15,6 @@
     layer.py          residual sums of a layer's sublayers, and their norms
     ops.py            Ops: the vocabulary of graphs, which each device implements
     structure.py      Graph, Sublayer: their tensors, and the check of a file against them
-    cache_spec.py     PoolSpec, StateSpec: what layers keep between runs
     rope.py           Rope: tables of rotary position embeddings
     rope_keys.py      keys of these tables
 

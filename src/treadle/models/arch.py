@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 FFN_NORM = frozenset({"ffn_norm.weight"})
 PRE_NORM = FFN_NORM | {"attn_norm.weight"}

@@ -1,25 +1,76 @@
-"""Model configuration: hyper-parameters, and a record for each layer and rope table.
+"""Model configuration: hyper-parameters, and a record for each layer, rope table and cache pool.
 
 A graph reads them from a file's keys and checks them; later code does not check again. Numbers are
 in range, sizes divide, and every tensor that a layer names exists in its shape.
 
 This module imports no graph: a start that finds the configuration stored (``stored_config.py``)
 needs none. What a graph tells of a configuration is computed on first use and stored with it.
+
+A cache pool is the per-sequence memory of layers that persists between runs. A graph describes its
+pools; ``kvcache/cache.py`` makes and fills them. A pool's index in the list is its number
+everywhere: in a sequence's pages, in a run's inputs, in kernels' specs.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.models.arch import Arch
 from treadle.models.rope import Rope
 
-if TYPE_CHECKING:
-    from treadle.models.cache_spec import PoolSpec, StateSpec
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Pages of keys and values for layers of one shape; sizes in elements, positions in tokens.
+
+    name: used in messages, and for the pool's constant in plans.
+    layers: numbers of the layers that write to the pool; each page has a part for each of them, in
+        this order. Layers that read another layer's keys and values are not listed.
+    n_head_kv, head_dim, head_dim_v: number of key/value heads, and the dims of their keys and
+        values.
+    window: attention window in tokens, the current one included; 0: unlimited.
+    chunked: the window starts at the last multiple of ``window`` (chunked attention).
+    causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
+    latent: a value is the first dims of its key, and is not stored separately.
+    index: the keys are an indexer's; the layers have another pool for keys and values.
+    unit: above 0, a page has one row per ``unit`` tokens, written with the last of them, and no
+        values. 0: each token has a key, stored transposed, and a value.
+    n_keys: most keys of an encoder's rows (cross attention). They are stored before a sequence's
+        first token, and several sequences may attend to them. 0: each token stores its own key.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    n_head_kv: int
+    head_dim: int
+    head_dim_v: int
+    window: int
+    causal: bool = True
+    latent: bool = False
+    chunked: bool = False
+    index: bool = False
+    n_keys: int = 0
+    unit: int = 0
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0.
+
+    name: used in messages, and for the pool's constant in plans.
+    layers: layers that have such a state, in ascending order.
+    beside: it belongs to another part of the layer than its mixer (such as the FFN); the mixer may
+        have a state in another pool.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    n_values: int
+    beside: bool = False
+
 
 USUAL_CONTEXT = 4096  # default context in tokens, if the model supports as many
 N_BATCH = 512  # tokens of a prompt per run

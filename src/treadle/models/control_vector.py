@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
-from treadle.base.validate import as_integer, number_between
+from treadle.base.fast_classes import dataclass
+from treadle.base.validate import as_integer, file_name, number_between
 from treadle.errors import FileError, TreadleError
-from treadle.files.paths import file_name
 from treadle.models.archs import ARCHS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.digest import hex_digest
+from treadle.jit.cache import hex_digest
 
 
 def digest_of(value: Any) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.errors import FileError
-from treadle.files import keys
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX, MetadataReader
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -21,7 +20,7 @@ N_DECODER_LAYER = "decoder_block_count"
 NEXTN = "nextn_predict_layers"  # number of last layers that are for multi-token prediction
 
 
-class ArchMetadata(keys.MetadataReader):
+class ArchMetadata(MetadataReader):
     """Reader of an architecture's keys: those that begin with its name and a dot, a prefix that
     callers leave out. ``lacking``: (key, value) pairs, for keys that the file lacks.
 

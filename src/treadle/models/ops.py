@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 if TYPE_CHECKING:
     from treadle.models.config import Config

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import LOCAL_BASE, ROPE_HALVED, YARN_TRUNCATE
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT, Rope
 

@@ -14,9 +14,9 @@ from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.models.config import PoolSpec, StateSpec
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.spec import Spec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import UnsupportedError
 from treadle.kernels.run_state import round_up
 from treadle.plan.plan import Const, Storage

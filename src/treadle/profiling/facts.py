@@ -12,8 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
 from treadle.jit.host import FEATURES_TO_REQUEST, host_features

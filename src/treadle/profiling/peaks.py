@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cpu.memory_layouts import STEP
 from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.jit.kernel import load_kernels

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from treadle import __version__
 from treadle.devices.cpu import residence
 from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.isa import choose, runnable
@@ -19,7 +20,6 @@ from treadle.machine import topology
 from treadle.profiling import facts
 from treadle.profiling.facts import Finding, Subject
 from treadle.profiling.peaks import wanted_bytes
-from treadle.version import __version__
 
 Report = dict[str, Any]
 

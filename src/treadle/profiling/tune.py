@@ -18,7 +18,7 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Isa
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.matmul import Matmul

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.recipe import OutputTensor, entry_of
 from treadle.convert.sources.gguf import source_tensor
 from treadle.errors import TreadleError, UnsupportedError

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.logits import N_TOP, TOTAL_ERROR
-from treadle.sampling.candidates import Candidates, Floats, Ints, largest
+from treadle.sampling.candidates import Candidates, Floats, Ints, largest, temperature
 from treadle.sampling.settings import Sampling
-from treadle.sampling.temperature import temperature
 from treadle.sampling.truncation import min_p
 
 if TYPE_CHECKING:

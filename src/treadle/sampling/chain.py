@@ -12,10 +12,9 @@ import numpy.typing as npt
 from treadle.engine.logits import AsyncMask, LogitsQuery
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
 from treadle.sampling.best import BestCandidates, best_of, top_stages
-from treadle.sampling.candidates import Candidates, Floats
+from treadle.sampling.candidates import Candidates, Floats, dynamic_temperature, temperature
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
 from treadle.sampling.settings import CustomSampler, Sampling
-from treadle.sampling.temperature import dynamic_temperature, temperature
 from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
 
 if TYPE_CHECKING:

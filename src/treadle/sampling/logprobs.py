@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.logits import N_TOP, LogitsBatch
 from treadle.errors import NotFiniteError
 from treadle.sampling.candidates import largest

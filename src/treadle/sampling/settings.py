@@ -1,16 +1,19 @@
-"""All settings of the sampler chain, with the names of llama.cpp's server."""
+"""All settings of the sampler chain, with the names of llama.cpp's server; and those that a model's
+files recommend.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import as_integer, check_keywords, is_flag, is_number, number_between
 from treadle.errors import SamplingError, of_setting
 
@@ -261,3 +264,45 @@ def _callables(custom: CustomSampler | Sequence[CustomSampler] | None) -> tuple[
         if not callable(one):
             raise SamplingError(f"a custom sampler must be callable: {one!r}")
     return several
+
+
+# Keys after "general.sampling.", by field.
+KEYS = {
+    "temperature": "temp",
+    "repeat_last_n": "penalty_last_n",
+    "repeat_penalty": "penalty_repeat",
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+    **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
+}
+# Names in Hugging Face's generation_config.json that differ from the fields'.
+_HF_NAMES = {"repeat_penalty": "repetition_penalty"}
+
+
+def read_generation_config(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert ``said``, the contents of a generation_config.json, to GGUF's keys
+    ``general.sampling.*`` for the settings it recommends; empty if it sets ``do_sample`` to false.
+    Values out of range are dropped.
+    """
+    if said.get("do_sample") is False:
+        return {}
+    found = _within_range({name: said.get(_HF_NAMES.get(name, name)) for name in KEYS})
+    return {f"general.sampling.{KEYS[name]}": value for name, value in found.items()}
+
+
+def recommended(metadata: Mapping[str, Any]) -> Sampling:
+    """Return the settings in a GGUF's ``metadata`` (``general.sampling.*``), and llama.cpp's values
+    for the rest. Values out of range are dropped, so that a file cannot make every answer fail.
+    """
+    said = {name: metadata.get(f"general.sampling.{key}") for name, key in KEYS.items()}
+    return Sampling(**_within_range(said))
+
+
+def _within_range(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, by field of `Sampling`, that are numbers and that it accepts."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            with suppress(SamplingError):
+                given: dict[str, Any] = {name: value}
+                found[name] = getattr(Sampling(**given), name)
+    return found

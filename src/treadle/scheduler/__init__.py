@@ -2,8 +2,8 @@
 
 ::
 
-    scheduler.py      Scheduler: a step builds a batch, runs it, and samples the next tokens
-    stepping.py       CooperativeStepper: runs the steps in the threads that wait for output
+    scheduler.py      Scheduler: a step builds a batch, runs it, and samples the next tokens.
+                      CooperativeStepper: runs the steps in the threads that wait for output
     request.py        Request: ids, sampler and state of one generation
     queue.py          RequestQueue: waiting and running requests, admission, preemption
     batch_builder.py  BatchBuilder: the items of the next batch

@@ -9,14 +9,14 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.engine.batch import BatchItem
-from treadle.engine.observer import NO_OBSERVER
+from treadle.engine.engine import NO_OBSERVER
 from treadle.kvcache.page_pool import PAGE
 from treadle.scheduler.step_budget import MIN_PROMPT_TOKENS, KeyedRoundRobin, StepCostModel
 
 if TYPE_CHECKING:
-    from treadle.engine.observer import EngineObserver
+    from treadle.engine.engine import EngineObserver
     from treadle.errors import TreadleError
     from treadle.scheduler.encoder_queue import EncoderQueue
     from treadle.scheduler.media_queue import MediaQueue

@@ -13,10 +13,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import listed
 from treadle.errors import TreadleError
-from treadle.kvcache.prefix_hit import PrefixHit
+from treadle.kvcache.prefix_tree import PrefixHit
 
 if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob

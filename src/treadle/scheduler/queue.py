@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, TreadleError
 from treadle.kvcache.page_pool import PAGE
-from treadle.kvcache.prefix_hit import reuse_stop_reason
+from treadle.kvcache.prefix_tree import reuse_stop_reason
 from treadle.scheduler.request import Request
 
 if TYPE_CHECKING:

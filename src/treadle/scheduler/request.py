@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.batch import MOST_DRAFTED
 from treadle.engine.logits import N_TOP, LogitsQuery
 from treadle.errors import NoRoomError, SamplingError

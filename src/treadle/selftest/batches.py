@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.batch import BatchItem
-from treadle.engine.engine import OF_ROWS
-from treadle.engine.observer import EngineObserver
+from treadle.engine.engine import OF_ROWS, EngineObserver
 from treadle.kernels.run_state import MEDIA, PAGE, SPLIT, LogitsQuery
-from treadle.kvcache.sequence import Sequence
+from treadle.kvcache.cache import Sequence
 from treadle.models.switch import without_control_tokens
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.kernels.attention.indexer import IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.rope import RopeStore

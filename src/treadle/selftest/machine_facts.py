@@ -6,6 +6,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
+from treadle import __version__
 from treadle.jit.compile import compiler_versions
 from treadle.jit.host import host_features
 from treadle.machine import topology
@@ -13,7 +14,6 @@ from treadle.machine.memory import host_memory
 from treadle.profiling.facts import FEATURES
 from treadle.system import SYSTEM
 from treadle.system import machine as architecture
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from treadle.api.model import Model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import CompileError, DeviceError
 from treadle.selftest.batches import MANY, RandomStates, batch_of
 from treadle.selftest.kernel_check import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.models.switch import without_control_tokens
 from treadle.selftest.batches import new_sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.prepared_plan import PlanKey
 from treadle.errors import TreadleError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.engine.text_encoder import TextEncoder

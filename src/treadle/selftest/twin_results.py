@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.kernels.activation_layout import BLOCK, SPAN, SPANNED, ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS, gated
 from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore

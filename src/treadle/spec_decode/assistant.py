@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.engine.batch import BatchItem
-from treadle.engine.engine import Engine
-from treadle.engine.observer import EngineObserver
+from treadle.engine.engine import Engine, EngineObserver
 from treadle.errors import UnsupportedError
-from treadle.kvcache.sequence import Sequence
+from treadle.kvcache.cache import Sequence
 from treadle.kvcache.target_cache import BorrowedCache
 from treadle.models.graphs.assistant import GIVEN, bound, clustered, order_of
 from treadle.plan.lowering.clusters import CHOSEN

@@ -15,12 +15,11 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, TypeVar
 
 from treadle.engine.batch import BatchItem
-from treadle.engine.engine import Engine
+from treadle.engine.engine import NO_OBSERVER, Engine, EngineObserver
 from treadle.engine.logits import LogitsQuery
-from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.errors import ContextFullError, UnsupportedError
 from treadle.kvcache.cache import Sequence
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 from treadle.models.graphs import GRAPHS
 from treadle.spec_decode.ngram import StepTimes
 from treadle.tokenizer.vocab import TokenType, Vocab, has_vocabulary

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from treadle.engine.batch import BatchItem
-from treadle.engine.observer import EngineObserver
+from treadle.engine.engine import EngineObserver
 from treadle.errors import UnsupportedError
 from treadle.models.graphs.nextn import GIVEN, nextn_model, with_target_tensors
 from treadle.spec_decode.draft_model import (

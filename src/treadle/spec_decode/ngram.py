@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Seq
 
-from treadle.base.fast_named_tuple import NamedTuple
+from treadle.base.fast_classes import NamedTuple
 from treadle.engine.batch import MOST_DRAFTED
 
 WIDTH = 3  # length of the n-grams that are looked up

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.engine.batch import MOST_DRAFTED
-from treadle.engine.observer import NO_OBSERVER
+from treadle.engine.engine import NO_OBSERVER
 from treadle.errors import FileError, TreadleError
 from treadle.kvcache.page_pool import PAGE
 from treadle.spec_decode.ngram import AcceptanceTracker, Draft, DraftController, Lookup
 
 if TYPE_CHECKING:
-    from treadle.engine.engine import Engine
-    from treadle.engine.observer import EngineObserver
+    from treadle.engine.engine import Engine, EngineObserver
     from treadle.files.gguf import GGUF
     from treadle.scheduler.request import Request
     from treadle.spec_decode.draft_model import Drafter

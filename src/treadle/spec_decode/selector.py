@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.engine.observer import EngineObserver
+from treadle.engine.engine import EngineObserver
 from treadle.models.drafters.dflash import SELECTOR_VECTORS
 from treadle.models.drafters.target import PREDECESSOR, SUCCESSOR
 from treadle.spec_decode.draft_model import TokenTable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.engine.observer import EngineObserver
+from treadle.engine.engine import EngineObserver
 from treadle.errors import UnsupportedError
 from treadle.models.drafters.target import bound
 from treadle.models.graphs.decoder import TAPPED, tap_name

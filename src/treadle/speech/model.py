@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.convert.whisper.file import WhisperFile
 from treadle.convert.whisper.open import open_whisper
+from treadle.devices import open_device
 from treadle.devices.cpu.mapping_faults import guard_mappings
-from treadle.devices.registry import open_device
 from treadle.engine.cross_keys import CrossKeys
 from treadle.engine.engine import Engine
 from treadle.errors import TreadleError

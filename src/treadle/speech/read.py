@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.whisper.file import (
     ALIGNMENT_HEADS,
     BEGIN_SUPPRESS,
@@ -20,7 +20,7 @@ from treadle.convert.whisper.languages import LANGUAGES, N_TEXT_ENGLISH
 from treadle.convert.whisper.names import ARCH, CONVOLUTIONS, DEC, EMBEDDINGS, ENC
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF
-from treadle.files.gguf_array import GGUFArray
+from treadle.files.metadata import GGUFArray
 from treadle.models.arch import POSITIONS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs import GRAPHS

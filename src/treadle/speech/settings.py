@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import flag, number_between, one_of, positive, ranged
 from treadle.errors import TreadleError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.media.mel import HOP, N_FFT, log_mel
 from treadle.media.sound_buffer import RATE

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import TreadleError
 from treadle.media.sound_buffer import RATE
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import NotFiniteError
 from treadle.speech.repetition import repeated_length
 from treadle.speech.settings import TranscribeSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.speech.repetition import compression_ratio
 from treadle.speech.settings import TranscribeSettings
 

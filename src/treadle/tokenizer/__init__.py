@@ -14,7 +14,6 @@
     wordpiece.py       WordPiece (``bert``)
     rwkv_world.py      longest match of byte pieces (``rwkv``)
     short_texts.py     short texts without the tables of a library
-    special_tokens.py  splits text at control tokens and user-defined pieces
     fill_in_middle.py  prompts of the text before and after a gap
     ids_only.py        files without a vocabulary
 

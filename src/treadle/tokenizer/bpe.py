@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.errors import UnsupportedError
-from treadle.files.gguf_array import GGUFArray
+from treadle.files.metadata import GGUFArray
 from treadle.tokenizer.pretokenizers import (
     DEFAULT,
     PRE_OF_ARCH,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.tokenizer.tokenizer import Tokenizer
 from treadle.tokenizer.vocab import TokenType, Vocab
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 
 if TYPE_CHECKING:
-    from treadle.files.gguf_array import GGUFArray
+    from treadle.files.metadata import GGUFArray
 
 MIN_PIECES = 20_000  # of smaller vocabularies the library's tables take no time
 MAX_TEXT = 1000  # characters of a text that is merged here

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.base.fork_safety import library_lock
-from treadle.files.gguf_array import GGUFArray, string_array
+from treadle.files.metadata import GGUFArray, string_array
 from treadle.tokenizer.normalizer import MARK
 from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
-from treadle.tokenizer.special_tokens import SpecialTokenSplitter
-from treadle.tokenizer.tokenizer import Tokenizer
+from treadle.tokenizer.tokenizer import SpecialTokenSplitter, Tokenizer
 from treadle.tokenizer.vocab import SPACES, TokenType, Vocab, windows
 
 _BYTE_PIECE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import UnsupportedError
-from treadle.files.gguf_array import GGUFArray
+from treadle.files.metadata import GGUFArray
 from treadle.tokenizer.normalizer import CHARSMAP, is_sound, normalizer, pre_tokenizer, usual_steps
 from treadle.tokenizer.tokenizer import Tokenizer
 from treadle.tokenizer.vocab import SPACES, TokenType, Vocab, texts

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
-from treadle.files.gguf_array import GGUFArray, ValueType
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import GGUFArray, MetadataReader, ValueType
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

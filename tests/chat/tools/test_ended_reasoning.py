@@ -9,7 +9,7 @@ import pytest
 
 from tests.chat.tools.families import GPT_OSS
 from tests.chat.tools.test_guide import guide_of, own_dialect, planned, put, told
-from treadle.api.model_path import packaged_model
+from treadle.api.options import packaged_model
 from treadle.chat.tools import TemplateDialect, Thought
 from treadle.chat.tools.answer_plan import AnswerPlan
 from treadle.chat.tools.constrained_decoding import ConstrainedDecoder

@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {  # arguments that come to an end soon
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    from treadle.api.model_path import packaged_model
+    from treadle.api.options import packaged_model
     from treadle.files.gguf import open_gguf
     from treadle.tokenizer.tokenizer import load_tokenizer
 

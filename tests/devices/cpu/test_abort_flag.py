@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.devices.cpu import abort_flag as module
-from treadle.devices.cpu.abort_flag import AbortFlag
+from treadle.devices.cpu import thread_team as module
+from treadle.devices.cpu.thread_team import AbortFlag
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_systems_without_files_in_memory(heard: list[int], monkeypatch: pytest.M
 def test_a_forked_child_has_one_of_its_own() -> None:
     program = """
 import os, signal
-from treadle.devices.cpu.abort_flag import AbortFlag
+from treadle.devices.cpu.thread_team import AbortFlag
 signal.signal(signal.SIGUSR1, lambda *_: None)
 with AbortFlag():
     pass

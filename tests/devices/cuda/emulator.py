@@ -28,7 +28,7 @@ from tests.devices.cuda.records import (
     THREAD,
 )
 from tests.kernels.quick_code import emit_quickly, linker
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.launch_args import (
     PerBlock,
     dynamic_shared_bytes,

@@ -11,7 +11,7 @@ from typing import Any
 
 import treadle
 from tests.tiny import write_model
-from treadle.api.model_path import packaged_model
+from treadle.api.options import packaged_model
 from treadle.files.gguf import open_gguf
 
 N_CTX = 512

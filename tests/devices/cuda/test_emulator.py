@@ -12,7 +12,7 @@ import pytest
 
 from tests.devices.cuda.emulator import Fault, emulated, load
 from tests.kernels.harness import Memory
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.isa.portable import PORTABLE
 from treadle.jit.types import bf16, f16, f32, i32, u16

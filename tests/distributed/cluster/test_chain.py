@@ -77,7 +77,7 @@ def test_each_process_may_be_killed(
 
 @pytest.mark.whole_cluster
 def test_what_goes_wrong_in_a_stage_is_told(cluster: Any, tmp_path: Path) -> None:
-    from treadle.api.model_path import packaged_model
+    from treadle.api.options import packaged_model
     from treadle.distributed import cluster as treadle_cluster
 
     with pytest.raises(TreadleError, match="99 stages: the model has"):

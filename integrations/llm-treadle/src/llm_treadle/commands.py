@@ -19,7 +19,7 @@ from llm_treadle.registry import (
     read_facts,
     remove_entry,
 )
-from treadle.api.model_path import find_path
+from treadle.api.options import find_path
 from treadle.errors import TreadleError
 
 KINDS = {TEXT: "text", VECTORS: "embeddings"}

@@ -4,7 +4,7 @@ has further ones, which are used only by name.
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 
 @dataclass(frozen=True)

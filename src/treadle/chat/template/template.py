@@ -9,8 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.chat.messages import Message, has_media, plain, read_messages, text_part
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn
 from treadle.chat.template.content_form import ContentForm, form_of

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.chat.tools.formats import MAX_SPACE, Thought, mark_pattern
 from treadle.errors import GrammarError
 from treadle.grammar.grammar import Grammar, Matcher

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.fork_safety import free_lock
 from treadle.base.text_overlap import n_common
 from treadle.chat.messages import REASONING

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.text_overlap import overlap
 from treadle.chat.tools.argument_readers import ArgumentReader, JsonReader, reader_of
 from treadle.chat.tools.arguments import CallObject, is_object, read_call

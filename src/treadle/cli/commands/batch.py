@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.default_options import default_options, for_other_machines
+from treadle.base.validate import file_name
+from treadle.cli.answer_options import default_options, for_other_machines
 from treadle.cli.load import find_model, find_projector, load_model
 from treadle.cli.options import (
     MEDIA_HOSTS,
@@ -21,7 +22,6 @@ from treadle.cli.options import (
 )
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
-from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

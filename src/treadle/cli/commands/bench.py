@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from treadle.api.summary import bytes_by_type
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.cli.bench_engines import (
     BenchEngine,
     LlamaCpp,
@@ -23,8 +23,7 @@ from treadle.cli.bench_engines import (
 )
 from treadle.cli.bench_results import Result, print_results, warn_busy
 from treadle.cli.load import device_name, find_model, find_projector, load_model
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, IMAGE_MAX_TOKENS, MMPROJ, Picture, kv_options
+from treadle.cli.options import DEVICE, IMAGE_MAX_TOKENS, MMPROJ, ModelType, Picture, kv_options
 from treadle.cli.projector import ImageSize, ImageSizeType, cost_of
 from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
 from treadle.cli.ui.progress import ProgressBar

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.base.validate import file_name
+from treadle.cli.answer_options import GenerationOptions, generation_options, template_options
 from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
-from treadle.cli.default_options import template_options
-from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.media_files import MediaFile, check_reads
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import ModelCommand, writing_load_options
+from treadle.cli.options import ModelCommand, ModelType, as_usage, writing_load_options
 from treadle.cli.reply_view import ReplyView, marks_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
 from treadle.cli.tool_servers import (
@@ -31,9 +30,7 @@ from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.screen import Screen, folded, open_screen
 from treadle.cli.ui.table import is_styled, typed
 from treadle.cli.ui.terminal import KeyboardGuard, LineSource, PipedLines, open_lines
-from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
-from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from treadle.api.generation import Generation

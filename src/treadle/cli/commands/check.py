@@ -11,8 +11,7 @@ import click
 
 from treadle.base.humanize import scaled
 from treadle.cli.load import load_model
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import plan_load_options
+from treadle.cli.options import ModelType, plan_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, print_table, printable, remark, say
 from treadle.errors import FileError

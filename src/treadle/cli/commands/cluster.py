@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from treadle.cli.default_options import default_options, for_other_machines
+from treadle.cli.answer_options import default_options, for_other_machines
 from treadle.cli.load import find_model, find_projector
-from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
     MEDIA_URLS,
     ModelCommand,
+    ModelType,
     check_media_hosts,
     media_load_options,
 )

@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
+from treadle.base.validate import file_name
 from treadle.cli.load import load_model, read_text
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, LORA, THREADS
+from treadle.cli.options import DEVICE, LORA, THREADS, ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import printable, show
 from treadle.errors import TreadleError
-from treadle.files.paths import file_name
 from treadle.files.target import check_target, files_of
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}

@@ -14,10 +14,9 @@ import click
 
 from treadle.base.humanize import n_bytes
 from treadle.cli.load import find_model
-from treadle.cli.model_type import ModelType
+from treadle.cli.options import ModelType, as_usage, refuse_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, printable, remark
-from treadle.cli.usage import as_usage, refuse_options
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.splits import is_hf
 from treadle.files.target import check_not_read, check_target, files_of

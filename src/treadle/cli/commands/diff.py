@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import find_model, load_model, read_text
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, LORA, THREADS, Number
+from treadle.cli.options import DEVICE, LORA, THREADS, ModelType, Number
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_table, printable, say, show
 

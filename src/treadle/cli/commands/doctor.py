@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.base.humanize import n_bytes, scaled
-from treadle.cli.default_options import CHAT_TEMPLATE, build_defaults
-from treadle.cli.model_type import ModelType
+from treadle.cli.answer_options import CHAT_TEMPLATE, build_defaults
+from treadle.cli.options import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import printable, say, show, terminal_width
 

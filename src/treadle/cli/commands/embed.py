@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from treadle.cli.load import counted, load_model, read_lines
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, THREADS
+from treadle.cli.options import DEVICE, THREADS, ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, remark
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.base.validate import file_name
 from treadle.cli.commands.perplexity import DEFAULT_CONTEXT, bos_of
 from treadle.cli.load import load_model, read_text
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, THREADS
+from treadle.cli.options import DEVICE, THREADS, ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import printable, show
-from treadle.files.paths import file_name
 from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from treadle.api.summary import bytes_by_type
 from treadle.base.humanize import n_bytes, n_weights
 from treadle.cli.load import find_model, find_projector
 from treadle.cli.metadata import described, written
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import MMPROJ
+from treadle.cli.options import MMPROJ, ModelType
 from treadle.cli.projector import CLIP, describe_projector, projector_text
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_table, printable, say, show
@@ -170,7 +169,7 @@ def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None
     problems with it. ``mmproj``: the only file to try, None for those beside the model.
     """
     from treadle.api.projector_choice import NO_PROJECTOR, find_projectors, lacks_projector
-    from treadle.devices.registry import open_device
+    from treadle.devices import open_device
     from treadle.media.projector import open_projector, open_projector_file
     from treadle.models.load import load_config
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.base.validate import file_name
 from treadle.cli.load import load_model, read_text
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, LORA, THREADS, kv_options
+from treadle.cli.options import DEVICE, LORA, THREADS, ModelType, kv_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_table, show
 from treadle.errors import TreadleError
-from treadle.files.paths import file_name
 from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import click
 
 from treadle.base.humanize import counted, n_bytes, scaled
 from treadle.cli.load import find_model, load_model
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import IMAGE_MAX_TOKENS, load_options
+from treadle.cli.options import IMAGE_MAX_TOKENS, ModelType, load_options
 from treadle.cli.profile import Profile, facts_of, kinds_of, profile_of
 from treadle.cli.projector import (
     ImageSize,
@@ -138,7 +137,7 @@ def show_projector(
     sound if the projector reads sounds. ``match``: pattern of the labels to print; ``load``: values
     of the loading options, of which threads and device are used.
     """
-    from treadle.devices.registry import open_device
+    from treadle.devices import open_device
     from treadle.machine.topology import usable_threads
 
     n_threads = load["threads"] or usable_threads()[0]

@@ -13,11 +13,9 @@ import click
 
 from treadle.base.humanize import listed, n_bytes, scaled
 from treadle.cli.load import find_model
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import THREADS, adapter
+from treadle.cli.options import THREADS, ModelType, adapter, as_usage
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_table, printable, remark, show
-from treadle.cli.usage import as_usage
 from treadle.errors import TreadleError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from treadle.base.humanize import counted, listed, n_bytes
 from treadle.catalog.names import SHOWN, fitting, shortest, similar_names
 from treadle.catalog.removal import RemovalPlan, check_unused, plan_removal, remove
 from treadle.catalog.stored import StoredModel, find_stored
-from treadle.cli.model_type import ModelType
+from treadle.cli.options import ModelType
 from treadle.cli.ui.table import printable, remark, say
 from treadle.errors import FileError
 

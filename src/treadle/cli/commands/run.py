@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.default_options import option_names, template_options
-from treadle.cli.generation_options import GenerationOptions, generation_options
+from treadle.cli.answer_options import (
+    GenerationOptions,
+    generation_options,
+    option_names,
+    template_options,
+)
 from treadle.cli.load import is_model, load_model, read_bytes
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import MEDIA_FILES, ModelCommand, writing_load_options
+from treadle.cli.options import MEDIA_FILES, ModelCommand, ModelType, as_usage, writing_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import emit, print_json, remark
-from treadle.cli.usage import as_usage
 from treadle.errors import FileError, SamplingError
 
 if TYPE_CHECKING:

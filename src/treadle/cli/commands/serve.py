@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.base.humanize import listed, n_bytes
-from treadle.cli.default_options import MAX_TOKENS, default_options
+from treadle.cli.answer_options import MAX_TOKENS, default_options
 from treadle.cli.door_options import check_files, door_options
 from treadle.cli.engine_options import CheckedOptions, ServeCommand, ServeRole
 from treadle.cli.load import device_name, load_model, warn_of_template
-from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
     MEDIA_URLS,
+    ModelType,
     Number,
     check_media_hosts,
     writing_load_options,

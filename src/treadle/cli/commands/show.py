@@ -10,7 +10,7 @@ import click
 
 from treadle.base.humanize import n_bytes, n_weights
 from treadle.cli.load import find_model
-from treadle.cli.model_type import ModelType
+from treadle.cli.options import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, printable, say, show
 

@@ -9,7 +9,7 @@ import click
 
 from treadle.cli.commands.run import is_utf8, read_prompt
 from treadle.cli.load import find_model
-from treadle.cli.model_type import ModelType
+from treadle.cli.options import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, print_table
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, THREADS, Number
+from treadle.cli.options import DEVICE, THREADS, ModelType, Number
 from treadle.cli.speech import load_recognizer, speech_model_path
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from treadle.base.humanize import counted
-from treadle.cli.options import Picture
+from treadle.cli.options import Picture, refuse_options
 from treadle.cli.tune_results import (
     Peaks,
     ProductShape,
@@ -20,7 +20,6 @@ from treadle.cli.tune_results import (
 )
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, remark, say
-from treadle.cli.usage import refuse_options
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
 from treadle.machine.topology import busy_warning

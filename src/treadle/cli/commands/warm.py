@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model
-from treadle.cli.model_type import ModelType
-from treadle.cli.options import plan_load_options
+from treadle.cli.options import ModelType, plan_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import say, show
 from treadle.errors import CacheError

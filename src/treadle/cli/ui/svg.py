@@ -12,7 +12,7 @@ from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.cli.ui.table import printable
 from treadle.errors import FileError
 from treadle.files.target import check_folder, check_not_read
@@ -325,8 +325,8 @@ def origin(facts: Iterable[str]) -> str:
     """
     from datetime import date
 
+    from treadle import __version__
     from treadle.machine.topology import cpu_name
-    from treadle.version import __version__
 
     parts = [cpu_name(), *facts, date.today().isoformat(), f"treadle {__version__}"]
     return " · ".join(parts)

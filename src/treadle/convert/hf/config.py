@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.families.experts import expert_keys, expert_words
 from treadle.convert.hf.families.multimodal import OUTER, SIZES
 from treadle.convert.hf.families.registry import FAMILIES
@@ -31,7 +31,7 @@ from treadle.convert.sources.llama_names import widths
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.hf_config import without_thinker
 from treadle.files.hf_drafters import with_drafter_type
-from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.limits import ACTIVATION, takes_activation
 from treadle.models.graphs.positions import by_period

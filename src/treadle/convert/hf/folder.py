@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.config import HfConfig, adapt_to_mlx, read_config
 from treadle.convert.hf.dense_modules import read_dense
 from treadle.convert.hf.drafters import Tables, with_usual_names
@@ -65,7 +65,7 @@ from treadle.convert.sources.source import (
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.files.hf_drafters import dspark_config, has_dspark, stage_name
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
     SafeTensors,
@@ -82,7 +82,7 @@ from treadle.models.graphs.nextn import HEAD, OUTPUT_MIX, SHARED
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
-from treadle.sampling.recommended import read_generation_config
+from treadle.sampling.settings import read_generation_config
 
 _F32 = GGML_TYPE["F32"]
 

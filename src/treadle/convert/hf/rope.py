@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf.family import Family
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS, ROPE_HALVED, YARN_TRUNCATE
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensors import GGML_TYPE
 from treadle.errors import FileError
-from treadle.files.gguf_array import ValueType, number_array
+from treadle.files.metadata import ValueType, number_array
 from treadle.formats import by_name
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from treadle.convert.hf.pooling import pooling_file
 from treadle.convert.hf.tokenizer.sentence_settings import sentences_file
 from treadle.convert.hf.tokenizer.special_tokens import read_optional
 from treadle.errors import UnsupportedError
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS
 from treadle.models.sentence import MAX_TOKENS, PROMPT
 

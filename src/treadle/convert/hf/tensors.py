@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.mlx_names import MLX_NAMES
 from treadle.convert.hf.row_order import Layout, layout_of
 from treadle.convert.hf.tensor_names import (

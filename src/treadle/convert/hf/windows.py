@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from treadle.convert.hf.family import Windowed
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.graphs.recurrence import INTERVAL
 

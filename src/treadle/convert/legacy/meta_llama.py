@@ -22,7 +22,7 @@ from treadle.convert.sources.llama_names import ROWS, check_llama, join, llama_k
 from treadle.convert.sources.source import ROPE_FREQS, Source, SourceTensor, f32_tensor
 from treadle.errors import FileError
 from treadle.files.checkpoint import Checkpoint, CheckpointTensor
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.files.reader import read_head
 from treadle.files.safetensors import read_json
 from treadle.models.keys import N_LAYER_MAX

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.validate import is_number
+from treadle.base.validate import file_name, is_number
 from treadle.convert.hf.family import PAIRS
 from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs
 from treadle.convert.lora.fused import match_matrices
@@ -30,7 +30,6 @@ from treadle.convert.lora.tasks import is_task, open_task
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.files.paths import file_name
 from treadle.files.target import check_target, files_of
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.row_order import by_matrix
 from treadle.convert.lora.peft_experts import ALONE, ExpertPair, group_by_module, stack
 from treadle.convert.lora.peft_modules import Modules
@@ -25,7 +25,7 @@ from treadle.convert.lora.peft_parameters import (
     read_parameter,
 )
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import open_safetensors, read_json
 from treadle.formats import FORMATS
 from treadle.models.lora import LowRank, transposed

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.sources.derived_tensors import EXPERT, DerivedTensor
 from treadle.files.safetensors import SafeTensor
 

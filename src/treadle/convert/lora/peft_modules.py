@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.families.registry import FAMILIES, VARIANTS
 from treadle.convert.hf.tensor_names import NAME, NOT_STATES
 from treadle.convert.hf.tensors import SCORING
 from treadle.errors import UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import ARCHS
 from treadle.models.keys import ArchMetadata as ModelKeys
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from treadle.convert.lora.peft_modules import Modules
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import open_safetensors, read_json
 from treadle.formats import by_name
 from treadle.models.lora import EMBEDDINGS, TYPES, Adapter, LowRank

@@ -43,7 +43,7 @@ from treadle.convert.quantized.integer_formats import (
     read_scaled_rows,
 )
 from treadle.errors import UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import SafeTensor, read_json
 from treadle.files.splits import MODELOPT
 

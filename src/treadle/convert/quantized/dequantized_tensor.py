@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.sources.derived_tensors import DerivedTensor, Make, block_of
 from treadle.files.safetensors import SafeTensor
 from treadle.formats import by_name

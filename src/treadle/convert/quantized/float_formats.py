@@ -38,7 +38,7 @@ from treadle.convert.quantized.unpack import (
     to_bytes,
 )
 from treadle.convert.sources.derived_tensors import FACTOR, Make
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import SafeTensor
 
 Sizes = tuple[Sequence[int], Sequence[int]]  # candidate rows and columns per scale; (): not given

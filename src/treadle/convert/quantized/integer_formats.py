@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.quantized.dequantized_tensor import (
     FLOATS,
     INT8,

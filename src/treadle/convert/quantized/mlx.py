@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.quantized.dequantized_tensor import (
     Array,
     Found,
@@ -34,7 +34,7 @@ from treadle.convert.quantized.float_formats import is_float8, read_float4, read
 from treadle.convert.quantized.unpack import BLOCK, E4M3, MX_GROUP, affine, split_words
 from treadle.convert.sources.derived_tensors import DerivedTensor
 from treadle.errors import UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.formats import Format
 from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
-from treadle.files.keys import MetadataReader
+from treadle.base.fast_classes import dataclass
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import DTYPES, SafeTensor
 from treadle.formats import by_name
 

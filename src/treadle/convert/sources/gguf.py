@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.convert.sources.source import Source, SourceTensor
 from treadle.files.gguf import GGUF, Tensor, open_gguf
-from treadle.files.gguf_array import DTYPES, ValueType
+from treadle.files.metadata import DTYPES, ValueType
 
 
 def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.tensor import TensorData
 from treadle.formats import FORMATS, GGMLType, by_name, type_of

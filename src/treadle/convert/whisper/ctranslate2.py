@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.tokenizer.tokenizer import JSON
 from treadle.convert.whisper.file import (
     MERGES,
@@ -36,7 +36,7 @@ from treadle.convert.whisper.file import (
 from treadle.convert.whisper.names import ARCH, CT2
 from treadle.convert.whisper.vocabulary import bytes_of, merges_of
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.files.reader import FileReader
 from treadle.files.safetensors import read_json
 from treadle.files.tensor import Bytes, MadeTensor, Tensor

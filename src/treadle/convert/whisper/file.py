@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.convert.whisper.languages import special_names, timestamp_name
 from treadle.convert.whisper.names import ARCH, DEC, EMBEDDINGS, ENC, POSITIONS
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF
-from treadle.files.gguf_array import GGUFArray, ValueType, number_array, string_array
 from treadle.files.mapping import MappedFile, Mappings
+from treadle.files.metadata import GGUFArray, ValueType, number_array, string_array
 from treadle.files.tensor import Tensor
 from treadle.tokenizer.vocab import BEFORE, TokenType
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 
 ARCH = "whisper"  # general.architecture
 ENC, DEC = "enc.", "dec."

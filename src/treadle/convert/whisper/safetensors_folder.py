@@ -18,7 +18,7 @@ from treadle.convert.whisper.file import (
 )
 from treadle.convert.whisper.names import ARCH, HF
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.files.safetensors import SafeTensor, open_safetensors, read_json
 from treadle.files.splits import CONFIG
 from treadle.files.tensor import Tensor

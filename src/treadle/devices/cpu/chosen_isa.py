@@ -12,7 +12,7 @@ import os
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from treadle.base.cached_property import cached_property
+from treadle.base.fast_classes import cached_property
 from treadle.files.stored_entries import are_stored, key_of, read_entry, write_entry
 from treadle.jit.cache import source_hash
 

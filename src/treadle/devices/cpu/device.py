@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
-from treadle.devices.cpu.abort_flag import AbortFlag
+from treadle.base.fast_classes import cached_property
 from treadle.devices.cpu.chosen_isa import ChosenIsa, row_of
 from treadle.devices.cpu.memory_layouts import STEP
-from treadle.devices.cpu.step_table import StepTable, step_table
-from treadle.devices.cpu.stored_plan import StoredPlan, plan_key, read_plan, write_plan
-from treadle.devices.cpu.thread_team import HostMemory, Team, step_loop, step_times
+from treadle.devices.cpu.stored_plan import (
+    StepTable,
+    StoredPlan,
+    plan_key,
+    read_plan,
+    step_table,
+    write_plan,
+)
+from treadle.devices.cpu.thread_team import AbortFlag, HostMemory, Team, step_loop, step_times
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.jit.cache import has_tuned_rows, source_hash
 from treadle.jit.kernel import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cpu.memory_layouts import HANDLER, HANDLER_FIELDS, IGNORE
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import Spec

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.fork_safety import free_lock
 from treadle.devices.cpu.chosen_isa import PORTABLE
 from treadle.devices.cpu.memory_layouts import HANDLER, HANDLER_FIELDS, IGNORE

@@ -7,7 +7,7 @@ next step. So a step ends when its items are done, not when all threads have arr
 is suspended or still waking up delays no other, as long as it holds no item. Steps of one
 item are run by the thread that finished the step before them, so no other thread needs to see them.
 
-To stop a run (``abort_flag.py``), threads still take items but call no kernel, so the run ends at
+To stop a run (``AbortFlag``), threads still take items but call no kernel, so the run ends at
 once.
 
 Between runs a worker spins for a while, then sleeps on a futex; an idle team uses no CPU time.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cpu.memory_layouts import (
     CALLER,
     CLAIM,

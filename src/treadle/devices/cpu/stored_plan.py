@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
-from treadle.devices.cpu.step_table import COLUMNS, StepTable
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.devices.cpu.thread_team import HostMemory
 from treadle.files.stored_entries import (
     all_sources,
@@ -37,6 +37,73 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.kvcache.cache import KVCache
     from treadle.kvcache.page_pool import Pool, StatePool
+
+
+INTEGER, ARENA, INPUTS, CONSTANTS = range(4)  # bases; CONSTANTS + i: the i-th constant
+# Of each step: the index of its kernel and of its first word, then the fields of ``Grid``, the
+# count as a base and an offset.
+COLUMNS = ("kernel", "word", "base", "count_base", "count_offset", "per", "whole")
+
+
+@dataclass(eq=False)
+class StepTable:
+    """The steps of a plan: ``steps`` i64 ``[n_steps, len(COLUMNS)]``, and their arguments, in
+    words: ``offsets`` i64 ``[n_words]``, each relative to the base with the number in ``bases`` i32
+    ``[n_words]``. ``kernels``: names of the kernels; ``constants``: the memory that outlives the
+    plan, such as weights and KV pools; ``scratch``: bytes for each thread.
+    """
+
+    kernels: list[str]
+    steps: np.ndarray
+    offsets: np.ndarray
+    bases: np.ndarray
+    scratch: int
+    constants: list[Any] = field(default_factory=list)
+
+
+def step_table(plan: Plan, lanes: int) -> StepTable:
+    """Return the step table of a plan for an instruction set with vectors of ``lanes`` f32
+    values.
+    """
+    from treadle.kernels.run_state import run_offset
+    from treadle.plan.plan import Const
+
+    kernels = {spec: i for i, spec in enumerate(plan.specs())}
+    constants: list[Any] = []
+    index_of: dict[int, int] = {}  # of a constant's memory, by its address
+
+    def place(arg: Any) -> tuple[int, int]:
+        if type(arg) is Buffer:
+            return ARENA, plan.offsets[arg]
+        if type(arg) is not Const:
+            return INTEGER, arg or 0
+        memory: Any = arg.memory
+        if memory.address not in index_of:
+            index_of[memory.address] = len(constants)
+            constants.append(memory)
+        return CONSTANTS + index_of[memory.address], 0
+
+    words: list[tuple[int, int]] = []
+    steps = []
+    for step in plan.steps:
+        grid = step.grid
+        count = INTEGER, 0
+        if isinstance(counted := step.args.get(grid.count), Buffer):
+            count = place(counted)
+        elif grid.count != "one":
+            count = INPUTS, run_offset(grid.count)
+        steps.append((kernels[step.spec], len(words), grid.base, *count, grid.per, grid.whole))
+        words += map(place, step.spec.args.in_order(step.args))
+    table = np.array(words or [(INTEGER, 0)], np.int64)
+    return StepTable(
+        [spec.name for spec in kernels],
+        np.array(steps, np.int64).reshape(-1, len(COLUMNS)),
+        table[:, 1].copy(),
+        table[:, 0].astype(np.int32),
+        plan.scratch(lanes),
+        constants,
+    )
+
 
 SUFFIX = ".plan"
 HEAD = struct.Struct("<QQQQ")  # bytes of each part

@@ -20,7 +20,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle import __version__
+from treadle.base.fast_classes import dataclass
 from treadle.errors import CacheError
 from treadle.jit import cache
 from treadle.jit.language import Isa
@@ -31,7 +32,6 @@ from treadle.kernels.matmul.matrix import EDGE, MatrixGemm
 from treadle.kernels.matmul.select import SHIPPED, TUNING_CANDIDATES, TunedTable, fits
 from treadle.machine import topology
 from treadle.system import SYSTEM
-from treadle.version import __version__
 
 MAX_BYTES = 1 << 18  # of a file: fifty formats take a tenth of this
 MAX_TOKENS = 64

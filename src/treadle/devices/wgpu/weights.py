@@ -11,7 +11,7 @@ of 32.
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import UnsupportedError
 
 UNIT = 32  # values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.http_io import MAX_BODY, MAX_MEDIA_BODY
 from treadle.server.requests.service import ServerSettings
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr, u32
 from treadle.kernels.attention.page_layout import PagedKernel

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32, u32

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.jit.types import f16, f32, i8, i32, u8, u16, u32
 from treadle.kernels.page_sizes import BLOCK, KV_SIZES, KVSizes, PageSizes, kv_sizes
 from treadle.kernels.run_state import PAGE

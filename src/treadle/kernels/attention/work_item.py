@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64

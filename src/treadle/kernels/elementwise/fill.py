@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32
 from treadle.kernels.spec import Args, Frame, Spec

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr

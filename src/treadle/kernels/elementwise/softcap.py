@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32

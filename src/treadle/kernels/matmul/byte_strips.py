@@ -11,7 +11,7 @@ are one vector. Subclasses compute them on matrix registers (``matrix_bytes.py``
 
 from __future__ import annotations
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Val
 from treadle.kernels.format_blocks import BlockAddress, ordered_codes, scales_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import f32
 from treadle.kernels.matmul.matmul import Matmul, Segment, finish

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32
 from treadle.kernels.activation_layout import BLOCK, DWORD, DWORDS, MAGIC_BITS

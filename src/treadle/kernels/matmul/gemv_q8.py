@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import reduce
 from operator import add
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
 from treadle.kernels.activation_layout import BLOCK, BYTES, LOW_BITS, block_sums, scaled_comp

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from itertools import product
 from typing import ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.isa.isa import MatrixUnit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, i8, i32
 from treadle.kernels.activation_layout import DWORD

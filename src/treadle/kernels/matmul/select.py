@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, i32
 from treadle.kernels.activation_layout import BLOCK, DWORD, block_sums

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import DWORDS

@@ -17,7 +17,7 @@ from math import gcd
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import bf16, f32, i32
 from treadle.kernels.activation_layout import DWORD

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import by_name
 from treadle.formats.nearest import NEARBY, Nearest
 from treadle.formats.scale_search import ScaleFit

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import by_name
 from treadle.formats.k_search import CLOSE, F16_MAX, LEAST, ROUNDS, STEPS
 from treadle.jit.language import Builder, Isa, Val

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.k_search import F16_MAX
 from treadle.formats.scale_search import LEAST, N_CAREFUL, TINY, ScaleFit
 from treadle.jit.language import Builder, Val

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.k_offset import BESIDE, MORE, Offset
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, f64

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats.k_search import STEPS
 from treadle.formats.k_signed import MORE, Signed
 from treadle.jit.language import Builder, Val, Var

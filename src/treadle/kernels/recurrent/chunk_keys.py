@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK, from_bf16_bits, in_bf16, to_bf16_bits

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK, in_bf16

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, ptr
 from treadle.kernels.matmul.sizes import COLUMNS

@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle import __version__
+from treadle.base.fast_classes import dataclass
 from treadle.base.interrupts import interrupts_held
+from treadle.base.validate import file_name
 from treadle.errors import FileError, TreadleError, why
-from treadle.files.paths import file_name
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, new_file
 from treadle.kernels.run_state import PAGE
 from treadle.kvcache.cache import Sequence
 from treadle.kvcache.page_pool import FREED, Pool, StatePool
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine

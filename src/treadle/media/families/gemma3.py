@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import FileError, TreadleError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.family import PATCHES, POSITION_TABLE, POSITIONS, GridInputs, MediaFamily

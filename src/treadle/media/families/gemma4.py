@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import TreadleError, UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import AUDIO, ClipConfig
 from treadle.media.families.gemma3 import pooled

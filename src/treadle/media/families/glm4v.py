@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families.qwen_vl import GATED_BLOCKS, MERGE, BlockFamily

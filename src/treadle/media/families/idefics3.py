@@ -19,7 +19,7 @@ from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
-    from treadle.files.keys import MetadataReader
+    from treadle.files.metadata import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 LARGEST = 4096  # pixels of the longer side, whatever the settings say

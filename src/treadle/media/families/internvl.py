@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia
 from treadle.media.hf_projector import HfNames, part_of
 from treadle.media.picture_family import PictureFamily, join_patches

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.media.families.gemma3 import siglip_names
 from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia, square_table
 from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
@@ -21,7 +21,7 @@ from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
-    from treadle.files.keys import MetadataReader
+    from treadle.files.metadata import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 BEGIN = "<|image_start|>"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import TreadleError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media.clip_config import ClipConfig
 from treadle.media.hf_projector import HfNames
 from treadle.media.mel import HOP

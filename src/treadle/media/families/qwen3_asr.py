@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media.clip_config import ClipConfig
 from treadle.media.convolutions import rows_of_2d
 from treadle.media.family import POSITION_TABLE, POSITIONS, GridInputs

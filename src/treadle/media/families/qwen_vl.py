@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.family import PATCHES, POSITIONS, GridInputs, MediaFamily, square_table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.files import keys as keys_of
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.reading import read
 
@@ -32,7 +32,7 @@ def _read(keys: ArchMetadata, arch: Arch) -> Config:
     """
     config = read(keys, arch)
     # Their names have no architecture prefix.
-    whole = keys_of.MetadataReader(keys.gguf.metadata, keys.path, missing="the key is missing")
+    whole = MetadataReader(keys.gguf.metadata, keys.path, missing="the key is missing")
     numbers = [_per_layer(whole, key, config.n_layer) for key in NUMBERS]
     layers = []
     for layer, positive, negative, beta, eps in zip(config.layers, *numbers, strict=True):
@@ -45,7 +45,7 @@ def _softplus(x: float) -> float:
     return float(np.logaddexp(0.0, x))
 
 
-def _per_layer(keys: keys_of.MetadataReader, key: str, n_layer: int) -> list[float]:
+def _per_layer(keys: MetadataReader, key: str, n_layer: int) -> list[float]:
     """Return a key's number for each of ``n_layer`` layers; files store an array, or one number for
     all. Raises FileError for another length or numbers beyond ``_MOST``.
     """

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.formats import by_name
 from treadle.models.config import Clusters
 from treadle.models.graphs import reading

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.ffns import INPUT_NORM_GATED_EXPERTS
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import WINDOW
 from treadle.models.config import Compressed, Indexer
 from treadle.models.ffns import TOKEN_EXPERTS

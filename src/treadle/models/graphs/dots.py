@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import LOCAL_BASE, PATTERN, WINDOW
 from treadle.models.config import Latent
 from treadle.models.graphs import reading

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import (
     BUCKETS,
     DISTANCES,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import N_OWN
 from treadle.models.ffns.layer_embeddings import OWN
 from treadle.models.ffns.parallel import BESIDE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import INDEX_HALVED
 from treadle.models.config import Indexer
 from treadle.models.graphs.kinds import Q_RANK

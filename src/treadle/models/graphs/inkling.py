@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import LEADING_DENSE
 from treadle.models.config import Recurrence, RelativeBias
 from treadle.models.ffns import CONVOLVED, CONVOLVED_EXPERTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.latent import KV_RANK, VALUE

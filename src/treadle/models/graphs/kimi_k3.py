@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.kernels.activations import situ_name
 from treadle.models.ffns import ROUTED_EXPERTS
 from treadle.models.graphs import kimi

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import TEMPERATURE_LENGTH
 from treadle.models.config import Latent
 from treadle.models.graphs.kinds import Q_RANK, has_kv_b

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import ALIBI
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.reading import read

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import SIZE_MAX
-from treadle.models.cache_spec import StateSpec
-from treadle.models.config import Ngrams
+from treadle.files.metadata import SIZE_MAX
+from treadle.models.config import Ngrams, StateSpec
 from treadle.models.graphs.indexing import MOST_HEADS
 from treadle.models.structure import TensorRow, built_by_graph
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import SIZE_MAX
+from treadle.files.metadata import SIZE_MAX
 from treadle.models.archs import ALIBI, ARCHS, EMBD_NORMED, POST_EPS, STANDALONE, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs.experts import read_experts

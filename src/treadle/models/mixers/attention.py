@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.mixers.names import (
     FUSED,
     GATE,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.models.config import PoolSpec, StateSpec
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, build
 from treadle.models.structure import Sizes, TensorRow
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.models.config import PoolSpec, StateSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:

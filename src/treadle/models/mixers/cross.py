@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.structure import Sizes, Sublayer, with_bias
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.mixers.latent import LATENT, build
 from treadle.models.structure import Sizes, TensorRow
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 from treadle.models.mixers.mamba2 import sizes_of, state_of
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.models.cache_spec import PoolSpec
+from treadle.models.config import PoolSpec
 from treadle.models.layer import GATE_UP, gated_norm
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 from treadle.models.mixers.mamba2 import state_of
 from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias

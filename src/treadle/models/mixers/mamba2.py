@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 

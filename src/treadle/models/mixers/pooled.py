@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.models.config import PoolSpec, StateSpec
 from treadle.models.mixers.compressed import SUMS
 from treadle.models.mixers.indexed import INDEXER_ROWS, LATENT_INDEXED
 from treadle.models.mixers.latent import LATENT, build

@@ -16,13 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 from treadle.models.mixers.attention import ATTENTION
 from treadle.models.structure import Sizes, TensorRow
 
 if TYPE_CHECKING:
-    from treadle.models.cache_spec import PoolSpec
-    from treadle.models.config import Layer
+    from treadle.models.config import Layer, PoolSpec
     from treadle.models.ops import Ops, Rows
 
 CONVOLVED = ("k", "v", "attn", "mlp")

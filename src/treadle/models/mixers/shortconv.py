@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.models.cache_spec import StateSpec
+from treadle.models.config import StateSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.models.arch import Arch, RopePairs
 from treadle.models.config import Config, Layer
 from treadle.models.mixers.names import FUSED

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from math import prod
 from typing import TYPE_CHECKING
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.models.ops import Rows
 from treadle.plan.plan import ANY
 

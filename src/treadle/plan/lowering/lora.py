@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import by_name
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.elementwise.elementwise import Embed

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import BatchItem, RunInputs
 from treadle.engine.engine import OUTPUTS

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
 from treadle.files.reader import FileReader, read_head

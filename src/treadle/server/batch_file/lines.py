@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import TreadleError
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import mapping, text, wrong

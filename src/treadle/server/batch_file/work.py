@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.batch_file.lines import InputLine
 
 IN_HAND = 256  # lines being answered at once

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, TreadleError
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.file_watch import FileWatch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.api_errors import ApiError
 
 MOST_PARTS = 64

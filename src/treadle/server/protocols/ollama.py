@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from treadle import __version__
 from treadle.api.embedding import Embedder
 from treadle.chat.media_parts import kind_of_base64
 from treadle.chat.messages import PlacedPart, parts_of
@@ -46,7 +47,6 @@ from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
 from treadle.server.requests.request_media import images_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path

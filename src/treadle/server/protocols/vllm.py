@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from treadle import __version__
 from treadle.server.http.http_io import Json, Response
 from treadle.server.requests.service import Service, service_of
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest

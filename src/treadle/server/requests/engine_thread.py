@@ -2,7 +2,7 @@
 
 Handlers add requests (``add``) and are woken through their stream's ``wakeup``. Work other than
 generation, such as embeddings, runs as jobs, which alternate with steps. Another thread of the
-program may step the same scheduler for a request of its own (``scheduler/stepping.py``).
+program may step the same scheduler for a request of its own (``scheduler/scheduler.py``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.options import adapter_scales
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.validate import is_number
 from treadle.chat.media_parts import MARKER
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.chat.tools.output import merged
 from treadle.server.http.api_errors import problem_of, timed_out
 from treadle.server.requests.client_slots import NONE

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.base.fork_safety import free_lock
 
 Message = dict[str, Any]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from treadle import __version__
 from treadle.api.summary import card
-from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warnings_to
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import cached_property, dataclass
 from treadle.chat.tools import TemplateDialect, dialect_of
 from treadle.media.address_policy import AddressPolicy
 from treadle.media.addresses import fetch_media
@@ -46,7 +46,6 @@ from treadle.server.requests.response_store import (
     ResponseStore,
 )
 from treadle.server.requests.stats import ServerStats
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.body_fields import Table, read_fields, texts, whole, wrong
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.chat.tools.python_functions import check_tool
 from treadle.chat.tools.schemas import without_nulls
 from treadle.errors import TreadleError

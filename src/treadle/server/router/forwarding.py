@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.api_errors import ApiError, GoneError
 from treadle.server.http.api_keys import ASKED_HEADER, OWNER_HEADER, current_key
 from treadle.server.http.http_io import (

@@ -11,10 +11,10 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
+from treadle.base.validate import file_name
 from treadle.catalog.names import LATEST
 from treadle.errors import TreadleError
-from treadle.files.paths import file_name
 from treadle.jit.cache import folder, write_whole
 from treadle.server.http.api_errors import ApiError
 from treadle.server.router.served_model import ServedModel

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import n_weights
 from treadle.catalog.facts import PROGRAM_BYTES, SPEECH_TEXT, TEXT, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.catalog.facts import PROGRAM_BYTES, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at
 from treadle.hub.resume import size_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import listed
 from treadle.catalog.names import LATEST, has_parts
 from treadle.catalog.stored import StoredModel, models_in_folder

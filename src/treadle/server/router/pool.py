@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.base.humanize import n_bytes
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.log import log

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from treadle.base.fast_dataclass import dataclass
+from treadle import __version__
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.api_keys import (
     ASKED_HEADER,
@@ -28,7 +29,6 @@ from treadle.server.router.engine_client import EngineGoneError, call_engine
 from treadle.server.router.launcher import EngineLauncher
 from treadle.server.router.model_list import ModelList
 from treadle.server.router.pool import EnginePool, LoadedEngine, PoolSettings
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest

@@ -30,7 +30,7 @@ PRELOADED = (
     "treadle.plan.lowering.inputs",
     "treadle.plan.lowering.logits",
     "treadle.plan.lowering.steps",
-    "treadle.scheduler.stepping",
+    "treadle.scheduler.scheduler",
     "treadle.spec_decode.proposer",
     "treadle.tokenizer.bpe",
     "treadle.tokenizer.spm",

@@ -6,7 +6,8 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from treadle.base.fast_dataclass import dataclass
+from treadle import __version__
+from treadle.base.fast_classes import dataclass
 from treadle.files.splits import shown_name
 from treadle.media.limits import MediaLimits
 from treadle.server.http.api_errors import busy
@@ -17,7 +18,6 @@ from treadle.server.http.redaction import hide
 from treadle.server.requests.admission import check_limit, check_usable
 from treadle.server.requests.service import ServerSettings
 from treadle.server.speech.speech_thread import SpeechJob, SpeechThread
-from treadle.version import __version__
 
 if TYPE_CHECKING:
     from treadle.api.speech import SpeechRecognizer

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.multipart import FormPart
 from treadle.speech.settings import TEMPERATURES, TranscribeSettings

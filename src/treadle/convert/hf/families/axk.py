@@ -16,7 +16,7 @@ from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.families.experts import PACKED_EXPERTS
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows
 from treadle.errors import UnsupportedError
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.axk import NORM_RANK
 
 _V32 = DEEPSEEK_FAMILIES["deepseek_v32"]

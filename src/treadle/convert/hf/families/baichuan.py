@@ -10,7 +10,7 @@ import numpy as np
 from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import Family
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 
 def _third(rows: Rows, i: int) -> Rows:

@@ -14,7 +14,7 @@ from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _QKV = "attention.query_key_value"
 _EPS = 1e-7  # of the column norms that the first version divides its output matrix by

@@ -18,7 +18,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.latent import VALUE
 from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD, KDA_SAFE

@@ -28,7 +28,7 @@ from treadle.convert.sources.derived_tensors import (
     transposed,
     upper,
 )
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.graphs.encoder import N_TYPES
 from treadle.models.graphs.experts import EVERY_N
 from treadle.models.rope import DYNAMIC

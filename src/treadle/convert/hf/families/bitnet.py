@@ -10,7 +10,7 @@ from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.formats import by_name
 
 

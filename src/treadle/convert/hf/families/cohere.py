@@ -11,7 +11,7 @@ from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.hf.windows import all_but_every
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, ROPE_PATTERN
 from treadle.models.graphs.positions import by_period
 

@@ -13,7 +13,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, transposed
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, LEADING_DENSE
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK

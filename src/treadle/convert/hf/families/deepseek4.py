@@ -20,7 +20,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import WINDOW
 from treadle.models.graphs.compressed import (
     OUT_GROUPS,

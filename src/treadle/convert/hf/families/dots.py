@@ -9,7 +9,7 @@ from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.sources.derived_tensors import DerivationRule
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 
 def _upper(keys: MetadataReader, n_layer: int) -> Windowed:

@@ -17,7 +17,7 @@ from treadle.convert.hf.families.experts import PACKED_EXPERTS
 from treadle.convert.hf.family import Windowed
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, times
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.dots import LOCAL
 from treadle.models.graphs.kinds import INDEXER_TYPES
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE

@@ -14,7 +14,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.hf_drafters import DFLASH, DSPARK_STREAMS, EAGLE3, GEMMA_DSPARK
-from treadle.files.keys import SIZE_MAX, MetadataReader
+from treadle.files.metadata import SIZE_MAX, MetadataReader
 from treadle.models.drafters.dflash import (
     ANCHORED,
     BLOCK,

@@ -12,7 +12,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 # -- mixtures -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.sources.derived_tensors import DerivationRule, flat, lower, same, upper
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
 from treadle.models.graphs.experts import EVERY_N
 

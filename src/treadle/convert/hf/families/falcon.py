@@ -19,7 +19,7 @@ from treadle.convert.hf.families.mamba import (
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same, times
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 # -- classic models -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.tensor_names import POST_NORMS
 from treadle.convert.hf.windows import all_but_every
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _GEMMA1 = {
     **COMMON,

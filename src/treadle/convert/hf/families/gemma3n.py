@@ -12,7 +12,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule, same, stacked
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import N_OWN
 from treadle.models.graphs.gemma3n import ACTIVE, CUTS, N_STREAMS, N_STREAMS_MAX, TABLE
 from treadle.models.graphs.gemma4 import N_SHARED

@@ -11,7 +11,7 @@ from treadle.convert.hf.rope import wide_heads
 from treadle.convert.hf.tensor_names import POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import N_OWN, WINDOW
 from treadle.models.graphs.assistant import CENTROIDS, N_TARGET, N_USED, USUAL_USED
 from treadle.models.graphs.gemma4 import N_SHARED

@@ -22,7 +22,7 @@ from treadle.convert.sources.derived_tensors import (
     same,
     taps,
 )
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
 from treadle.models.graphs.recurrence import FLAGS
 

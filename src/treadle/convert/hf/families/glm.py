@@ -11,7 +11,7 @@ from treadle.convert.hf.families.multimodal import sections
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import GLM4, LLAMA, LLAMA_EXPERTS, Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 # -- GLM 4 and ChatGLM ----------------------------------------------------------------------------
 

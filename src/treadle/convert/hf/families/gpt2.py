@@ -17,7 +17,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import GPT2, NEOX, STARCODER2, Names
 from treadle.convert.hf.windows import every_layer
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, times
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import ALIBI
 
 # -- GPT-2, StarCoder, BLOOM, MPT -----------------------------------------------------------------

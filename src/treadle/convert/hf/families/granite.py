@@ -20,7 +20,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.hf.windows import all_but_first_of_four, has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import ROPE_PATTERN
 
 # -- mixtures -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.hf.windows import ATTENTION
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import SWITCHED_MATRICES
 from treadle.models.graphs.switched import (
     GAIN,

@@ -8,7 +8,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.grove import PER, SCALE, WIDTH
 

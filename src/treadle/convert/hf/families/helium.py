@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.convert.hf.families.defaults import COMMON_EPS_5
 from treadle.convert.hf.family import PAIRS, Family
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.load import ROPE_KEY
 
 

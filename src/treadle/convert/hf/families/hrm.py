@@ -12,7 +12,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, same, upper
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.looped.hrm import HIGH_CYCLES, LOW_CYCLES, MOST_CYCLES, PER_STACK, PREFIX
 from treadle.models.keys import N_LAYER_MAX
 

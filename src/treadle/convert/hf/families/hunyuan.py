@@ -9,7 +9,7 @@ from treadle.convert.hf.families.experts import PACKED_EXPERTS, count_of, leadin
 from treadle.convert.hf.families.multimodal import sections
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import HUNYUAN, HUNYUAN_EXPERTS, LLAMA_EXPERTS, Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 
 # -- the first mixtures ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from treadle.convert.hf.families.streams import STREAM_NAMES, stream_rules
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.limits import LIMIT
 from treadle.models.graphs.nextn import STREAM_PARTS
 from treadle.models.graphs.streams.independent import MAGNITUDE

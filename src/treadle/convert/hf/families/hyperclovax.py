@@ -10,7 +10,7 @@ from treadle.convert.hf.families.granite import GRANITE_SCALES
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

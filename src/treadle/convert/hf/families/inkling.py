@@ -15,7 +15,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, flat, same, taps
-from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.graphs import inkling
 from treadle.models.graphs.inkling import REACH_MAX
 

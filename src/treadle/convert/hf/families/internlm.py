@@ -10,7 +10,7 @@ from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 
 def _of_group(rows: Rows, n_group: int, head_dim: int, part: slice) -> Rows:

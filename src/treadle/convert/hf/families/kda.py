@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Make, Rows, decay, flat
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.recurrence import KDA_HEAD
 
 KDA_AT = "self_attn."

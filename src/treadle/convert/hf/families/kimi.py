@@ -23,7 +23,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names, experts_123
 from treadle.convert.hf.windows import ATTENTION
 from treadle.convert.sources.derived_tensors import DerivationRule, Make, Rows, decay, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.kimi_k3 import BLOCK, BOUND, BOUND_UP, EXPERT_WIDTH
 from treadle.models.graphs.kinds import Q_RANK

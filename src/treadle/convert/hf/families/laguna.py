@@ -7,7 +7,7 @@ from typing import Any
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, leading_dense, scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 
 _ROPE = {

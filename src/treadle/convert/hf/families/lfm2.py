@@ -8,7 +8,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, Names, experts_123
 from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, same, taps
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import PATTERN, WINDOW
 
 

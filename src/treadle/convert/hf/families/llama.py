@@ -10,7 +10,7 @@ from treadle.convert.hf.rope import check_nope_layers, f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.hf.windows import all_but_first_of_four
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, transposed, upper
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
 from treadle.models.graphs.llama4 import has_norms
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period

@@ -13,7 +13,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, same, taps
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM
 
 # -- Mamba, Falcon Mamba, Jamba -------------------------------------------------------------------

@@ -13,7 +13,7 @@ from treadle.convert.hf.families.experts import PACKED_EXPERTS, always
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.hf.windows import all_but_every
-from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.files.metadata import POSITION_MAX, MetadataReader
 from treadle.models.archs import WINDOW
 from treadle.models.graphs.limits import LIMIT
 

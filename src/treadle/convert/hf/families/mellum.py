@@ -7,7 +7,7 @@ from typing import Any
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, leading_dense
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 
 def _all_sparse(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _WIDE = "full_attention"
 _NARROW = "sliding_attention"

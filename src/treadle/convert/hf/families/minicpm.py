@@ -9,7 +9,7 @@ from treadle.convert.hf.families.deepseek import JOINT_NAMES, ROPE_DIM, joint_ke
 from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 
 def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from treadle.convert.hf.families.experts import PACKED_EXPERTS, always, scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, experts_123
 from treadle.convert.sources.derived_tensors import DerivationRule, lower, upper
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import LEADING_DENSE
 from treadle.models.graphs.blocks import BLOCK_SIZE, LOCAL
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP

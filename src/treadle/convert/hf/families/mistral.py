@@ -12,7 +12,7 @@ from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import MINISTRAL_ROPE
 from treadle.convert.hf.tensor_names import LLAMA, experts_123
 from treadle.convert.hf.windows import every_layer
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import TEMPERATURE_LENGTH
 
 # -- Mistral 4 ------------------------------------------------------------------------------------

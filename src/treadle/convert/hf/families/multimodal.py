@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
-from treadle.files.keys import MetadataReader
+from treadle.base.fast_classes import dataclass
+from treadle.files.metadata import MetadataReader
 from treadle.models.load import SECTIONS
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.tensor_names import POST_NORMS
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import POST_EPS
 from treadle.models.graphs.positions import NOPE_PERIOD
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import Family
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.looped.nanbeige import LOOPS, N_LOOPS_MOST, SKIPS_NORM
 
 

@@ -12,7 +12,7 @@ from treadle.convert.hf.families.mamba import MAMBA2_NAMES, UNLIMITED, mamba2_ru
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.sources.derived_tensors import DerivationRule
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 # -- Nemotron-H: a mixer or an FFN a layer --------------------------------------------------------
 

@@ -14,7 +14,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every, has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, taps
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.olmo_hybrid import SIGNED
 from treadle.models.graphs.recurrence import FLAGS
 

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, lower, upper
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _MULTIPLIERS = "ffn_multipliers"
 

@@ -9,7 +9,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, PHI3, Names, experts_123
 from treadle.convert.hf.windows import every_layer
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_JITTER
 
 # -- Phi 2 ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from treadle.convert.sources.derived_tensors import (
     transposed,
     upper,
 )
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.recurrence import FLAGS, INTERVAL
 
 # -- dense models ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from treadle.convert.hf.families.qwen import QWEN_FAMILIES
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, taps
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.ngrams import (
     LAYERS,

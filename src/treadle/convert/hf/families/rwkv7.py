@@ -15,8 +15,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, flat, same
 from treadle.errors import FileError
-from treadle.files.gguf_array import ValueType, number_array, string_array
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader, ValueType, number_array, string_array
 from treadle.models.graphs.wkv import DECAY, GATE, HEAD, RATE, VALUE
 from treadle.tokenizer.vocab import TokenType
 

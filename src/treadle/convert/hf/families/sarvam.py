@@ -8,7 +8,7 @@ from typing import Any
 from treadle.convert.hf.families.bailing import BAILING_V2
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.family import Family
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 # Sarvam 30B, in transformers: the second version's tensors, other keys for counts.
 _MIXTURE = replace(

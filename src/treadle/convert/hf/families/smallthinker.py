@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.tensor_names import LLAMA, Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, EXPERTS_NORM
 from treadle.models.graphs.experts import SIGMOID
 from treadle.models.graphs.positions import by_period

@@ -19,7 +19,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _GLM4 = GLM_FAMILIES["glm4_moe"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 _ROPE = {
     "full_attention": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0},

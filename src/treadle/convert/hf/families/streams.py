@@ -7,7 +7,7 @@ from typing import Any
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.graphs.nextn import STREAM_PARTS
 from treadle.models.graphs.streams.manifold import ROUNDS
 from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS

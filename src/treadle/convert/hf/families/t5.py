@@ -11,7 +11,7 @@ from typing import Any
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 from treadle.models.archs import BUCKETS, REACH
 from treadle.models.graphs.encoder_decoder import LOGIT_SCALE, START
 from treadle.models.keys import N_DECODER_LAYER, N_LAYER_MAX

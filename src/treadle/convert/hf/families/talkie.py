@@ -10,7 +10,7 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
-from treadle.files.keys import MetadataReader
+from treadle.files.metadata import MetadataReader
 
 EPS = 2.0**-23  # of norms, which its code does not give: float32's
 

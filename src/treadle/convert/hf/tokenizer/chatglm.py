@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.convert.hf.tokenizer.sentencepiece_model import read_sentencepiece
 from treadle.convert.hf.tokenizer.tiktoken import is_tiktoken, read_ranks
-from treadle.files.gguf_array import string_array
+from treadle.files.metadata import string_array
 from treadle.files.reader import read_head
 from treadle.tokenizer.vocab import TokenType
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle.convert.hf.tokenizer.special_tokens import added_tokens
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf_array import ValueType, number_array
+from treadle.files.metadata import ValueType, number_array
 from treadle.tokenizer.normalizer import (
     CHARSMAP,
     FORMS,

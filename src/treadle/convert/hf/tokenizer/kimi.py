@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf.tokenizer.tiktoken import read_ranks
-from treadle.files.gguf_array import string_array
+from treadle.files.metadata import string_array
 from treadle.tokenizer.vocab import TokenType
 
 KIMI = ("kimi_linear", "kimi_k3")

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.mapping import map_file
 from treadle.tokenizer.vocab import TokenType

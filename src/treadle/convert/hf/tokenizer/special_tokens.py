@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.tokenizer.chatglm import BEFORE as CHATGLM_BEFORE
 from treadle.convert.hf.tokenizer.chatglm import CHATGLM
 from treadle.errors import FileError, UnsupportedError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.base.caller_warnings import warn
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.convert.hf.families.rwkv7 import RWKV, WORLD, read_world
 from treadle.convert.hf.tokenizer.chat_template import read_templates
 from treadle.convert.hf.tokenizer.chatglm import CHATGLM, read_chatglm
@@ -31,7 +31,7 @@ from treadle.convert.hf.tokenizer.special_tokens import (
     read_specials,
 )
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf_array import ValueType, number_array, string_array
+from treadle.files.metadata import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
 from treadle.tokenizer.normalizer import CHARSMAP, PREPENDS, WORDS
 from treadle.tokenizer.vocab import END_OF_GENERATION, SPACES, TokenType

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.attention_tile import TileAttention, fits
 from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.kernels.norm import aligned

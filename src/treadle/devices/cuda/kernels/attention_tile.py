@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.block import ThreadBlock
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.isa.isa import Simt

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.gemm import SimtGemm, item_order, shape_of, tile_of, tiled_step
 from treadle.devices.cuda.kernels.tile import THREADS, BlockTile

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.gemv import with_items
 from treadle.devices.cuda.kernels.tile import THREADS, BlockTile, CudaTileShape

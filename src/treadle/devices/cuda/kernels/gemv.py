@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.block import convert_spec
 from treadle.devices.cuda.kernels.weights import (
     FLOATS,

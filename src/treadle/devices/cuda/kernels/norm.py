@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.block import ThreadBlock, convert_spec, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.devices.cuda.kernels.weights import (
     FLOATS,
     SPAN,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.formats import Format
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, u32

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from treadle.base.fast_dataclass import dataclass
+from treadle.base.fast_classes import dataclass
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import array, mapping, text
 from treadle.server.requests.tools import MAX_TOOLS, limited_array

@@ -14,9 +14,9 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.template.variables import REASONING
-from treadle.cli import default_options
+from treadle.cli import answer_options
+from treadle.cli.answer_options import for_other_machines, json_object
 from treadle.cli.commands import serve
-from treadle.cli.default_options import for_other_machines, json_object
 from treadle.cli.foreign_options import ADVICE, advice
 from treadle.cli.load import warn_of_template
 from treadle.cli.settings import AnswerSettings
@@ -33,7 +33,7 @@ def template(tmp_path: Path) -> str:
 
 
 def test_the_words_are_the_librarys() -> None:
-    assert default_options.REASONING == REASONING
+    assert answer_options.REASONING == REASONING
 
 
 @pytest.mark.parametrize("command", ["serve", "batch"])
@@ -255,7 +255,7 @@ def test_reasoning_that_cannot_be_switched(
 def test_doctor_and_inspect_say_where_it_came_from(
     run: Run, template: str, data: Path, tmp_path: Path
 ) -> None:
-    from treadle.api.model_path import packaged_model
+    from treadle.api.options import packaged_model
     from treadle.cli.commands import doctor
     from treadle.cli.ui.progress import ProgressBar
 
