@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from treadle.chat.template.template import ChatTemplate, ChosenTemplate
     from treadle.convert.lora.lora import Adapters
     from treadle.engine.engine import Engine
-    from treadle.files.gguf import GGUF
     from treadle.files.tensor import Progress
     from treadle.hub.fetch import ProgressCallback
     from treadle.kvcache.prefix_tree import Lora
@@ -54,7 +53,13 @@ if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
 
-HUB = "hf:"
+HUB = "hf:"  # names on the Hugging Face hub begin so
+T = TypeVar("T")
+Given = TypeVar("Given")
+Scales = Mapping[Any, float] | None  # of adapters or control vectors, by name or number
+WHOLE_TEXT = 8192  # largest default context of encoders, which run a text at once
+SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+RULES = ("grammar", "json_schema", "regex", "constraint")  # at most one per request
 
 
 def packaged_model() -> Path:
@@ -112,14 +117,6 @@ def open_found(path: Path, progress: Progress | None = None, *, drafter: bool = 
     from treadle.convert.open import open_model
 
     return open_model(path, progress, drafter=drafter)
-
-
-T = TypeVar("T")
-Given = TypeVar("Given")
-Scales = Mapping[Any, float] | None  # of adapters or control vectors, by name or number
-WHOLE_TEXT = 8192  # largest default context of encoders, which run a text at once
-SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
-RULES = ("grammar", "json_schema", "regex", "constraint")  # at most one per request
 
 
 def read_sizes(

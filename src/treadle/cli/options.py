@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from treadle.cli.media_files import MediaFile
 
 
+Function = Callable[..., Any]
+PARSER_NAMES = "_match_long_opt", "_long_opt", "_opt_prefixes"  # private names in click's parser
+SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+HELP_SHOWN = 60  # characters of a model's origin in shell completion
+
+
 @contextmanager
 def as_usage(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of the classes ``kinds`` in the block into click.UsageError."""
@@ -42,9 +48,6 @@ def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
         if param.name in names and given:
             name = param.opts[-1] if isinstance(param, click.Option) else str(param.name).upper()
             raise click.UsageError(f"{name} {why}")
-
-
-HELP_SHOWN = 60  # characters
 
 
 class ModelType(click.Path):
@@ -88,11 +91,6 @@ def short_names() -> list[tuple[str, str]]:
         (each.name if "/" in each.name else each.name.replace(":", "-"), each.model.origin)
         for each in named
     ]
-
-
-Function = Callable[..., Any]
-PARSER_NAMES = "_match_long_opt", "_long_opt", "_opt_prefixes"  # private names in click's parser
-SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
 class SamplingOption(click.Option):

@@ -35,8 +35,6 @@ from treadle.plan.weights import Weights
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
-    from treadle.engine.batch import BatchItem
-    from treadle.engine.prepared_plan import PreparedPlan
     from treadle.engine.text_encoder import TextEncoder
     from treadle.files.gguf import GGUF
     from treadle.kvcache.media import MediaEntry, MediaRegistry
@@ -47,6 +45,13 @@ if TYPE_CHECKING:
     from treadle.models.ops import TensorName
     from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.lowering.steps import Steps
+
+
+CHUNK = N_BATCH  # tokens of short texts per run
+OUTPUTS = 128  # maximum logits rows per run
+# Outputs with a row for each requested token; others have one per part.
+OF_ROWS = "logits", "ahead", "tapped", "markov", "selector_vectors"
+T = TypeVar("T")
 
 
 class EngineObserver:
@@ -70,13 +75,6 @@ class EngineObserver:
 
 
 NO_OBSERVER = EngineObserver()
-
-
-CHUNK = N_BATCH  # tokens of short texts per run
-OUTPUTS = 128  # maximum logits rows per run
-# Outputs with a row for each requested token; others have one per part.
-OF_ROWS = "logits", "ahead", "tapped", "markov", "selector_vectors"
-T = TypeVar("T")
 
 
 class Engine:

@@ -29,6 +29,7 @@ from treadle.base.fast_classes import NamedTuple, dataclass
 from treadle.errors import CacheError
 from treadle.system import HERE, SYSTEM, machine
 
+# BLAKE2 from Python's own C module: ``hashlib`` loads OpenSSL too, a fiftieth of a start.
 if TYPE_CHECKING:
     from hashlib import blake2b as blake2b
 else:
@@ -38,13 +39,6 @@ else:
         from hashlib import blake2b as blake2b
 
 DIGEST_BYTES = 16  # of keys and names of files
-
-
-def hex_digest(data: Any) -> str:
-    """Return a hash of ``data``, bytes or an array, in ``2 * DIGEST_BYTES`` hexadecimal digits."""
-    return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
-
-
 ROOT = Path(__file__).resolve().parent.parent
 # Folders and modules whose sources can change a kernel's code.
 SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling")
@@ -55,6 +49,11 @@ CHECKED_S = 1.0
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
 _hashed: dict[tuple[str, ...], str] = {}  # states of sources as they were when hashed, by names
 _checked_s: float | None = None  # when ``check_sources`` last found them as they were
+
+
+def hex_digest(data: Any) -> str:
+    """Return a hash of ``data``, bytes or an array, in ``2 * DIGEST_BYTES`` hexadecimal digits."""
+    return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 class CachedKernel(NamedTuple):

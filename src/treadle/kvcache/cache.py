@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Storage
 
 
+N_TEXTS = 128  # texts per run in non-causal models: one partial page each
+# A pool without layers, which counts tokens if every layer has a window.
+TEXT = PoolSpec("text", (), 0, 0, 0, 0)
+
+
 @dataclass(eq=False)
 class EncodedKeys:
     """The pages with keys and values of an encoder's rows; any number of sequences attend to them.
@@ -145,11 +150,6 @@ class AbandonedSequences(deque[Sequence]):
         """Close these sequences, which releases their pages; called under the engine's lock."""
         while self:
             self.popleft().close()
-
-
-N_TEXTS = 128  # texts per run in non-causal models: one partial page each
-# A pool without layers, which counts tokens if every layer has a window.
-TEXT = PoolSpec("text", (), 0, 0, 0, 0)
 
 
 def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:

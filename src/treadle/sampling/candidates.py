@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
+_MOST = float(np.finfo(np.float32).max)
+_LEAST = float(np.finfo(np.float32).tiny)
 _STACK = 64  # rows of the grid in `largest`: makes both of its passes short
 
 
@@ -108,10 +110,6 @@ def probabilities(c: Candidates) -> Doubles:
     p = weights(c)
     p /= np.add.reduce(p)  # the method sum() is a Python function around it
     return p
-
-
-_MOST = float(np.finfo(np.float32).max)
-_LEAST = float(np.finfo(np.float32).tiny)
 
 
 def temperature(c: Candidates, t: float) -> Candidates:

@@ -41,10 +41,10 @@ from treadle.scheduler.step_budget import TARGET_S, StepCostModel
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.scheduler.media_queue import MediaQueue
-    from treadle.scheduler.request import Request
     from treadle.spec_decode.proposer import Drafting
 
 
+Predicate = Callable[[], bool]
 Interruptible = Callable[[], AbstractContextManager[object]]
 
 
@@ -320,9 +320,6 @@ class Scheduler:
                     own.take(*mine)
             except Exception as error:
                 own.answer.fail(error)
-
-
-Predicate = Callable[[], bool]
 
 
 class CooperativeStepper:

@@ -20,6 +20,30 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 
+T = TypeVar("T")
+MAX_SHOWN = 8  # characters that a warning lists
+# White space as in Rust: Python's without four control characters.
+WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+WHITE += "".join(map(chr, range(0x2000, 0x200B)))
+# tokenizer.ggml.model -> its module and class, imported when a file needs it.
+MODELS = {
+    "llama": ("spm", "SpmTokenizer"),
+    "gpt2": ("bpe", "BpeTokenizer"),
+    "bert": ("wordpiece", "WordPieceTokenizer"),
+    "t5": ("unigram", "UnigramTokenizer"),
+    "gemma4": ("bpe_chars", "MergedTokenizer"),
+    "whitespace": ("bpe_whitespace", "UnspacedTokenizer"),
+    "rwkv": ("rwkv_world", "LongestTokenizer"),
+}
+# Exceptions by tokenizer.ggml.pre.
+PRE = "tokenizer.ggml.pre"
+_BY_PRE = {
+    ("gpt2", "gemma4"): ("bpe_chars", "MergedTokenizer"),
+    ("gpt2", "granite-embed-multi-311m"): ("bpe_chars", "MergedTokenizer"),
+    ("gpt2", "sarvam-moe"): ("bpe_chars", "PlainMergedTokenizer"),
+}
+
+
 class SpecialTokenSplitter:
     """Splits text at every occurrence of the pieces in ``ids``, a map to their ids, leftmost first;
     of several, at the longest.
@@ -68,30 +92,6 @@ class SpecialTokenSplitter:
                 if piece in self._ids:
                     return piece
         return None
-
-
-T = TypeVar("T")
-MAX_SHOWN = 8  # characters that a warning lists
-# White space as in Rust: Python's without four control characters.
-WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
-WHITE += "".join(map(chr, range(0x2000, 0x200B)))
-# tokenizer.ggml.model -> its module and class, imported when a file needs it.
-MODELS = {
-    "llama": ("spm", "SpmTokenizer"),
-    "gpt2": ("bpe", "BpeTokenizer"),
-    "bert": ("wordpiece", "WordPieceTokenizer"),
-    "t5": ("unigram", "UnigramTokenizer"),
-    "gemma4": ("bpe_chars", "MergedTokenizer"),
-    "whitespace": ("bpe_whitespace", "UnspacedTokenizer"),
-    "rwkv": ("rwkv_world", "LongestTokenizer"),
-}
-# Exceptions by tokenizer.ggml.pre.
-PRE = "tokenizer.ggml.pre"
-_BY_PRE = {
-    ("gpt2", "gemma4"): ("bpe_chars", "MergedTokenizer"),
-    ("gpt2", "granite-embed-multi-311m"): ("bpe_chars", "MergedTokenizer"),
-    ("gpt2", "sarvam-moe"): ("bpe_chars", "PlainMergedTokenizer"),
-}
 
 
 def load_tokenizer(gguf: GGUF) -> Tokenizer:

@@ -43,6 +43,10 @@ INTEGER, ARENA, INPUTS, CONSTANTS = range(4)  # bases; CONSTANTS + i: the i-th c
 # Of each step: the index of its kernel and of its first word, then the fields of ``Grid``, the
 # count as a base and an offset.
 COLUMNS = ("kernel", "word", "base", "count_base", "count_offset", "per", "whole")
+SUFFIX = ".plan"
+HEAD = struct.Struct("<QQQQ")  # bytes of each part
+MOST_COMPUTED = 8 << 20  # bytes of computed constants in one file
+LINE = 64
 
 
 @dataclass(eq=False)
@@ -103,12 +107,6 @@ def step_table(plan: Plan, lanes: int) -> StepTable:
         plan.scratch(lanes),
         constants,
     )
-
-
-SUFFIX = ".plan"
-HEAD = struct.Struct("<QQQQ")  # bytes of each part
-MOST_COMPUTED = 8 << 20  # bytes of computed constants in one file
-LINE = 64
 
 
 class StoredPlan(Plan):

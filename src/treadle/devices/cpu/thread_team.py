@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 
 
 WORD = 8  # bytes of the abort flag that compiled code reads; a ninth signal writes past them
+SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
+ENTRY = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
 
 
 class AbortFlag:
@@ -117,14 +123,6 @@ def _word() -> _FlagBytes | None:
 
 # A forked child must not set its parent's flag.
 SYSTEM.after_fork(_word.cache_clear)
-
-
-SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
-ENTRY = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
-)
-WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
-JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
 
 
 class HostMemory(DeviceMemory):
