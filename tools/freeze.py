@@ -67,7 +67,7 @@ def plan_hashes(path: Path) -> list[tuple[str, str]]:
                 steps = [repr(step) for step in model.plan(min(n, model.engine.max_tokens))]
             text = re.sub(r"<[^<>]* at 0x\w+>|\b[A-Z]\w*(?=\()", "", "\n".join(steps))
         except (TreadleError, ValueError) as error:
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}".replace(str(path.parent), "")
         found.append((f"plan {path.name} {n}", sha256(text.encode()).hexdigest()[:16]))
     return found
 
