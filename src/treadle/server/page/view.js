@@ -53,7 +53,7 @@ export class View {
       if (this.log.children[i] !== box) this.log.insertBefore(box, this.log.children[i] ?? null);
     });
     if (follow) this.toEnd();
-    if (focus) (this.log.querySelector(focus) ?? byId("entry")).focus();
+    if (focus) this._refocus(focus);
   }
 
   // A message has grown. Drawing takes at most a fifth of the time, however long the text is.
@@ -80,13 +80,19 @@ export class View {
     return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
   }
 
-  // How to find the button that has the focus, in case its message is made anew.
+  // What has the focus in a message, for `_refocus` once it is drawn anew; null if nothing has.
   _focus() {
     const at = document.activeElement;
     const box = at && this.log.contains(at) && at.closest(".message");
-    return box && at.dataset.does
-      ? `#${CSS.escape(box.id)} [data-does="${at.dataset.does}"]`
-      : null;
+    if (!box || !at.dataset.does) return null;
+    const place = `#${CSS.escape(box.id)} [data-does="${at.dataset.does}"]`;
+    return { place, from: at.selectionStart, to: at.selectionEnd };
+  }
+
+  _refocus({ place, from, to }) {
+    const found = this.log.querySelector(place) ?? byId("entry");
+    found.focus();
+    if (found.matches("textarea") && found !== byId("entry")) found.setSelectionRange(from, to);
   }
 
   // `body` is the element of its text, where there is one already: what is selected in it stays so.
@@ -134,7 +140,9 @@ export class View {
       showThought(thought, grown);
       now.hidden = !(grown.answer && grown.reasoning && reasons(grown));
       const asked = grown.calls ?? [];
+      const focus = this._focus();
       calls.replaceChildren(...asked.map((call) => this._call(grown, call, open.includes(call))));
+      if (focus && !document.activeElement?.closest(".message")) this._refocus(focus);
       showWaiting(waits, grown);
       note.textContent = remark(grown);
       note.classList.toggle("wrong", Boolean(grown.error));
@@ -272,7 +280,11 @@ export class View {
           button("Always allow this tool", run(true), { "data-does": "allow" }),
         );
       }
-      const text = el("textarea", { rows: 2, "aria-label": `Result of tool ${call.name}` });
+      const text = el("textarea", {
+        rows: 2,
+        "aria-label": `Result of tool ${call.name}`,
+        "data-does": `result-${node.calls.indexOf(call)}`, // who writes there goes on
+      });
       text.value = typed.get(call) ?? "";
       text.addEventListener("input", () => typed.set(call, text.value));
       box.append(
