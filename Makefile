@@ -70,7 +70,7 @@ real: $(VENV)/.stamp-dev
 	$(MODELS)
 	TREADLE_REAL=1 $(VENV)/bin/python -m pytest tests/real
 
-# The lines of each package that the quick tier runs, 85 % of each or more: a tenth longer than the
+# The lines of each package that the quick tier runs, 85 % of each or more: at most an eighth longer than the
 # tier alone. Every Python of the run imports tools/count_lines/sitecustomize.py.
 LINES := $(VENV)/bin/python -m tools.coverage_by_package
 

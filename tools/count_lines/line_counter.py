@@ -4,8 +4,8 @@
 other packages' too: the tests take twice as long. Here modules of treadle alone are compiled in
 another way: before each statement stands a store into a byte of a file that all processes map.
 Simple statements that follow each other share one, before the last of them, as the others have run
-by then; where an exception leaves such a row each time, none of it counts. It makes modules a tenth
-slower, and what a process ran before it was killed counts as well.
+by then; where an exception leaves such a row each time, none of it counts. It makes modules at most
+an eighth slower, and what a process ran before it was killed counts as well.
 
 This folder is in ``PYTHONPATH``, so that every Python imports ``sitecustomize``, and
 ``TREADLE_COUNT_LINES`` names a folder that ``prepare`` has made.

@@ -201,6 +201,7 @@ def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> i
     USUAL_CONTEXT, lengths at which RoPE scaling changes the results of short texts are not chosen.
     """
     own = config.n_ctx_train
+    # Only models from folders of sentence-transformers have such keys.
     if any(key.startswith("treadle.embedding.") for key in gguf.metadata):
         from treadle.models.sentence import max_seq_length
 

@@ -51,7 +51,7 @@ class PageCache:
         """
         for part in ranges:
             if part.path in self._files:
-                self._files[part.path].let_go(part.offset, part.n_bytes)
+                self._files[part.path].release(part.offset, part.n_bytes)
 
     def close(self) -> None:
         """Drop the remaining pages of every file, read-ahead included."""
@@ -96,7 +96,7 @@ class _CachedPages:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.read: list[tuple[int, int]] = []  # ranges that are not dropped yet: begin, end
+        self._noted: list[tuple[int, int]] = []  # ranges that are not dropped yet: begin, end
         fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)
         try:
             self.about = os.fstat(fd)
@@ -108,12 +108,13 @@ class _CachedPages:
         finally:
             os.close(fd)
 
-    def let_go(self, offset: int, n_bytes: int) -> None:
-        self.read.append((offset, offset + n_bytes))
-        if sum(end - begin for begin, end in self.read) >= SMALL:
-            for begin, end in joined(self.read):
+    def release(self, offset: int, n_bytes: int) -> None:
+        """Note a range as read, and drop all noted ones once they are ``SMALL`` together."""
+        self._noted.append((offset, offset + n_bytes))
+        if sum(end - begin for begin, end in self._noted) >= SMALL:
+            for begin, end in merged_ranges(self._noted):
                 self.drop(begin, end - begin)
-            self.read = []
+            self._noted = []
 
     def drop(self, offset: int, n_bytes: int) -> None:
         first = offset // PAGE
@@ -125,7 +126,7 @@ class _CachedPages:
         _advise(self.path, ((lo, hi - lo) for lo, hi in runs), SYSTEM.drop_pages)
 
 
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges (begin, end) in order, those that touch or share a page as one."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
